@@ -184,12 +184,6 @@ class Config:
         choices=("own", "common"),
         needs={"validation": ()},
     )
-    early_stopping: int = _output(
-        0,
-        "end training, with the state of then, after so many evaluations of no better validation accuracy; 0: never",
-        at_least=0,
-        needs={"validation": ()},
-    )
     shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
     closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
     unseen_clients: int = option(
@@ -248,11 +242,6 @@ class Config:
     head: str = option("", "module whose input is the representation; empty: the last nn.Linear", at_node=True)
     device: str = _node(
         "auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps", resumable=True
-    )
-    precision: str = option(
-        "float32",
-        "of networks' passes in training: float32, or bf16 (mixed: weights, losses and what is sent stay float32)",
-        choices=("float32", "bf16"),
     )
     threads_per_client: int = _node(
         1,

@@ -48,8 +48,7 @@ class State:
         public_size: examples in it.
         common: values that all clients have in common, by name (`Hooks.common`).
         model: what is shared, by key (if whole networks are, the global model), BatchNorm's statistics and counters.
-        validation: validation accuracies of the rounds that were evaluated, where early stopping watches them.
-        stopped: the round after which early stopping, or an observer that set this, ended training; 0 if none did.
+        stopped: the last round of training, if an observer set it to end training early; else 0.
     """
 
     serves: ClassVar[bool] = False
@@ -61,7 +60,6 @@ class State:
     public_size: int = 0
     common: dict[str, int | str] = field(default_factory=dict)
     model: Arrays = field(default_factory=dict)
-    validation: list[float] = field(default_factory=list)
     stopped: int = 0
 
     def aside(self) -> Self:

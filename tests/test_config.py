@@ -234,7 +234,7 @@ INEFFECTIVE = [
     ({"method": "fedma", "closing-epochs": 3}, "closing-epochs", "method", 0, ""),
     ({"method": "fedavg", "fedprox.mu": 1.0}, "fedprox.mu", "method", None, "set method = fedprox"),
     ({"partition": "classes", "alpha": 0.3}, "alpha", "partition", 0.5, "set partition = dirichlet"),
-    ({"validation": 0.0, "early-stopping": 3}, "early-stopping", "validation", 0, "set validation"),
+    ({"validation": 0.0, "validation-on": "common"}, "validation-on", "validation", "own", "set validation"),
     ({"engine": "ray", "workers": 3}, "workers", "engine", 0, "set engine = local"),
     (
         {"method": "fedharm", "fedharm.alpha": 1.0, "fedharm.divide": True},

@@ -21,7 +21,7 @@ from fedhet.data.files import nothing_downloaded
 from fedhet.errors import DataError, FedhetError
 from fedhet.flower import ClientApp, ConfigRecord, Context, Message, decode, write_reply
 from fedhet.flower.insides import cluster_machine, failure
-from fedhet.flower.mods import check_one_model, clips, in_flowers_format, noise_multiplier, tell
+from fedhet.flower.mods import check_one_model, clips, in_flowers_format, log_once, noise_multiplier
 from fedhet.machine import describe as describe_device
 from fedhet.matching import describe
 from fedhet.method import Method
@@ -107,7 +107,7 @@ class Answers:
             if not isinstance(error, FedhetError | OSError) and not policy.deployed:
                 raise
             if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
-                tell(self, str(error))
+                log_once(self, str(error))
                 return failure(message, str(error))
             reason = policy.reason(name, error)
             reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
@@ -193,7 +193,7 @@ class Answers:
         report.device, report.note = describe_device(client.device), job.tried.note
         report.outputs = job.tried.outputs if client.task.plain else 0
         if report.note and job.policy.deployed:  # it was found with examples of the client's own
-            tell(self, f"client {client.name}: {report.note}")
+            log_once(self, f"client {client.name}: {report.note}")
             report.note = ""
         if not job.policy.tells_metrics:
             report.note = "its node lets out no metrics (allow), so its accuracy is not known"

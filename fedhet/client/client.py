@@ -147,7 +147,7 @@ class Client:
             part: the phase of the round, if the rate changes by step; negative for one of the previous round.
             parts: number of phases, which all have the same number of steps.
         """
-        config, bf16 = self.config, self.config.precision == "bf16"
+        config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
         stepwise = config.lr_schedule == "one-cycle"
         before, share = max(round - 1 + (part / parts if stepwise else 0), 0), 1 / parts
@@ -157,9 +157,7 @@ class Client:
 
         settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
         changing = schedule if stepwise else None
-        return Optimisation(
-            config.optimizer, schedule(0.0), *settings, changing, bf16, self.least, config.clip_gradients
-        )
+        return Optimisation(config.optimizer, schedule(0.0), *settings, changing, self.least, config.clip_gradients)
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Transform raw inputs to a training batch, augmented with `generator` if that is configured."""

@@ -54,11 +54,6 @@ class RunOutcome:
         return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
 
     @property
-    def stopped(self) -> int | None:
-        """The round after which early stopping ended training; None if it did not."""
-        return (self.files.summary or {}).get("stopped_early")
-
-    @property
     def missing(self) -> Mapping[str, str]:
         """Why clients never took part, or failed when they were scored, by name."""
         _, failed = self.files.measured("common" if self.run.settings.test_on == "global" else "own")

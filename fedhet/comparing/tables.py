@@ -224,17 +224,7 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
 
 
 def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Describe validation in the reported runs: its share of examples, and the rounds after which it ended runs."""
+    """Describe the share of examples that were for validation in the reported runs."""
     settings = [each.run.settings for result in results for each in result.outcomes]
     if shares := sorted({each.validation for each in settings if each.validation}):
         yield f"{', '.join(f'{share:.0%}' for share in shares)} of training examples were for validation only."
-    if patience := sorted({each.early_stopping for each in settings if each.early_stopping}):
-        stopped = [
-            f"{result.variant} {', '.join(f'seed {each.run.seed} after round {each.stopped}' for each in ended)}"
-            for result in results
-            if (ended := [each for each in result.outcomes if each.stopped])
-        ]
-        yield (
-            f"Early stopping after {', '.join(map(str, patience))} evaluations without a better validation accuracy "
-            f"ended training; the state then, not the best one, is reported: {'; '.join(stopped) or 'no run'}."
-        )

@@ -260,8 +260,6 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
         problems.append("tuning needs at least one seed of its own")
     if both := sorted(set(tuning.seeds) & set(reported)):
         problems.append(f"seeds {both} are tuned with and reported: what is reported must not have been tuned on")
-    if shared.for_all["early-stopping"]:
-        problems.append("early-stopping: tuned methods are refitted on whole training parts, without validation")
     prefixes = {shared.settings(variant, 0).family for variant in shared.own}
     for name, values in tuning.grid.items():
         variant, _, key = name.rpartition(":")

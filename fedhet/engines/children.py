@@ -61,8 +61,11 @@ class Child:
         with contextlib.suppress(ConnectionError):
             messages.send(self.connection, content)
 
-    def receive(self) -> Any:
-        """Wait for a message of the process; raises a ChildError if the process has ended."""
+    def receive(self, timeout: float | None = None) -> Any:
+        """Wait for a message of the process; raises a ChildError if it has ended, or is ended after the timeout."""
+        if timeout is not None and not self.connection.poll(timeout):
+            self.end()
+            raise ChildError(f"no reply within {timeout:g} s")
         try:
             return messages.receive(self.connection)
         except Exception as error:  # whatever it was, nothing more can be read from the process

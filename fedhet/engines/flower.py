@@ -50,11 +50,11 @@ PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""
 
 _STILL_PENDING = (
-    "run {run} is still pending: the SuperLink of {engine!r} has not started its ServerApp. Look into the log of "
+    "run %s is still pending: the SuperLink of %r has not started its ServerApp. Look into the log of "
     "flower-superlink; its certificate must be valid for 127.0.0.1, too"
 )
 
-_BESIDE = ("strategies", "client_apps", "run_configs")
+_TOP_LEVEL = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
 name = "fedhet"
 version = "{version}"
@@ -77,10 +77,9 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     Args:
         config: the complete configuration; its engine is `ray`, which is simulated here, or the name of a SuperLink
             connection in Flower's own config.
-        folder: the run directory, absolute; for Ray one that `check_folder` lets pass. At a remote SuperLink it lies
-            where the server runs.
+        folder: the run directory, absolute; at a remote SuperLink it lies where the server runs.
         resume: go on with the run in the folder.
-        observers: told of every round whose history can be read here.
+        observers: notified of every round whose history can be read here.
 
     Raises:
         FedhetError: there is no such connection, or the run failed; with its reason.
@@ -131,8 +130,7 @@ def _keep_log(log: Path, folder: Path) -> None:
 def _follow(
     arguments: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, output: Path, watch: "_Watch"
 ) -> None:
-    """Start the run, look at its rounds until it ends, and find out how it ended."""
-    process = begin(["flwr", "run", *arguments], place, environment, output)
+    """Start the run, report its rounds until it ends, and find out how it ended."""
 
     def ask(*words: str) -> str:
         options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
@@ -146,6 +144,7 @@ def _follow(
     def status(run: str) -> tuple[str, str]:
         return status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
 
+    process = begin(["flwr", "run", *arguments], place, environment, output)
     try:
         asked = time.monotonic() + PENDING
         while process.poll() is None:
@@ -154,7 +153,7 @@ def _follow(
             if time.monotonic() > asked and (run := started()) is not None:
                 asked = math.inf
                 if status(run)[0] == "pending":
-                    log.warning("%s", _STILL_PENDING.format(run=run, engine=engine))
+                    log.warning(_STILL_PENDING, run, engine)
         watch.look()
     except BaseException:  # Ctrl-C too: the run must not go on without us
         if (run := started()) is not None:
@@ -167,39 +166,32 @@ def _follow(
         raise FedhetError(f"Flower did not start the run:\n{tail(output)}")
     for line in dict.fromkeys(line for line in printed(output) if ABSENT in line):
         log.warning("%s", line.split(":", 1)[-1].strip())  # behind the level
-    # Flower exits with 0 whatever became of a run; the truth is in its list and in the run's own summary.
+    # Flower exits with 0 even if a run failed; its list and the run's summary tell.
     ended, details = status(run)
-    summary = watch.summary()
-    if summary.get("status", "completed") != "completed" or ended != "finished:completed":
-        reason = str(summary.get("error", f"the run ended as {ended}: {details}\n{tail(output)}"))
-        raise FedhetError(reason + watch.way_on())
+    watch.check(f"the run ended as {ended}: {details}\n{tail(output)}", completed=ended == "finished:completed")
 
 
 class _Watch:
-    """Tells observers of rounds as they appear in the run directory."""
+    """Notifies observers of rounds as they appear in the run directory."""
 
     def __init__(self, run: RunInfo, last: int, folder: Path, observers: Sequence[Observer]) -> None:
-        self._folder, self._observers = folder, observers
-        self._run, self._last = run, last
-        self._size, self._seen = -1, 0
-        self._started: Sequence[Observer] = ()
-        history = folder / "history.jsonl"
-        self._earlier = history.stat() if history.is_file() else None
+        self._run, self._last, self._folder, self._observers = run, last, folder, observers
+        self._started, self._size, self._seen = False, -1, 0
+        self._history = folder / "history.jsonl"
+        self._earlier = self._history.stat() if self._history.is_file() else None
 
     def look(self) -> None:
-        """Read new lines."""
-        history = self._folder / "history.jsonl"
-        if not self._observers or not history.is_file():
+        """Report new rounds."""
+        if not self._observers or not self._history.is_file():
             return
-        status = history.stat()
+        status = self._history.stat()
         if status.st_size == self._size or (self._earlier and status.st_ino == self._earlier.st_ino):
-            return  # nothing new, or still that of the run to be resumed
-        if not history.read_bytes().endswith(b"\n"):
+            return  # nothing new, or still the file of the run to be resumed
+        if not self._history.read_bytes().endswith(b"\n"):
             return  # being written
-        self._size = status.st_size
-        rows = read_history(self._folder)
+        self._size, rows = status.st_size, read_history(self._folder)
         if not self._started:
-            self._started, self._seen = self._observers, len(rows) if self._earlier else 0
+            self._started, self._seen = True, len(rows) if self._earlier else 0
             first = max((row["round"] for row in rows[: self._seen]), default=0) + 1
             for observer in self._observers:
                 observer.started(self._run, first, self._last)
@@ -210,29 +202,28 @@ class _Watch:
                 observer.round(self._run, report)
         self._seen = len(rows)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the run's summary; empty if there is none."""
+    def check(self, otherwise: str, *, completed: bool) -> None:
+        """Raise a FedhetError if the run failed, with the reason in its summary or another one."""
         path = self._folder / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-    def way_on(self) -> str:
-        """Return the line that says how to go on with the run, if its folder is here."""
-        known = (self._folder / "config.toml").is_file()
-        return f"\ngo on with: fedhet run --resume {self._folder}" if known else ""
+        summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if summary.get("status", "completed") != "completed" or not completed:
+            known = (self._folder / "config.toml").is_file()
+            way_on = f"\ngo on with: fedhet run --resume {self._folder}" if known else ""
+            raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
 
     def finished(self) -> None:
-        """The run is at its end."""
-        for observer in self._started:
+        """Report that the run is complete."""
+        for observer in self._observers if self._started else ():
             observer.finished(self._run)
 
     def failed(self, error: BaseException) -> None:
-        """The run ended before its end."""
-        for observer in self._started:
+        """Report that the run failed."""
+        for observer in self._observers if self._started else ():
             observer.failed(self._run, error)
 
 
 def connections() -> list[str]:
-    """Names of the SuperLink connections in Flower's config."""
+    """Return the names of the SuperLink connections in Flower's config."""
     path = flwr_home() / "config.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
@@ -269,7 +260,7 @@ def _federation(clients: int, threads: int, device: str) -> list[str]:
 
 
 def app_table() -> str:
-    """The `[tool.flwr.app.config]` table: every key, `""` for not chosen, but for the preset."""
+    """Return the `[tool.flwr.app.config]` table: every key as `""`, which means not chosen, except for the preset."""
     keys, *_ = zip(*configuration.keys(outside=False), strict=True)
     declared = dict.fromkeys((*keys, configuration.EXTRA), "")
     lines = to_toml({"preset": configuration.DEFAULT_PRESET, **declared}).splitlines()
@@ -278,11 +269,11 @@ def app_table() -> str:
 
 
 def make_app(app: Path) -> Path:
-    """A Flower app of the code that runs here."""
+    """Write a Flower app of the code that runs here, and return its folder."""
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, app / "fedhet", ignore=ignored)
-    for name in _BESIDE:
+    for name in _TOP_LEVEL:
         if not (package / name).is_dir():
             shutil.copytree(package.parent / name, app / name, ignore=ignored)
     (app / "pyproject.toml").write_text(_PROJECT.format(version=__version__) + app_table(), encoding="utf-8")

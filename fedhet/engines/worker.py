@@ -1,15 +1,10 @@
 """A worker: a process that handles clients' messages, as the run's process sees it, and what is done there."""
 
-import contextlib
 import logging
 import os
 import signal
-import threading
-import time
-from collections import deque
 from collections.abc import Collection, Mapping
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 
 import torch
 
@@ -22,50 +17,30 @@ from fedhet.flower.insides import be_server, colour_terminals_only
 
 
 class Worker:
-    """A process that handles messages.
-
-    Attributes:
-        messages: the messages that it has, with their keys: the one that it works on, then one that waits there.
-        since: when it began with the first.
-        failed: whether it ended before it was ready.
-    """
+    """A process that handles messages, made from a recipe (`recipe`); another one replaces it if it fails."""
 
     def __init__(self, recipe: SharedMessage) -> None:
-        self.messages: deque[tuple[str, Message]] = deque()
-        self.since, self._recipe = 0.0, recipe
+        self._recipe = recipe
         self.start()
 
     def start(self) -> None:
         """Start the process and send it the recipe."""
         level = logging.getLogger("flwr").level
         self.child = Child(_work, dict(os.environ), level, name="fedhet worker")
-        self._ready = self.failed = False
         self.child.send(self._recipe)
 
-    @property
-    def ready(self) -> bool:
-        """Whether it has said that it can begin."""
-        if not self._ready and not self.failed and self.child.connection.poll():
-            self.wait()
-        return self._ready
-
-    def wait(self) -> None:
-        """Wait until it can begin, or has failed."""
+    def wait(self) -> bool:
+        """Wait until the process can begin; return False if it ended as it started."""
         try:
-            self._ready = bool(self.child.receive())
+            return bool(self.child.receive())
         except ChildError:
-            self.failed = True
+            return False
 
-    def take(self, key: str, message: Message, context: Context) -> None:
-        """Give it a message."""
-        if not self.messages:
-            self.since = time.monotonic()
-        self.messages.append((key, message))
+    def handle(self, message: Message, context: Context, timeout: float) -> tuple[Message, Context]:
+        """Return the reply and the node's new context; raises a ChildError if the process ends or is too late."""
         self.child.send((message, context))
-
-    def has(self, key: str) -> bool:
-        """Whether it has that message."""
-        return any(key == mine for mine, _ in self.messages)
+        reply: tuple[Message, Context] = self.child.receive(timeout)
+        return reply
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
@@ -88,16 +63,6 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int) ->
     be_server()
     logged: set[str] = set()
     send(connection, True)
-    waiting: SimpleQueue[tuple[Message, Context]] = SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, waiting), daemon=True).start()
     while True:
-        message, context = waiting.get()
+        message, context = receive(connection)
         send(connection, (handled(app, message, context, logged), context))
-
-
-def _receive(connection: Connection, waiting: "SimpleQueue[tuple[Message, Context]]") -> None:
-    """Read messages while the worker works, so that their sender need not wait; end the process with the connection."""
-    with contextlib.suppress(Exception):
-        while True:
-            waiting.put(receive(connection))
-    os._exit(1)

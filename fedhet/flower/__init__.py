@@ -1,4 +1,4 @@
-"""Everything that touches Flower, and its public classes, which the other rooms have from here."""
+"""Everything that touches Flower; other rooms import Flower's public classes from here."""
 
 from flwr.app import Array as Array
 from flwr.app import ArrayRecord as ArrayRecord

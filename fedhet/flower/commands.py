@@ -30,27 +30,27 @@ _QUIET = {
 
 
 def flwr_home() -> Path:
-    """Where Flower keeps its config."""
+    """Return the folder of Flower's config."""
     return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Flower's commands start each other by name, so they must be found where the virtual environment is not active."""
+    """Return an environment in which Flower's commands find each other, even without an active virtual environment."""
     path = os.pathsep.join(filter(None, [sysconfig.get_path("scripts"), os.environ.get("PATH")]))
     return {**os.environ, **_QUIET, "PATH": path}
 
 
 def command(name: str) -> str:
-    """The path of one of Flower's commands; a FedhetError if it is not installed."""
+    """Return the path of one of Flower's commands; raises a FedhetError if it is not installed."""
     path = shutil.which(name, path=environment_of_commands()["PATH"])
     if path is None:
-        raise FedhetError(f"Flower's command {name!r} is not installed beside {sys.executable}")
+        raise FedhetError(f"Flower's command {name!r} is not installed for {sys.executable}")
     return path
 
 
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
-    """A SuperLink for one simulation, in a folder without code; it and all that it starts end with this context."""
+    """Start a SuperLink for one simulation, in a folder without code; it and its children end with this context."""
     port = _free_port()
     place.mkdir()
     home.mkdir()
@@ -104,29 +104,25 @@ def end(process: subprocess.Popen[bytes]) -> None:
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
         process.terminate()
-        killed = []
-        for parent in _alive_after(FAREWELL, family):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                killed += [*parent.children(recursive=True), parent]
-        for each in killed:
+        until = time.monotonic() + FAREWELL
+        while any(map(_alive, family)) and time.monotonic() < until:
+            time.sleep(0.05)
+        for each in [child for parent in family if _alive(parent) for child in (*_children(parent), parent)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
-        _alive_after(FAREWELL, killed)
     process.wait()
-
-
-def _alive_after(patience: float, processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Wait until processes have ended, collected or not, and return those that still run."""
-    until = time.monotonic() + patience
-    while (alive := [each for each in processes if _alive(each)]) and time.monotonic() < until:
-        time.sleep(0.05)
-    return alive
 
 
 def _alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
 
 
 def printed(path: Path) -> list[str]:

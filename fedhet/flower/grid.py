@@ -1,4 +1,4 @@
-"""A Grid that calls the ClientApp itself: Flower has no plug-in point for backends, but a strategy only needs a `Grid`.
+"""A Grid that calls the ClientApp itself; Flower has no plug-in point for backends, but a strategy needs only a Grid.
 
 Like Flower's runtime, it sets identities and message ids, keeps a context for each node, and replies with an error if a
 client raises.
@@ -23,7 +23,7 @@ class LocalGrid(Grid):
     """A Grid whose nodes are calls of a ClientApp.
 
     Args:
-        client_app: the ClientApp, called for one message after the other.
+        client_app: the ClientApp, called for one message at a time.
         clients: number of nodes; node i has partition id i.
         node_config: the config of each node, apart from its partition.
     """
@@ -52,7 +52,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Information on the run: its number only."""
+        """Flower's information on the run: only its number is known."""
         return only_run()
 
     def set_run(self, run: Run) -> None:
@@ -97,7 +97,7 @@ def handled(app: ClientApp, message: Message, context: Context, logged: set[str]
         return app(message, context)
     except Exception as error:
         return _failed(message, context, error, logged)
-    except SystemExit as error:  # of a user's code
+    except SystemExit as error:  # a user's code may call sys.exit
         return _failed(message, context, RuntimeError(f"SystemExit: {error}"), logged)
 
 

@@ -1,4 +1,4 @@
-"""Everything of Flower that its documentation does not promise and fedhet relies on, each held by a test."""
+"""Parts of Flower that its documentation does not promise and fedhet relies on; each has a test."""
 
 import gc
 import json
@@ -27,14 +27,14 @@ _NO_HANDLER = "function registered with name"
 
 
 def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    """Return a Flower array of these parts, in a tenth of the time of Flower's constructor."""
+    """Return a Flower array; Flower's constructor takes ten times as long."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return array
 
 
 def filled(record: R, values: Mapping[str, object]) -> R:
-    """Put values of its types into a new record of Flower, the same objects; Flower would look at each again."""
+    """Put values of the right types into a new record; Flower would check and copy each one."""
     record.__dict__["_data"].update(values.items())
     return record
 
@@ -47,12 +47,12 @@ def identify(message: Message, ids: Iterator[int]) -> str:
 
 
 def colour_terminals_only() -> None:
-    """Leave the colours out of Flower's log if it goes into a file or a pipe."""
+    """Turn off colours in Flower's log unless it goes to a terminal."""
     update_console_handler(colored=sys.stderr.isatty())
 
 
 def be_server() -> None:
-    """Make Flower treat messages of this process as those of a run's server."""
+    """Make Flower treat messages from this process as sent by a run's server."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
 
 
@@ -67,7 +67,7 @@ def failure(message: Message, reason: str) -> Message:
 
 
 def no_handler(reason: str) -> bool:
-    """Return whether a ClientApp failed for want of a handler for the message, as fedhet's has for each of its own."""
+    """Return whether a ClientApp failed because it has no handler for the message, so it is not fedhet's."""
     return _NO_HANDLER in reason
 
 

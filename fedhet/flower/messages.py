@@ -13,10 +13,10 @@ from fedhet.flower.records import Encoder, decode, decode_arrays
 from fedhet.wire import Arrays, Fields, LostReply, Payload, Refusal, Reply, Report, Request, WireError
 
 LONGEST_REASON = 2000
-"""Number of characters of a refusal that are shown."""
+"""Number of characters of a refusal that are kept."""
 
 OURS = ("settings", "request")
-"""Entries of a request's record that fedhet's server writes; others are for mods and a user's own app."""
+"""Entries of a request's record that fedhet's server writes; other entries are for mods and a user's own app."""
 
 NOT_OURS = "its ClientApp is not fedhet's: make it with fedhet.make_client_app"
 
@@ -81,23 +81,23 @@ def read_reply(message: Message) -> Reply:
 def ask_app(
     app: ClientApp, action: str, message: Message, context: Context, sent: Payload, settings: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, float]]:
-    """Ask a user's own ClientApp as one of Flower's strategies would, and return its arrays and its metrics.
+    """Send a user's own ClientApp what Flower's strategies send, and return its arrays and its metrics.
 
     Args:
         app: with functions for `train` and `evaluate`.
-        action: which of these is called.
-        message: the one under way, which is as before afterwards.
-        context: the node's.
-        sent: the group `arrays`.
-        settings: of `config`; values that a wrapper or caller of Flower's sends beside fedhet's are in it, too.
+        action: `train` or `evaluate`.
+        message: the current message; it is restored afterwards.
+        context: the node's context.
+        sent: the payload with the group `arrays`.
+        settings: values for `config`, in addition to those that Flower's wrappers or `train_config` sent.
 
     Raises:
-        WireError: it has no such function, or its reply no arrays or metrics.
+        WireError: the app has no such function, or its reply has no arrays or metrics.
     """
     content, kind = message.content, message.metadata.message_type
-    beside = {key: value for key, value in content.config_records["request"].items() if key not in OURS}
+    further = {key: value for key, value in content.config_records["request"].items() if key not in OURS}
     record = Encoder(flower=True)(sent)
-    record["config"] = ConfigRecord({**beside, **settings})
+    record["config"] = ConfigRecord({**further, **settings})
     message.content, message.metadata.message_type = record, action
     try:
         reply = app(message, context)
@@ -117,7 +117,7 @@ def ask_app(
 
 
 def name_in(message: Message) -> str:
-    """Return the client's name in a reply or refusal; empty if there is none that can be shown."""
+    """Return the client's name in a reply or refusal; empty if it is missing or invalid."""
     report = message.content.get("report") if message.has_content() else None
     name = report.get("client") if isinstance(report, ConfigRecord) else None
     return name if isinstance(name, str) and plain_name(name) else ""

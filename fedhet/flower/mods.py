@@ -1,4 +1,4 @@
-"""Flower's mods around a client and wrappers around a strategy, such as those for differential privacy."""
+"""Checks for Flower's mods around a client and wrappers around a strategy, such as those for differential privacy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from fedhet.wire import Payload, Spec
 
 
 @lru_cache(maxsize=8)
-def tell(app: object, reason: str) -> None:
-    """Log what is wrong with the sender of a message, once for each app."""
+def log_once(app: object, reason: str) -> None:
+    """Log an error once for each app."""
     log.error("%s", reason)
 
 
 def clips(mod: object) -> bool:
-    """Whether a mod is one of Flower's clipping mods, which wrap training only."""
+    """Return whether a mod is one of Flower's clipping mods, which wrap training only."""
     return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
 
 
 def noise_multiplier(mods: Sequence[object]) -> float:
-    """Return the greatest one of `LocalDpMod`s: the noise's standard deviation over the clipping norm; 0 without."""
+    """Return the greatest noise multiplier of `LocalDpMod`s: standard deviation over clipping norm; 0 without one."""
     return max(
         (
             mod.sensitivity * math.sqrt(2 * max(0, math.log(1.25 / mod.delta))) / mod.epsilon / mod.clipping_norm
@@ -40,23 +40,23 @@ def noise_multiplier(mods: Sequence[object]) -> float:
 
 
 def in_flowers_format(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The mod in front of others: they read arrays in Flower's format only."""
+    """Convert arrays to Flower's format, which other mods need; this mod comes first."""
     for name, group in message.content.array_records.items():
         message.content[name] = encode_arrays(decode_arrays(group), flower=True)
     return call_next(message, context)
 
 
 def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec]) -> None:
-    """Check that clients share one model that the server averages, of floating arrays: others cannot be clipped.
+    """Check that clients share one averaged model of floating arrays, since nothing else can be clipped.
 
     Args:
-        name: of the mod or wrapper.
-        method: its name.
-        traits: the method's.
-        specs: of each client's shared arrays, at least one.
+        name: name of the mod or wrapper.
+        method: name of the method.
+        traits: the method's traits.
+        specs: shapes and dtypes of each client's shared arrays, at least one.
 
     Raises:
-        ConfigError: they do not; with what would do.
+        ConfigError: they do not; with methods or settings that would.
     """
     others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
@@ -81,8 +81,8 @@ def check_hooks(
 ) -> None:
     """Check before training that a wrapper around the strategy, if any, can work on the arrays that are sent.
 
-    A wrapper compares what a client sends with the arrays that it was given itself, one by one: so there must be one
-    shared model and nothing beside it, or a ConfigError says what would do.
+    A wrapper compares the arrays of each reply with its own arrays, one by one. So clients must share one model and
+    send nothing else; a ConfigError says what to use instead.
     """
     if wrapper is None:
         return

@@ -1,7 +1,8 @@
-"""Payloads to and from the records of Flower messages: raw bytes with dtype and shape, no pickle, checked on arrival.
+"""Convert payloads to the records of Flower messages and back; arrays are checked on arrival, and nothing is pickled.
 
-Each of a payload's groups of arrays is an `ArrayRecord`, its plain values are a `ConfigRecord`. Raw bytes cost a fifth
-of Flower's own `stype`, but only fedhet reads them: what Flower, its users or mods read is in Flower's format.
+Each group of arrays is an `ArrayRecord`, and the plain values are a `ConfigRecord`. Arrays travel as raw bytes with
+dtype and shape, at a fifth of the cost of Flower's own `stype`. Flower's format is used where Flower, its mods or a
+user's code read them.
 """
 
 import io
@@ -19,19 +20,18 @@ from fedhet.flower.insides import array_of, filled
 from fedhet.wire import DTYPES, Arrays, Payload, WireError
 
 STYPE = "fedhet.raw"
-_name_of: Callable[[np.dtype[Any]], str] = cache(str)  # which NumPy spells out anew for every array
+_name_of: Callable[[np.dtype[Any]], str] = cache(str)  # NumPy formats a dtype's name anew for every array
 RESERVED = frozenset({"values", "request", "metrics", "report"})
-"""Names of the records that stand beside the groups of arrays."""
+"""Names of records that groups of arrays cannot have."""
 
-# Decoded arrays are read-only views, as are tensors that `torch.from_numpy` makes of them: nothing writes into them.
-# torch warns of the first such array of a process, which is this one.
+# Decoded arrays are read-only views, and torch warns about the first read-only array of a process, which is this one.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
 class Encoder:
-    """Turns payloads into records, raw or in Flower's format; a group of arrays for several clients is encoded once."""
+    """Converts payloads to records, raw or in Flower's format; encodes a group of arrays for several clients once."""
 
     def __init__(self, *, flower: bool = False) -> None:
         self._flower = flower
@@ -49,7 +49,7 @@ class Encoder:
         return record
 
     def _record(self, group: Arrays) -> ArrayRecord:
-        # The group is kept beside its record, so that its id cannot be given to another object meanwhile.
+        # The group is kept, so that no other object gets its id.
         if id(group) not in self._done:
             self._done[id(group)] = (group, encode_arrays(group, flower=self._flower))
         return self._done[id(group)][1]
@@ -89,7 +89,7 @@ def _encode(array: np.ndarray[Any, Any]) -> Array:
 def _decode(array: Array) -> np.ndarray[Any, Any]:
     dtype = DTYPES.get(array.dtype)
     if dtype is None:
-        raise ValueError(f"there are none of dtype {array.dtype[:50]!r}, only of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype {array.dtype[:50]!r} is not one of {', '.join(DTYPES)}")
     if array.stype != STYPE:
         return _from_flower(array, dtype)
     _check_size(array.shape, dtype, len(array.data))
@@ -105,11 +105,11 @@ def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"one is {actual}{list(shape)}, and was said to be {dtype}{list(array.shape)}")
+        raise ValueError(f"an array is {actual}{list(shape)}, but declared as {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{size} bytes are no {dtype}{list(shape[:32])}")
+        raise ValueError(f"{size} bytes do not fit {dtype}{list(shape[:32])}")

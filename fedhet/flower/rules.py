@@ -1,4 +1,4 @@
-"""Flower's aggregation rules, which some Byzantine clients cannot carry away."""
+"""Flower's robust aggregation rules."""
 
 import math
 from typing import Any
@@ -10,16 +10,16 @@ Array = np.ndarray[Any, Any]
 
 
 def robust(clients: list[list[Array]], rule: str, share: float) -> list[Array]:
-    """Return one array for each position of the clients' equal lists of arrays; every client counts the same.
+    """Aggregate the clients' lists of arrays, position by position; every client has the same weight.
 
     Args:
-        clients: at least one. Of fewer than three the median is the mean of both, and Krum takes the first.
-        rule: `median` or `trimmed-mean` of each entry (Yin et al., ICML 2018); `krum` or `multi-krum`, which take whole
-            clients (Blanchard et al., NeurIPS 2017).
-        share: of the clients may be Byzantine; the median needs no such number.
+        clients: each client's arrays, of equal shapes.
+        rule: `median` or `trimmed-mean` of each entry (Yin et al., ICML 2018); `krum` or `multi-krum`, which select
+            whole clients (Blanchard et al., NeurIPS 2017).
+        share: fraction of Byzantine clients to tolerate; the median ignores it.
     """
     count, weighted = len(clients), [(arrays, 1) for arrays in clients]
-    # Fewer than half of all, or no rule helps; at least one where any are expected.
+    # At least one if any are expected, but fewer than half, since no rule tolerates more.
     byzantine = min(math.ceil(share * count), (count - 1) // 2)
     if rule == "median":
         return aggregate_median(weighted)

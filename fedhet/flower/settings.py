@@ -1,4 +1,4 @@
-"""Flower's names for settings, and the keys of fedhet for which they stand."""
+"""Translate Flower's names for settings to fedhet's keys."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -20,20 +20,20 @@ OURS = {
     "min-available-nodes": "min-clients",
     "proximal-mu": "fedprox.mu",
 }
-"""Fedhet's keys by Flower's names; if several are set for one key, the greatest value counts."""
+"""fedhet's keys by Flower's names; if several names of one key are set, the greatest value counts."""
 
 INSTEAD = {
-    "weighted-by-key": "clients are weighed by their numbers of training examples ('num-examples')",
+    "weighted-by-key": "clients are weighted by their numbers of training examples ('num-examples')",
     "arrayrecord-key": "fedhet names the records of its messages itself",
     "configrecord-key": "fedhet names the records of its messages itself",
-    "train-metrics-aggr-fn": "observers are told every client's metrics: give observers=[...]",
-    "evaluate-metrics-aggr-fn": "observers are told every client's metrics: give observers=[...]",
+    "train-metrics-aggr-fn": "observers receive every client's metrics: pass observers=[...]",
+    "evaluate-metrics-aggr-fn": "observers receive every client's metrics: pass observers=[...]",
 }
-"""Flower's settings that have no counterpart, and what to use instead."""
+"""Flower's settings without a counterpart, and what to use instead."""
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate Flower's names to fedhet's keys; raises a ConfigError, with a way out, if there is no counterpart."""
+    """Translate Flower's names to fedhet's keys; raises a ConfigError if there is no counterpart."""
     keys: dict[str, Any] = {}
     for name, value in settings.items():
         key = kebab(name)
@@ -71,8 +71,8 @@ def split(settings: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str
     Raises a ConfigError for a key that resembles one of fedhet's, or that has no counterpart.
     """
     rest = dict(settings)
-    rest.pop("server-round", None)  # of Flower's own loop
-    further = {key: rest.pop(key) for key in ("clipping_norm",) if key in rest}  # of its wrappers, for its mods
+    rest.pop("server-round", None)  # Flower's own loop sets it
+    further = {key: rest.pop(key) for key in ("clipping_norm",) if key in rest}  # from Flower's wrappers, for its mods
     ours: dict[str, Any] = {}
     for key, value in translated(rest).items():
         if key in known:

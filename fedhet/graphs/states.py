@@ -5,9 +5,7 @@ Assignments and sizes are given by group index; groups that are not named stay a
 tensors (bfloat16 becomes float32); results hold arrays, and arrays that nothing moved are handed on, not copied.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from math import prod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from .axes import Axis
+from .axes import Axis, entries
 from .permutations import PermutationGroups, Slot
 
 Array = NDArray[Any]
 State = Mapping[str, Array | Tensor]
 Assignments = Mapping[int, ArrayLike]
-Changes = Mapping[int, Callable[[Array], Array]]
 
 
 def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
@@ -67,11 +64,18 @@ def expand(
     a ValueError unless an assignment maps all local units to different global ones.
     """
     local = widths(state, groups)
-    changes = {
-        index: partial(_scattered, _checked(groups, index, places, local[index], sizes[index]), sizes[index])
-        for index, places in assignments.items()
-    }
-    return _changed(state, groups, local, changes)
+    units = {index: _checked(groups, index, each, local[index], sizes[index]) for index, each in assignments.items()}
+    wide = groups.with_widths([sizes[index] if index in units else width for index, width in enumerate(local)])
+    result = _arrays(state)
+    for name, array in result.items():
+        for number, axis in enumerate(wide.axes[name]):
+            if (places := _entries(axis, units)) is not None:
+                front = np.moveaxis(array, number, 0)
+                scattered = np.zeros((entries(axis), *front.shape[1:]), array.dtype)
+                scattered[places] = front
+                array = np.ascontiguousarray(np.moveaxis(scattered, 0, number))
+        result[name] = array
+    return result
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
@@ -80,11 +84,14 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
     Raises a ValueError if an assignment names a unit twice, or one that the state does not have.
     """
     local = widths(state, groups)
-    changes = {
-        index: partial(np.take, indices=_checked(groups, index, places, None, local[index]), axis=0)
-        for index, places in assignments.items()
-    }
-    return _changed(state, groups, local, changes)
+    units = {index: _checked(groups, index, each, None, local[index]) for index, each in assignments.items()}
+    whole, result = groups.with_widths(local), _arrays(state)
+    for name, array in result.items():
+        for number, axis in enumerate(whole.axes[name]):
+            if (places := _entries(axis, units)) is not None:
+                array = np.take(array, places, axis=number)
+        result[name] = array
+    return result
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
@@ -92,13 +99,10 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
 
     An array that a model of these units lacks has ().
     """
-    entries = {
-        name: tuple(_entries(axis, units) if any(segment.group in units for segment in axis) else None for axis in axes)
-        for name, axes in groups.axes.items()
-    }
+    found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
     lacking = [name for name, (group, least) in groups.needs.items() if least > units_of.get(group, least)]
-    moved = {name: axes for name, axes in entries.items() if any(axis is not None for axis in axes)}
+    moved = {name: axes for name, axes in found.items() if any(axis is not None for axis in axes)}
     return moved | dict.fromkeys(lacking, ())
 
 
@@ -114,31 +118,29 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
     Filters are flattened channel-major, the four gates of an LSTM's W_ih lie side by side (4E columns), as do the
     channels of a head or of a group.
     """
-    width = widths(state, groups)[index]
-    return np.hstack([piece.reshape(width, -1) for _, piece in _row_pieces(state, groups, index)])
+    pieces = ((_front(state, slot)[places], len(places)) for slot, places in _row_places(state, groups, index))
+    return np.hstack([piece.reshape(width, -1) for piece, width in pieces])
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
     """Return the slot that each of the D columns of ``rows`` is from."""
-    return [slot for slot, piece in _row_pieces(state, groups, index) for _ in range(prod(piece.shape[1:]))]
+    places = _row_places(state, groups, index)
+    return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Write a matrix (L', D) back to the parameters from which ``rows`` took it, which then have L' rows.
+    """Write a matrix (L, D) back to the parameters from which ``rows`` took it.
 
-    The group's other slots do not change: use ``expand`` first to give them the new order and width. Raises a
-    ValueError unless the matrix has as many columns as that of ``rows``.
+    Raises a ValueError unless the matrix has the shape of that of ``rows``.
     """
-    local = widths(state, groups)
-    ends = np.cumsum([prod(piece.shape[1:]) for _, piece in _row_pieces(state, groups, index)])
-    if matrix.ndim != 2 or matrix.shape[1] != ends[-1]:
-        raise ValueError(f"group {groups[index].name!r} has {ends[-1]} columns, not a matrix of shape {matrix.shape}")
-    parts = iter(np.split(matrix, ends[:-1], axis=1))
-    change = {index: lambda piece: next(parts).reshape(-1, *piece.shape[1:]).astype(piece.dtype)}
-    result = _arrays(state)
-    for slot in groups[index].rows:
-        name = slot.parameter
-        result[name] = _along(result[name], slot.axis, groups.axes[name][slot.axis], local, change)
+    result, end = _arrays(state), 0
+    if matrix.shape != (expected := (widths(state, groups)[index], len(columns(state, groups, index)))):
+        raise ValueError(f"group {groups[index].name!r} has a matrix of shape {expected}, not {matrix.shape}")
+    result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
+    for slot, places in _row_places(state, groups, index):
+        front = _front(result, slot)
+        start, end = end, end + places.shape[1] * front[0].size
+        front[places] = matrix[:, start:end].reshape(*places.shape, *front.shape[1:])
     return tie(result, groups)
 
 
@@ -171,22 +173,10 @@ def _checked(
     return places.astype(np.intp)
 
 
-def _scattered(places: NDArray[np.intp], size: int, units: Array) -> Array:
-    """Units (L, ...) at their places among ``size``, zeros elsewhere."""
-    result = np.zeros((size, *units.shape[1:]), units.dtype)
-    result[places] = units
-    return result
-
-
-def _changed(state: State, groups: PermutationGroups, local: Sequence[int], changes: Changes) -> dict[str, Array]:
-    result = _arrays(state)
-    for name in result:
-        for axis, segments in enumerate(groups.axes[name]):
-            result[name] = _along(result[name], axis, segments, local, changes)
-    return result
-
-
-def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp]:
+def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
+    """Return the entries of some groups' units along an axis, and all of its other entries; None for no such group."""
+    if not any(segment.group in units for segment in axis):
+        return None
     start, parts = 0, []
     for segment in axis:
         known = segment.group is not None and segment.group in units
@@ -196,35 +186,18 @@ def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp]:
     return np.concatenate(parts).astype(np.intp)
 
 
-def _pieces(array: Array, axis: int, segments: Axis, local: Sequence[int]) -> Iterator[Array]:
-    """Yield views of the segments of an axis, with that axis first: (units, block, *others)."""
-    front, start = np.moveaxis(array, axis, 0), 0
-    for segment in segments:
-        units = segment.width if segment.group is None else local[segment.group]
-        stop = start + units * segment.block
-        yield front[start:stop].reshape(units, segment.block, *front.shape[1:])
-        start = stop
+def _front(state: State, slot: Slot) -> Array:
+    """Return a view of a slot's parameter with its axis first."""
+    value = state[slot.parameter]
+    return np.moveaxis(_array(value) if isinstance(value, Tensor) else value, slot.axis, 0)
 
 
-def _along(
-    array: Array, axis: int, segments: Axis, local: Sequence[int], changes: Mapping[int, Callable[[Array], Array]]
-) -> Array:
-    """Change the units of some groups along one axis."""
-    if not any(segment.group in changes for segment in segments):
-        return array
-    changed = [
-        changes[segment.group](piece) if segment.group in changes else piece  # type: ignore[index]
-        for segment, piece in zip(segments, _pieces(array, axis, segments, local), strict=True)
-    ]
-    flat = np.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in changed])
-    return np.ascontiguousarray(np.moveaxis(flat, 0, axis))
-
-
-def _row_pieces(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, Array]]:
-    local = widths(state, groups)
-    for slot in groups[index].rows:
-        array = _arrays({slot.parameter: state[slot.parameter]})[slot.parameter]
-        segments = groups.axes[slot.parameter][slot.axis]
-        for segment, piece in zip(segments, _pieces(array, slot.axis, segments, local), strict=True):
+def _row_places(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, NDArray[np.intp]]]:
+    """Yield the entries (L, block) of a group's units along the axis of each of its ``rows`` slots, run by run."""
+    local = groups.with_widths(widths(state, groups))
+    for slot in local[index].rows:
+        start = 0
+        for segment in local.axes[slot.parameter][slot.axis]:
             if segment.group == index:
-                yield slot, piece
+                yield slot, start + np.arange(segment.size).reshape(segment.width, segment.block)
+            start += segment.size

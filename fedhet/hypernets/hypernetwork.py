@@ -198,9 +198,8 @@ class Written(nn.Module):
         return {name: array.to(self._dtypes.get(name, array.dtype)) for name, array in written.items()}
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The network's outputs; in mixed precision the weights are still written in float32."""
-        with torch.autocast(inputs.device.type, enabled=False):
-            written = self.write()
+        """Return the network's outputs."""
+        written = self.write()
         # To look for tied tensors in each call costs a small network a twentieth of its step.
         outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
         return outputs

@@ -24,7 +24,6 @@ class Optimisation:
         weight_decay: on matrices and filters, not on biases and normalisation.
         batch_size: examples in a mini-batch.
         schedule: from how much of the phase is done, 0 to 1, to the learning rate of a step.
-        bf16: whether forward passes are computed in bfloat16 (and so their gradients); weights and losses are float32.
         least: examples in the smallest mini-batch: a smaller rest of an epoch joins the one before it.
         clip_gradients: largest norm of the gradient of all parameters of a step, which is scaled down to it; 0: any.
     """
@@ -35,7 +34,6 @@ class Optimisation:
     weight_decay: float = 0.0
     batch_size: int = 32
     schedule: Callable[[float], float] | None = None
-    bf16: bool = False
     least: int = 1
     clip_gradients: float = 0.0
 

@@ -37,7 +37,6 @@ class Step:
         rows: (n,) int64, where these examples stand among the phase's.
         outputs: what the model returned.
         captured: what the phase captures, by its names; each (n, ...), part of the graph.
-        bf16: whether forward passes are computed in bfloat16.
         further: examples that terms have passed beside the batch.
     """
 
@@ -49,7 +48,6 @@ class Step:
     rows: Tensor
     outputs: Tensor
     captured: Mapping[str, Tensor] = field(default_factory=dict)
-    bf16: bool = False
     further: int = 0
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
@@ -58,7 +56,7 @@ class Step:
         It leaves no trace in buffers or the task's randomness.
         """
         self.further += len(inputs)
-        return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
+        return forward(self.model, inputs, until=representation, stream=stream)[0]
 
 
 Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
@@ -208,12 +206,11 @@ def _passes(
     batches: Iterable[Tensor],
 ) -> Iterator[Step]:
     """Yield mini-batches, given by their rows, each after its forward pass."""
-    bf16 = phase.optimisation.bf16
     for number, index in enumerate(batches):
         inputs, labels = examples.at(index)
         inputs = prepare(inputs)
         try:
-            outputs, captured = forward(model, inputs, phase.captures, bf16=bf16)
+            outputs, captured = forward(model, inputs, phase.captures)
         except ValueError as error:
             if len(index) > 1 or not normalises(model):
                 raise
@@ -222,7 +219,7 @@ def _passes(
                 f"BatchNorm cannot train on a batch of one example, and {few}: set batch-size to at least 2 and give "
                 "every client at least 2 training examples, or use GroupNorm in its place"
             ) from error
-        yield Step(number, model, parameters, inputs, labels, index, outputs, captured, bf16)
+        yield Step(number, model, parameters, inputs, labels, index, outputs, captured)
 
 
 def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:

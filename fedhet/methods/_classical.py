@@ -6,7 +6,7 @@ from typing import Literal
 from fedhet.method import Method, Traits
 from fedhet.options import Parameters, keys_about
 
-TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "local-epochs", "closing-epochs")
+TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "local-epochs", "closing-epochs")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ The baseline of FLHA-GHN's paper (section 5.1, appendix E), which follows Lin et
 import math
 from dataclasses import dataclass
 
-from fedhet.errors import ConfigError
 from fedhet.method import STRUCTURE, Method, Traits
-from fedhet.options import Config, Parameters, option
+from fedhet.options import Parameters, option
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,6 @@ class FLHADistillationParameters(Parameters):
     student_learning_rate: float = option(
         0.0, "learning rate of the clients' own networks; 0: a tenth of learning-rate", at_least=0
     )
-
-    def check(self, config: Config) -> None:
-        """Refuse early stopping, which would end the run before clients have networks of their own."""
-        if config.early_stopping:
-            raise ConfigError(
-                f"early-stopping = {config.early_stopping}: it would end the run while the teacher is trained, before "
-                "clients have networks of their own: leave it out"
-            )
 
     def teaching(self, rounds: int) -> int:
         """How many of the rounds train the teacher: the first ones, at least one."""

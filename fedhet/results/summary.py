@@ -38,7 +38,6 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["never_took_part"] = absent
     if config.validation:
         summary["validation_accuracy"] = _last(rows, scored, "validation")
-        summary["stopped_early"] = run.state.stopped or None
     if config.test_on != "local":
         summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
     if lines := unseen_lines(rows):

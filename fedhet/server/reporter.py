@@ -13,7 +13,7 @@ from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.rows import ClientRow, Work, grouped, in_order, never_took_part, summarise, weighted_mean
 from fedhet.server.roster import with_remedy
 from fedhet.server.run import Run, named
-from fedhet.state import ClientRecord, State
+from fedhet.state import ClientRecord
 from fedhet.task import Metric
 from fedhet.text import log
 from fedhet.wire import Reply
@@ -72,14 +72,12 @@ class Reporter:
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
         """Report a round to observers, from its valid replies and the method's metrics, and return its numbers."""
-        run, round = self.run, self.run.round
+        round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
         row = self.row(replies, metrics) | more
         self._rows.append(row)
         report = RoundReport(row, self._client_rows(replies))
-        if 0 < round.number < run.training_rounds:
-            watch_validation(run.state, row, run.traits.scored, run.config.early_stopping)
         for observer in self.observers:
             observer.round(self.info(), report)
         return metric_record(row)
@@ -200,21 +198,6 @@ def metric_record(row: Mapping[str, Any]) -> MetricRecord:
                 numbers[f"{which}-{kebab(kind)}"] = values["weighted"]
     numbers |= row.get("metrics", {})
     return MetricRecord({key: float(value) for key, value in numbers.items() if value is not None})
-
-
-def watch_validation(state: State, row: Mapping[str, Any], scored: str, patience: int) -> None:
-    """Early stopping: note a round's validation accuracy before (`received`) or after (`trained`) local training.
-
-    The run stops (`state.stopped`) after `patience` evaluations without a better one; 0 never stops.
-    """
-    accuracy = ((row.get("validation") or {}).get(scored) or {}).get("accuracy")
-    accuracy = accuracy["weighted"] if isinstance(accuracy, Mapping) else accuracy  # a global model's is a number
-    if not patience or accuracy is None:
-        return
-    state.validation.append(accuracy)
-    if len(state.validation) > patience and max(state.validation[-patience:]) <= max(state.validation[:-patience]):
-        state.stopped = row["round"]
-        log.info("round %d is the last: %d evaluations brought no better validation accuracy", row["round"], patience)
 
 
 def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -98,7 +98,7 @@ class Run:
 
     @property
     def training_rounds(self) -> int:
-        """The rounds of training: as configured, or as there were when early stopping ended it."""
+        """The rounds of training: as configured, unless an observer ended training."""
         return self.state.stopped or self.config.rounds
 
     @property

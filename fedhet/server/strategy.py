@@ -261,10 +261,9 @@ class FederatedStrategy(Hooks[P, S], Strategy):
             raise ConfigError("a run under a wrapper of Flower's cannot be resumed: leave out resume")
         self._flowers_loop, self._wrapper = ExitStack(), wrapper_of(self)
         atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
-        for key in ("closing-epochs", "early-stopping"):
-            if self.config.flat()[key]:
-                log.warning("%s has no effect in the loop of a wrapper of Flower's", key)
-        self.run.override({"closing-epochs": 0, "early-stopping": 0})
+        if self.config.closing_epochs:
+            log.warning("closing-epochs has no effect in the loop of a wrapper of Flower's")
+        self.run.override({"closing-epochs": 0})
         self._flowers_loop.enter_context(self._recording(grid))
         self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
         self.handshake(grid)

@@ -200,7 +200,6 @@ def test_when_all_configurations_of_all_methods_fail_there_is_nothing_to_choose(
         (Tuning({"learning-rate": [-1]}), {}, "learning-rate = -1"),
         (Tuning({"learnin-rate": [1.0]}), {}, "did you mean"),
         (Tuning(RATES, ()), {}, "at least one seed"),
-        (Tuning(RATES), {"early-stopping": 3, "validation": 0.2}, "refitted on whole training parts"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_anything_starts(comparison, tuning, settings, message):

@@ -8,7 +8,7 @@ from fedhet.comparing.measures import MEASURES, RunOutcome, VariantResult
 from fedhet.results.history import RunFiles
 
 
-def result(method, accuracies, stopped=None, refused=None, diverged=None, **settings):
+def result(method, accuracies, refused=None, diverged=None, **settings):
     config = configuration.resolve({"method": method, **{key.replace("_", "-"): v for key, v in settings.items()}})
     failures = [{"client": client, "reason": reason} for client, reason in (refused or {}).items()]
     rows = [{"round": 1, "participants": [], "failures": failures}]
@@ -19,7 +19,7 @@ def result(method, accuracies, stopped=None, refused=None, diverged=None, **sett
     runs = [
         RunOutcome(
             SimpleNamespace(seed=seed, settings=config),
-            RunFiles(Path(), {}, {}, rows=rows, summary={"stopped_early": stopped}),
+            RunFiles(Path(), {}, {}, rows=rows, summary={}),
             dict.fromkeys(MEASURES) | {"personal_accuracy": accuracy, "labelled": 1440, "forwards": 28800},
         )
         for seed, accuracy in accuracies.items()

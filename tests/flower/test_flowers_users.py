@@ -15,7 +15,7 @@ from torch import nn
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.flower.mods import tell
+from fedhet.flower.mods import log_once
 
 pytestmark = pytest.mark.usefixtures("home")
 NORM = 0.05
@@ -123,7 +123,7 @@ def test_a_noisy_mod_goes_around_training_under_fedhets_own_loop(tiny):
 
 
 def test_names_without_a_counterpart_are_answered():
-    with pytest.raises(ConfigError, match="weighted_by_key is not a key of fedhet: clients are weighed"):
+    with pytest.raises(ConfigError, match="weighted_by_key is not a key of fedhet: clients are weighted"):
         fedhet.FedAvg(weighted_by_key="loss")
     assert fedhet.FedAvg(weighted_by_key="num-examples").config == fedhet.FedAvg().config
     assert fedhet.FedProx(proximal_mu=0.5).parameters.mu == 0.5
@@ -155,7 +155,7 @@ def test_a_plain_client_app_is_one_sentence(caplog):
 
 
 def test_a_plain_strategy_with_fedhets_client_app_is_told_in_a_sentence(tiny, caplog):
-    tell.cache_clear()  # it is told once a process
+    log_once.cache_clear()  # it is told once a process
     first = ArrayRecord(tiny.model().state_dict())
     with caplog.at_level("INFO", logger="flwr"):
         result = flower.FedAvg().start(LocalGrid(tiny.app(), 2), first, num_rounds=1)

@@ -1,13 +1,10 @@
 """Permutation groups: what moves together, by comparing outputs on random networks, and by known structures."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +28,6 @@ from fedhet.graphs import (
 
 Random = np.random.Generator
 TOKENS = 11
-FEW = 3
 
 
 class Plain(nn.Module):
@@ -271,83 +267,46 @@ def bias_columns(state: dict[str, Tensor], groups: PermutationGroups, index: int
     return [slot.role.startswith("bias") for slot in columns(state, groups, index)]
 
 
-def wider(groups: PermutationGroups, random: Random) -> tuple[dict[int, np.ndarray], dict[int, int]]:
-    sizes = {group.index: group.width + int(random.integers(0, 4)) for group in groups}
-    return {g.index: random.choice(sizes[g.index], g.width, replace=False) for g in groups}, sizes
-
-
-def compare(name: str, wide: nn.Module, model: nn.Module, x: Tensor) -> None:
-    """Compare what a wider network computes with what a network does, if zeros are not read."""
-    found = output(wide, x)
-    assert found.isfinite().all()
-    if name not in NORMALISED:
-        torch.testing.assert_close(found, output(model, x), rtol=1e-9, atol=1e-9)
-
-
-# Of each kind the same few networks in all quick tests, which are exported once; any in slow ones.
-networks = pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        pytest.param(name, kinds, marks=pytest.mark.slow if kinds > FEW or name.startswith("text-") else [])
-        for name in NETWORKS
-        for kinds in (FEW, 2**31)
-    ],
-)
-seeds = given(seed=st.integers(0, 2**31))
-few = settings(max_examples=3, deadline=None)
+networks = pytest.mark.parametrize("name", NETWORKS)
+SEEDS = range(2)
 
 
 @networks
-@few
-@seeds
-def test_permuting_hidden_units_leaves_the_function_unchanged(name: str, kinds: int, seed: int) -> None:
-    model, x, random = build(name, seed % kinds)
-    groups = groups_of(model, x)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_permuting_and_widening_keep_the_function(name: str, seed: int) -> None:
+    model, x, random = build(name, seed)
+    groups, state = groups_of(model, x), model.state_dict()
     permutations = {group.index: random.permutation(group.width) for group in groups}
-    permuted = permute(model.state_dict(), groups, permutations)
+    permuted = permute(state, groups, permutations)
     torch.testing.assert_close(output(resize(model, permuted), x), output(model, x), rtol=1e-9, atol=1e-9)
 
-
-@networks
-@few
-@seeds
-def test_a_wider_network_with_zeros_elsewhere_computes_the_same_function(name: str, kinds: int, seed: int) -> None:
-    model, x, random = build(name, seed % kinds)
-    groups, state = groups_of(model, x), model.state_dict()
-    assignments, sizes = wider(groups, random)
+    sizes = {group.index: group.width + int(random.integers(0, 4)) for group in groups}
+    assignments = {g.index: random.choice(sizes[g.index], g.width, replace=False) for g in groups}
     big = expand(state, groups, assignments, sizes)
     assert widths(big, groups) == tuple(sizes.values())
     assert {key: value.shape for key, value in big.items()} == groups.shapes(tuple(sizes.values()))
-    compare(name, resize(model, big), model, x)
+    found = output(resize(model, big), x)
+    assert found.isfinite().all()
+    if name not in NORMALISED:
+        torch.testing.assert_close(found, output(model, x), rtol=1e-9, atol=1e-9)
     for key, value in cut_out(big, groups, assignments).items():
         np.testing.assert_array_equal(value, state[key].numpy())
 
-
-@networks
-@few
-@seeds
-def test_a_pass_that_moves_one_group_after_the_other_runs_at_every_step(name: str, kinds: int, seed: int) -> None:
-    model, x, random = build(name, seed % kinds)
-    groups, state = groups_of(model, x), model.state_dict()
-    assignments, sizes = wider(groups, random)
+    one_by_one = state
     for index in assignments:
-        state = expand(state, groups, {index: assignments[index]}, {index: sizes[index]})
-        compare(name, resize(model, state), model, x)
-    whole = expand(model.state_dict(), groups, assignments, sizes)
-    for key, value in state.items():
-        np.testing.assert_array_equal(value, whole[key])
+        one_by_one = expand(one_by_one, groups, {index: assignments[index]}, {index: sizes[index]})
+        assert output(resize(model, one_by_one), x).shape == output(model, x).shape
+    for key, value in one_by_one.items():
+        np.testing.assert_array_equal(value, big[key])
 
 
 @networks
-@few
-@seeds
-def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str, kinds: int, seed: int) -> None:
-    model, x, random = build(name, seed % kinds)
+def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str) -> None:
+    model, x, random = build(name, 0)
     groups, state = groups_of(model, x), model.state_dict()
     for group in groups:
         matrix = rows(state, groups, group.index)
-        assert matrix.shape[0] == group.width
-        assert matrix.shape[1] == len(columns(state, groups, group.index))
+        assert matrix.shape == (group.width, len(columns(state, groups, group.index)))
         permutation = random.permutation(group.width)
         moved = permute(state, groups, {group.index: permutation})
         np.testing.assert_array_equal(rows(moved, groups, group.index)[permutation], matrix)
@@ -355,21 +314,16 @@ def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str, kinds: 
             np.testing.assert_array_equal(value, moved[key])
         new = random.normal(size=(group.width + 2, matrix.shape[1]))
         grown = expand(state, groups, {group.index: permutation}, {group.index: group.width + 2})
-        written = set_rows(grown, groups, group.index, new)
-        np.testing.assert_array_equal(rows(written, groups, group.index), new)
-        assert widths(written, groups)[group.index] == group.width + 2
+        np.testing.assert_array_equal(rows(set_rows(grown, groups, group.index, new), groups, group.index), new)
 
 
 @networks
-@few
-@seeds
-def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str, kinds: int, seed: int) -> None:
-    model, x, _ = build(name, seed % kinds)
+def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str) -> None:
+    model, x, _ = build(name, 0)
     groups = groups_of(model, x)
-    statistics = {key for key in groups.axes if "running" in key}
-    trained = {key for key, _ in model.named_parameters()}
     matched = {slot.parameter for group in groups for slot in group.rows}
     completed = [slot.parameter for group in groups for slot in group.completes]
+    statistics, trained = {key for key in groups.axes if "running" in key}, {key for key, _ in model.named_parameters()}
     assert len(completed) == len(set(completed))
     assert matched.isdisjoint(completed)
     assert matched | set(completed) | set(groups.fixed) == trained | statistics
@@ -391,16 +345,6 @@ def test_lenet_has_a_group_a_hidden_layer_and_blocks_behind_the_flatten() -> Non
     expected = np.hstack([state["3.weight"].numpy().reshape(6, -1), state["3.bias"].numpy()[:, None]])
     np.testing.assert_array_equal(rows(state, groups, 1), expected)
     assert bias_columns(state, groups, 1) == [False] * 100 + [True]
-
-
-def test_vgg9_has_eight_groups() -> None:
-    layers: list[nn.Module] = []
-    channels = [3, 2, 3, 4, 4, 5, 5]
-    for index, (before, after) in enumerate(pairwise(channels)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()] + [nn.MaxPool2d(2)] * (index % 2)
-    layers += [nn.Flatten(), nn.Dropout(), nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10)]
-    groups = groups_of(nn.Sequential(*layers), torch.zeros(2, 3, 16, 16))
-    assert groups.widths == (2, 3, 4, 4, 5, 5, 8, 8)
 
 
 def test_a_residual_stream_is_one_group_and_what_is_not_in_order_yet_is_carried() -> None:
@@ -585,26 +529,13 @@ def test_states_and_assignments_that_do_not_fit_are_refused_by_name() -> None:
         expand(state, groups, {0: np.full(width + 1, 0)}, {0: width})
     with pytest.raises(ValueError, match=r"'one'.*different integers below"):
         cut_out(state, groups, {0: [width]})
-    with pytest.raises(ValueError, match="'one' has 19 columns"):
+    with pytest.raises(ValueError, match=r"'one' has a matrix of shape .*, 19\)"):
         set_rows(state, groups, 0, np.zeros((width, 3)))
     with pytest.raises(ValueError, match=r"one\.bias has shape .*'one' has"):
         widths({**state, "one.bias": torch.zeros(width + 1)}, groups)
     with pytest.raises(ValueError, match="strange"):
         widths({"strange": torch.zeros(2)}, groups)
     assert widths({"one.bias": torch.zeros(9)}, groups)[0] == 9
-
-
-@pytest.mark.parametrize(("name", "count"), [("resnet18", 12), ("mobilenet_v3_small", 27), ("densenet121", 120)])
-@pytest.mark.slow
-def test_torchvisions_networks(name: str, count: int) -> None:
-    torchvision = pytest.importorskip("torchvision")
-    torch.manual_seed(0)
-    model, x = getattr(torchvision.models, name)(weights=None).eval(), torch.randn(2, 3, 32, 32)
-    groups, random = groups_of(model, x), np.random.default_rng(0)
-    assert len(groups) == count
-    permutations = {group.index: random.permutation(group.width) for group in groups}
-    permuted = resize(model, permute(model.state_dict(), groups, permutations))
-    torch.testing.assert_close(output(permuted, x), output(model, x), rtol=1e-4, atol=1e-4)
 
 
 class Joined(nn.Module):

@@ -5,9 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedhet import config as configuration
 from fedhet import models, population
-from fedhet.errors import ConfigError
 
 OWN = {"architectures": "cnn-1-1,mlp", "rounds": 4}
 
@@ -121,8 +119,3 @@ def test_a_teacher_with_batchnorm_learns_whatever_becomes_of_its_statistics(fede
     assert ("body.0.1.running_mean" in done.sent[1, "0"]["model"]) == (statistics == "aggregate")
     row = next(row for row in done.rows if row["round"] == 2)
     assert row["received"]["accuracy"]["weighted"] > 0.6
-
-
-def test_early_stopping_is_refused():
-    with pytest.raises(ConfigError, match="early-stopping = 3: it would end the run while the teacher is trained"):
-        configuration.resolve({"method": "flha-distillation", "early-stopping": 3, "validation": 0.2})
