@@ -254,7 +254,7 @@ def _conclude(
     refused = candidates.refused | {name: why for name, why in left.items() if "max-bytes" in why}
     said = _verdict(alone, federated, beats=beats)
     notes = [said, *notes_below(results, alone, tuner.shared.notes)]
-    refusals = [["left, or cannot serve", "why"], *map(list, by_reason(left | candidates.refused))]
+    refusals = [["left, or cannot serve", "why"], *map(list, by_reason({**left, **candidates.refused}))]
     publish(done, notes, "Which method for these clients", more=[_standing(searches), refusals])
     file = out / "recommended.toml"
     write_text(file, to_toml(settings))

@@ -9,11 +9,11 @@ from typing import Any
 
 TABLE = """\
 {% macro table(headings, rows, kind="") %}
-<div class="scroll"><table class="{{ kind }}{{ " wide" if headings | length > 2 }}">
+<div class="scroll"><table class="{{ kind }}">
 <thead><tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}
-<tr>{% for cell in row %}<td data-of="{{ headings[loop.index0] }}">{{ cell }}</td>{% endfor %}</tr>
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody></table></div>
 {% endmacro %}
@@ -53,15 +53,6 @@ th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px soli
 th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: anywhere; }
 .numbers :is(td, th) { white-space: nowrap; } .numbers :is(td, th):not(:first-child) { text-align: right; }
 .total tr:last-child td { font-weight: 600; }
-@media (max-width: 48rem) {  /* a row of a wide table is a block: its first cell, the others with their headings */
-  .wide thead { display: none; } .wide, .wide tbody { display: block; }
-  .wide tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(4.8rem, 1fr)); gap: .3rem .9rem;
-             padding: .6rem 0; border-bottom: 1px solid var(--line); }
-  .wide tr td:nth-child(n) { border: 0; padding: 0; white-space: normal; text-align: left; }
-  .wide td { overflow-wrap: anywhere; } .wide td:first-child { grid-column: 1 / -1; font-weight: 600; }
-  .wide td + td::before { content: attr(data-of); display: block; color: var(--quiet); font-size: .85em;
-                           font-weight: 400; }
-}
 code { font-size: .95em; }
 details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </style>

@@ -27,11 +27,7 @@ from fedhet.files import write_whole
 INK, GRID = "#23272f", "#d5d9e0"
 BLUE, ORANGE, GREEN = "#0f7fc4", "#e08214", "#009e73"
 PALETTE = (BLUE, ORANGE, GREEN, "#cc79a7", "#8c6bb1", "#56b4e9", "#b8860b", "#d55e00")
-DASHES = (
-    "-",
-    *("--", ":", "-.", (0, (9, 2)), (0, (2, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (9, 2, 3, 2)), (0, (1, 4)), (0, (5, 5))),
-    *((0, (9, 2, 1, 2)), (0, (3, 1, 3, 4)), (0, (1, 1, 1, 4))),
-)
+DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (2, 2)))
 
 LONGEST = 16
 """So many letters of a name stand in one line along an axis."""
@@ -120,7 +116,7 @@ def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
 
 
 def look(position: int) -> dict[str, Any]:
-    """The colour and the dashes of one of many lines; those of the first hundred all differ."""
+    """The colour and the dashes of one of many lines; those of the first forty-eight all differ."""
     return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
 
 
