@@ -149,8 +149,8 @@ class ClientData:
 
     def relabelled(self, change: Callable[[Tensor], Tensor]) -> "ClientData":
         """Return the data with labels converted by `change`, or the object itself if that changes nothing."""
-        parts = {name: part for name, part in vars(self).items() if isinstance(part, Examples | PublicDataset)}
-        changed: dict[str, Any] = {name: relabelled(part, change) for name, part in parts.items()}
+        parts: dict[str, Any] = {name: p for name, p in vars(self).items() if isinstance(p, Examples | PublicDataset)}
+        changed = {name: relabelled(part, change) for name, part in parts.items()}
         return self if all(changed[name] is part for name, part in parts.items()) else replace(self, **changed)
 
 

@@ -4,7 +4,6 @@ from fedhet.models import fedharm as fedharm
 from fedhet.models import flha as flha
 from fedhet.models import images as images
 from fedhet.models import text as text
-from fedhet.models.pooled import place_before as place_before
 from fedhet.models.registry import ASSIGNMENTS as ASSIGNMENTS
 from fedhet.models.registry import FAMILIES as FAMILIES
 from fedhet.models.registry import build as build
@@ -12,5 +11,6 @@ from fedhet.models.registry import build_beside as build_beside
 from fedhet.models.registry import deal as deal
 from fedhet.models.registry import expand as expand
 from fedhet.models.registry import names as names
+from fedhet.models.registry import place_before as place_before
 from fedhet.models.registry import register_model as register_model
 from fedhet.models.registry import spread as spread

@@ -1,6 +1,7 @@
 """Models by name, and their assignment to clients."""
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 
 from fedhet.errors import ModelError, nearest
 from fedhet.models.libraries import LIBRARIES, build_from_library, names_of
-from fedhet.models.pooled import pooled
 from fedhet.randomness import numpy_generator
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
@@ -137,3 +137,31 @@ def _check_library(name: str) -> None:
         close = " or ".join(repr(f"{library}/{match}") for match in get_close_matches(model, known, n=3))
         hint = f"; did you mean {close}?" if close else ";"
         raise ModelError(f"unknown model {name!r}{hint} {library}'s list_models() names all {len(known)}")
+
+
+def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
+    """Replace a linear head by `layers` and a new linear `head`, and return the model.
+
+    Args:
+        model: The model, which is changed.
+        name: Name of its head; empty if the model is the head.
+        layers: Layers by name that map the representation (n, d) to (n, width).
+        width: Number of inputs of the new head.
+    """
+    head = model.get_submodule(name)
+    assert isinstance(head, nn.Linear)
+    narrower = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
+    placed = nn.Sequential(OrderedDict([*layers.items(), ("head", narrower)]))
+    if not name:
+        return placed
+    parent, _, own_name = name.rpartition(".")
+    setattr(model.get_submodule(parent), own_name, placed)
+    return model
+
+
+def pooled(model: nn.Module, width: int) -> nn.Module:
+    """Insert adaptive average pooling to `width` before the last `nn.Linear`; raise a `ModelError` without one."""
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not names:
+        raise ModelError(f"has no nn.Linear as head, before which to pool to width {width}")
+    return place_before(model, names[-1], {"pooling": nn.AdaptiveAvgPool1d(width)}, width)

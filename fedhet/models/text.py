@@ -40,8 +40,10 @@ class WordLSTM(nn.Module):
     For texts (words,) it has an embedding; word vectors (words, width) go directly into the LSTM.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int, layers: int, units: int = 100, hidden: int = 30):
+    def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
         super().__init__()
+        if len(input_shape) not in (1, 2):
+            raise ModelError(f"takes texts of (words,) or (words, width), such as sentiment140's, not {input_shape}")
         words = len(input_shape) == 1
         self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
         self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)
@@ -54,12 +56,5 @@ class WordLSTM(nn.Module):
         return self.head(self.hidden(states[:, -1]))
 
 
-def word_lstm(input_shape: tuple[int, ...], classes: int, *, layers: int) -> nn.Module:
-    """An LSTM with `layers` layers for texts of words."""
-    if len(input_shape) not in (1, 2):
-        raise ModelError(f"takes texts of (words,) or (words, width), such as sentiment140's, not {input_shape}")
-    return WordLSTM(input_shape, classes, layers)
-
-
 for _layers in (1, 2):
-    register_model(f"word-lstm-{_layers}", family="word-lstm-family")(partial(word_lstm, layers=_layers))
+    register_model(f"word-lstm-{_layers}", family="word-lstm-family")(partial(WordLSTM, layers=_layers))
