@@ -213,7 +213,8 @@ def run_configs() -> Path:
 
 def presets() -> list[str]:
     """Names of all presets."""
-    paths = sorted((folder := run_configs()).rglob("*.toml"))
+    folder = run_configs()
+    paths = sorted((*folder.glob("*.toml"), *folder.glob("*/*.toml")))
     return [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
 
 

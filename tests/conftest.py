@@ -41,6 +41,7 @@ from fedhet.models.arrays import storage_place
 from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.population import ClientInfo
 from fedhet.rows import ClientRow
+from tests import made_up
 
 LONGEST = [
     *("tests/test_contract.py", "tests/engines/test_flower.py", "tests/engines/test_ray.py"),
@@ -226,7 +227,6 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> str:
             values = rng.integers(10 if kind == "labels-idx1" else 256, size=shape, dtype=np.uint8)
             head = struct.pack(f">BBBB{len(shape)}i", 0, 0, 8, len(shape), *shape)
             (folder / f"{part}-{kind}-ubyte").write_bytes(head + values.tobytes())
-    made_up = registry.module_of(str(configuration.run_configs() / "papers" / "made_up.py"))
     made_up.shakespeare(folder, roles=5, characters=600)
     made_up.sentiment140(folder, users=4, tweets=240, vocabulary=12, words=9, width=5)
     chest = folder / "chestxray"

@@ -42,7 +42,7 @@ def test_what_the_user_set_goes_before_preset_before_paper_before_default():
 
 
 def test_every_preset_is_complete():
-    for path in configuration.run_configs().rglob("*.toml"):
+    for path in map(configuration.preset_path, configuration.presets()):
         assert tomllib.loads(path.read_text())["preset"] == ""
         resolve(read(path), strict=False)  # those of comparisons have keys of several methods
 

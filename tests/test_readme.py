@@ -374,12 +374,6 @@ def test_every_command_of_a_study_is_understood(command: str, monkeypatch: pytes
     assert result.exit_code == 0 or isinstance(result.exception, Planned), result.output
 
 
-def test_the_pages_of_studies_have_commands() -> None:
-    """Those of `fedhet`, and those that make the tables of a benchmark, which `test_benchmarks.py` checks."""
-    tables = re.findall(r"^python run_configs/\S+ \S+ --data", STUDIES, re.MULTILINE)
-    assert len({*commands(STUDIES), *tables}) >= 60
-
-
 PUBLIC = {
     "fedhet": ["run", "compare", "make_client_app", "make_server_app", "wrap", "FedAvg", "FedHeNN", "FedMA"],
     "fedhet.representations.cka": ["linear_cka", "debiased_linear_cka", "rbf_cka"],

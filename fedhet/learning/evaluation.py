@@ -1,7 +1,6 @@
-"""Forward passes, and what is computed in evaluation mode: outputs, scores and BatchNorm's statistics."""
+"""Passes over examples in evaluation mode, without gradients: scores, outputs, and BatchNorm's statistics."""
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -9,45 +8,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
+from fedhet.learning.passes import forward
 from fedhet.models.arrays import kinds_of
-from fedhet.representations import Capturing, RandomStream, Representation, isolated
+from fedhet.representations import Representation
 from fedhet.task import Score, Task
 
 BATCH = 1024
-"""Number of examples in a batch of an evaluation."""
-
-NOTHING: Mapping[str, Capturing] = {}
-
-
-def forward(
-    model: nn.Module,
-    inputs: Tensor,
-    captures: Mapping[str, Capturing] = NOTHING,
-    *,
-    until: Representation | None = None,
-    learns: bool = True,
-    stream: RandomStream | None = None,
-) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Pass a batch through a network in its current mode; return the outputs and the captured values by name.
-
-    Args:
-        model: the network.
-        inputs: (n, ...) transformed examples.
-        captures: inner values to capture, by name.
-        until: stop at the head and return Phi (n, d) instead of outputs.
-        learns: whether a graph is built.
-        stream: the random stream of dropout in a pass that must not change the network's buffers.
-    """
-    if not (captures or stream) and learns:  # most training steps
-        return (until or model)(inputs), {}
-    with ExitStack() as stack:
-        if stream:
-            stack.enter_context(isolated(model, stream))
-        if not learns:
-            stack.enter_context(torch.no_grad())
-        sites = {name: stack.enter_context(site.capture()) for name, site in captures.items()}
-        outputs = (until or model)(inputs)
-    return outputs, {name: site.features for name, site in sites.items()}
 
 
 def evaluate(
@@ -58,14 +24,14 @@ def evaluate(
     *,
     scores: nn.Module | Callable[[Tensor], Tensor] | None = None,
 ) -> Score | None:
-    """Return the score of a model over all examples, or None without examples; the model stays in evaluation mode.
+    """Return the score of a model, left in evaluation mode, over all examples together; None without an example.
 
     Args:
-        model: the network, on the device of the examples.
-        examples: the examples to evaluate.
+        model: on the device of the examples.
+        examples: what it is scored on.
         task: gives metric and loss.
-        prepare: transforms raw inputs.
-        scores: from transformed inputs to outputs, for methods that do not predict by the model's own outputs.
+        prepare: makes a float batch of raw inputs.
+        scores: from a prepared batch to outputs, where a method predicts otherwise than by the model's own outputs.
     """
     model.eval()
     predict: Callable[[Tensor], Tensor] = model if scores is None else scores
@@ -87,15 +53,15 @@ def read(
     rows: int = BATCH,
     tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return a model's outputs (n, ...) for raw inputs, without a graph; the model stays in evaluation mode.
+    """Return a model's outputs (n, ...) for raw inputs, without a graph and not all rows at once.
 
     Args:
-        model: the network.
-        inputs: (n, ...) raw examples.
+        model: left in evaluation mode.
+        inputs: (n, ...) as they are stored.
         transform: from raw inputs to the model's.
-        until: return Phi (n, d) instead of outputs.
-        rows: batch size.
-        tokens: (n,) int64, the token of each row to return values of; None for all.
+        until: for Phi (n, d) instead of outputs.
+        rows: at once.
+        tokens: (n,) int64, for values (n, tokens, ...): of which token of each row; None for all.
     """
     model.eval()
     values = []
@@ -106,7 +72,7 @@ def read(
 
 
 def of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
-    """Return the values (n, ...) of one token (n,) of each row of `values` (n, tokens, ...)."""
+    """The values (n, ...) of one token (n,) of each row, of those (n, tokens, ...) of all."""
     return values[torch.arange(len(values), device=values.device), tokens]
 
 
@@ -116,16 +82,16 @@ def reestimate(
     transform: Callable[[Tensor], Tensor],
     chosen: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """Re-estimate running statistics of BatchNorm and InstanceNorm as means over batches, weighted by batch size.
+    """Re-estimate the running statistics of BatchNorm and InstanceNorm, as means over batches, weighted by their sizes.
 
-    Averaged weights give other activations than those from which their statistics were taken. A unit that does not vary
-    gets variance 1.
+    Averaged weights give other activations than those that the statistics were taken of. A unit that does not vary here
+    (one that a client never had, whose inputs are still zeros) counts as of variance 1.
 
     Args:
-        model: the network; it stays in evaluation mode if it has such layers.
+        model: left in evaluation mode, if it has such layers.
         inputs: (n, ...) raw examples; with fewer than two nothing is done.
         transform: from raw inputs to the model's.
-        chosen: whether a layer is re-estimated, by the name of its running mean.
+        chosen: the layers whose statistics are taken, by the names of their running means.
     """
     kinds = kinds_of(model)
     layers: list[_NormBase] = []

@@ -19,7 +19,7 @@ class ExitsLargeOnly(DepthFL):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the replies of clients that have all blocks; without one the global model is as before."""
-        whole = {client: reply for client, reply in replies.items() if not self.federation.parts(client)}
+        whole = {client: reply for client, reply in replies.items() if not self.parts(client)}
         return super().aggregate_fit(round, whole) if whole else {}
 
 
@@ -28,7 +28,7 @@ class LargeOnly(InclusiveFL):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the replies of clients that have all blocks; without one the global model is as before."""
-        whole = {client: reply for client, reply in replies.items() if not self.federation.parts(client)}
+        whole = {client: reply for client, reply in replies.items() if not self.parts(client)}
         return super().aggregate_fit(round, whole) if whole else {}
 
 

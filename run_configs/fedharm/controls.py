@@ -1,22 +1,17 @@
-"""FedHARM with something else in the place of what peers tell, or with other descriptors.
+"""Controls of FedHARM: the target is the client's own, or that of other images, instead of the peers'.
 
-What a client's own descriptors or those of other images give is no gain from peers. Attention maps, the mean square of
-a block's channels by position (Zagoruyko and Komodakis, ICLR 2017), say where networks look; `fedharm.slots` are
-squares. Each is a method that takes FedHARM's keys, named on the command line by file and name:
+What they give is no gain from peers. Each takes FedHARM's keys and is named on the command line by file and name:
 
     fedhet compare fedharm own=run_configs/fedharm/controls.py:own shuffled=run_configs/fedharm/controls.py:shuffled
 """
 
 from dataclasses import replace
-from math import isqrt
 
 import torch
 from fedhet.client_apps.fedharm import FedHARM as FedHARMClient
 from fedhet.strategies.fedharm import FedHARM as FedHARMServer
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
 
-from fedhet.errors import ModelError
 from fedhet.method import Traits
 from fedhet.methods import fedharm
 from fedhet.randomness import torch_generator
@@ -32,7 +27,7 @@ class Own(FedHARMClient):
         sent = [part.cpu() for part in self.sent()]
         generator = self.client.generator("parallel analysis")
         made = target_of(self.parameters.align, [sent], generator=generator)
-        return [self.client.to_device(part) for part in made]
+        return [self.client.beside(part) for part in made]
 
 
 class Shuffled(FedHARMServer):
@@ -46,34 +41,6 @@ class Shuffled(FedHARMServer):
         return [part[order] for part in super().target(round)]
 
 
-class Attention(FedHARMClient):
-    """Descriptors are attention maps."""
-
-    chooses = False
-
-    def filled(self, block: int, output: Tensor) -> Tensor:
-        """A map has all slots, whatever the size of the output."""
-        return self.summary(block, output)
-
-    def summary(self, block: int, output: Tensor) -> Tensor:
-        """The map of a block's output (n, channels, height, width), (n, k).
-
-        Raises:
-            ModelError: the output has another form, or k is no square.
-        """
-        side = isqrt(slots := self.parameters.lengths[block])
-        if output.ndim != 4 or side**2 != slots:
-            raise ModelError(
-                f"an attention map needs outputs (n, channels, height, width) and a square of positions, got "
-                f"{tuple(output.shape)} and {slots}"
-            )
-        return adaptive_avg_pool2d(output.square().mean(1), side).flatten(1)
-
-
-class OwnAttention(Attention, Own):
-    """Attention maps of the client's own network."""
-
-
 def _alone(parameters: fedharm.FedHARMParameters) -> Traits:
     """FedHARM's answers, but clients tell nothing of the shared images."""
     traits = fedharm.traits(parameters)
@@ -82,6 +49,3 @@ def _alone(parameters: fedharm.FedHARMParameters) -> Traits:
 
 own = fedharm.method.variant("fedharm-own", client=Own, traits=_alone)
 shuffled = fedharm.method.variant("fedharm-shuffled", server=Shuffled)
-attention = fedharm.method.variant("fedharm-attention", client=Attention)
-own_attention = fedharm.method.variant("fedharm-own-attention", client=OwnAttention, traits=_alone)
-shuffled_attention = fedharm.method.variant("fedharm-shuffled-attention", client=Attention, server=Shuffled)

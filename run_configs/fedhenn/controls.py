@@ -1,8 +1,8 @@
-"""FedHeNN with something else in the place of the peers' target: whatever these give is no gain from peers.
+"""Controls of FedHeNN: another target in the place of the peers'. What they give is no gain from peers.
 
-Each is a method that takes FedHeNN's keys, named on the command line by file and name:
+Each takes FedHeNN's keys and is named on the command line by file and name:
 
-    fedhet compare fedhenn own=run_configs/fedhenn/controls.py:own shuffled=run_configs/fedhenn/controls.py:shuffled
+    fedhet compare fedhenn own=run_configs/fedhenn/controls.py:own inputs=run_configs/fedhenn/controls.py:inputs
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class OwnTarget(FedHeNNClient):
         if self.parameters.target == "kernel":
             return super().target(payload, rad)
         generator, posteriors = self.client.generator("parallel analysis"), self.posteriors(rad)
-        return self.client.to_device(cluster_rows([posteriors], generator=generator))
+        return self.client.beside(cluster_rows([posteriors], generator=generator))
 
 
 class InputsTarget(FedHeNNClient):
@@ -40,16 +40,6 @@ class InputsTarget(FedHeNNClient):
     def target(self, payload: Payload, rad: PublicRows) -> Tensor:
         """The inputs as rows, (L, d)."""
         return self.client.transform(rad.inputs).flatten(1)
-
-
-class ShuffledTarget(FedHeNNServer):
-    """The target is the peers' one of other rows."""
-
-    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """The same with the rows of all peers permuted alike."""
-        rows = len(next(iter(sent.values())))
-        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
-        return super().target_of({client: values[order] for client, values in sent.items()}, round)
 
 
 class HostileFifth(FedHeNNServer):
@@ -86,6 +76,5 @@ def _of_one_size(parameters: fedhenn.FedHeNNParameters) -> Traits:
 
 own = fedhenn.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
 inputs = fedhenn.method.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
-shuffled = fedhenn.method.variant("fedhenn-shuffled", server=ShuffledTarget)
 hostile = fedhenn.method.variant("fedhenn-hostile", server=HostileFifth)
 frobenius = fedhenn.method.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)

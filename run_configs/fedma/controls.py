@@ -81,15 +81,6 @@ class PFNMIdentity(PFNM):
         return Identity(average="mean")
 
 
-class PFNMRandom(PFNM):
-    """One round."""
-
-    def matching(self) -> Matching:
-        """None."""
-        return Random(average="mean")
-
-
 identity = fedma.method.variant("fedma-identity", server=FedMAIdentity)
 random = fedma.method.variant("fedma-random", server=FedMARandom)
 pfnm_identity = pfnm.method.variant("pfnm-identity", server=PFNMIdentity)
-pfnm_random = pfnm.method.variant("pfnm-random", server=PFNMRandom)

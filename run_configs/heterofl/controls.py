@@ -18,7 +18,7 @@ class LargeOnly(HeteroFL):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the replies of clients that have all units; without one the global model is as before."""
-        whole = {client: reply for client, reply in replies.items() if not self.federation.parts(client)}
+        whole = {client: reply for client, reply in replies.items() if not self.parts(client)}
         return super().aggregate_fit(round, whole) if whole else {}
 
 

@@ -1,6 +1,5 @@
 """The controls of the studies in run_configs: each is run, and controls what its name says."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import comparing, models, population, registry
+from fedhet import comparing, models, population
 from fedhet import config as configuration
-from fedhet.errors import ModelError
 from fedhet.graphs import layer_graph
 from fedhet.learning import read
-from fedhet.representations import Representation, debiased_linear_cka, linear_cka, targets
+from fedhet.representations import Representation, linear_cka, targets
 from fedhet.representations.packing import unpack, unpack_all
 
 FROZEN = 1e-12
@@ -77,20 +75,6 @@ def test_ones_own_target_takes_no_exchange(target: dict[str, Any], federate: Any
     assert alignment == pytest.approx(1, abs=1e-4) if target is KERNEL else 0 < alignment < 1
 
 
-@pytest.mark.parametrize("target", [KERNEL, SPECTRAL], ids=["kernel", "spectral"])
-def test_shuffled_is_the_peers_target_on_other_rows(target: dict[str, Any], federate: Any) -> None:
-    settings = {"public_samples": 96, "learning_rate": FROZEN, **target, "fedhenn.rad-batch": 0}
-    right = federate("fedhenn", "right", **settings)
-    wrong = federate(control("fedhenn", "shuffled"), "wrong", **settings)
-    there, here = (unpack(done.received[2, "1"]["target"]).double() for done in (right, wrong))
-    kernels = [(values @ values.T) for values in (there, here)]
-    if target is KERNEL:
-        spectra = [torch.linalg.eigvalsh(kernel) for kernel in kernels]
-        torch.testing.assert_close(*spectra, rtol=1e-2, atol=1e-2 * float(spectra[0].max()))
-    assert float(debiased_linear_cka(there, here)) < 0.2
-    assert wrong.rows[2]["metrics"]["alignment"] < right.rows[2]["metrics"]["alignment"]
-
-
 def test_a_hostile_client_tells_of_other_rows_and_nobody_else_does(federate: Any) -> None:
     settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
     done = federate(control("fedhenn", "hostile"), **settings)
@@ -119,56 +103,16 @@ def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
     torch.testing.assert_close(target @ target.T, expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
 
 
-# ---- propagation
-
-
-def in_file(name: str) -> Any:
-    return registry.method(f"{configuration.run_configs() / 'fedhenn' / 'propagation.py'}:{name}")
-
-
-def test_predictions_are_spread_over_the_graph() -> None:
-    """As the equation says, in NumPy; and two clusters with a good guess each become two sure classes."""
-    spread = vars(sys.modules[in_file("propagation").client.rpartition(":")[0]])["propagated"]
-    rows = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rows /= rows.norm(dim=1, keepdim=True)
-    posteriors = torch.rand(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(1)
-    affinity = np.maximum(rows.numpy() @ rows.numpy().T, 0) ** 4
-    np.fill_diagonal(affinity, 0)
-    affinity /= affinity.sum(1, keepdims=True)
-    expected = np.linalg.matrix_power(affinity, 3) @ posteriors.numpy()
-    expected = (expected / expected.mean(0)) ** 2
-    np.testing.assert_allclose(spread(rows, posteriors), expected / expected.sum(1, keepdims=True), rtol=1e-9)
-    clusters = torch.eye(2)[torch.tensor([0, 0, 0, 1, 1, 1])]
-    guesses = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.4, 0.6]])
-    assert spread(clusters, guesses).argmax(1).tolist() == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.parametrize("name", ["propagation", "own", "shuffled", "alone"])
-def test_propagation_changes_what_clients_learn_from_its_first_round_on(
-    name: str, federate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method = in_file(name)
-    monkeypatch.setattr(sys.modules[method.client.rpartition(":")[0]], "FIRST", 3)
-    settings = {"public_samples": 96, "rounds": 3, "fedhenn.target": "spectral", "fedhenn.probe": 0}
-    done, plain = federate(method.name, name, **settings), federate("fedhenn", f"{name}-plain", **settings)
-    assert done.rows[3]["train_loss"] != plain.rows[3]["train_loss"]
-    assert not done.rows[3]["failures"]
-    if name == "propagation":
-        assert done.rows[2]["train_loss"] == plain.rows[2]["train_loss"]
-    assert bool(any(done.sent.values())) == (name != "own")
-
-
 # ---- FedMA
 
 
 def test_pfnm_without_matching_is_a_plain_average(federate: Any) -> None:
     settings = {"rounds": 1, "architectures": "mlp", "local_epochs": 8, "shared_init": False}
     matched = federate("pfnm", "matched", **settings)
-    for name in ("pfnm_identity", "pfnm_random"):
-        plain = federate(control("fedma", name), name, **settings)
-        assert plain.state.model["head.weight"].shape == (10, 200) != matched.state.model["head.weight"].shape
-        accuracy = [done.summary["personal_accuracy"]["weighted"] for done in (plain, matched)]
-        assert accuracy[0] < accuracy[1]
+    plain = federate(control("fedma", "pfnm_identity"), "plain", **settings)
+    assert plain.state.model["head.weight"].shape == (10, 200) != matched.state.model["head.weight"].shape
+    accuracy = [done.summary["personal_accuracy"]["weighted"] for done in (plain, matched)]
+    assert accuracy[0] < accuracy[1]
 
 
 # ---- FedHARM
@@ -205,34 +149,6 @@ def test_shuffled_is_the_target_of_other_images(align: str, parts: int, federate
         assert not torch.equal(one, other)
         assert torch.cdist(one.double(), other.double()).amin(1).max() < 1e-3  # every row is there, elsewhere
     assert wrong.rows[2]["metrics"]["alignment"] < right.rows[2]["metrics"]["alignment"]
-
-
-@pytest.mark.parametrize("name", ["attention", "own_attention", "shuffled_attention"])
-def test_attention_maps_have_one_size_and_take_no_places(name: str, federate: Any) -> None:
-    own = {"fedharm.blocks": "body.1,body.2", "fedharm.slots": "4,9", "architectures": "cnn-1-1,cnn-2-2"}
-    done = federate(control("fedharm", name), **HARM | own, rounds=2)
-    assert done.failures == []
-    assert done.rows[3]["metrics"]["alignment"] > 0
-    if name != "own_attention":
-        assert [part.shape[1] for part in unpack_all(done.sent[1, "0"]["sent"], 2)] == [4, 9]
-
-
-def test_an_attention_map_knows_no_channels(controls_of: Any) -> None:
-    half = controls_of("fedharm").Attention.__new__(controls_of("fedharm").Attention)
-    block = torch.tensor([[1.0, 2.0], [3.0, -4.0]]).repeat_interleave(2, 0).repeat_interleave(2, 1)[None, None]
-
-    class Keys:
-        lengths = (4, 9, 5)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(half), "parameters", Keys(), raising=False)
-        expected = torch.tensor([[1.0, 4.0, 9.0, 16.0]])
-        torch.testing.assert_close(half.summary(0, block.expand(1, 6, 4, 4)), expected)
-        large = torch.randn(3, 7, 8, 8)
-        torch.testing.assert_close(half.summary(1, large), half.summary(1, -large[:, torch.randperm(7)]))
-        for number, output in ((0, large[:, :, 0, 0]), (2, large)):
-            with pytest.raises(ModelError, match="and a square of positions, got"):
-                half.summary(number, output)
 
 
 # ---- FLHA-GHN

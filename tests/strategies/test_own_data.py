@@ -216,7 +216,7 @@ def test_a_users_data_are_not_called_by_the_presets_data_set(run):
     assert (done.summary["dataset"], settings["dataset"], settings["partition"]) == ("own", "own", "iid")
     assert read_run(done.folder).title == "fedhenn on own data"
     for data in (None, without_common):
-        with pytest.raises(ConfigError, match=r"need a model of your own: .*model=my_model, data=my_data"):
+        with pytest.raises(ConfigError, match=r"need a model of your own, .*model=my_model, data=my_data"):
             fedhet.run({"method": "local", "dataset": "own"}, data=data)
 
 
