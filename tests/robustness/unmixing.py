@@ -1,17 +1,17 @@
 """Reconstruction of single examples from differences between rounds and runs, by a server that knows the seed.
 
 The node trains a linear network on 40 digits, each a 3 or an 8, with momentum, so that the steps of a round count
-unequally in it. A server that knows which example is in which step solves for the gradient of each example, which is
-the image, by least squares over many rounds. At a node with `allow` it does not know the batches. Here it is even told
-the node's secret, and then solves for the node's groups.
+unequally in it. A server that knows which example is in which step fits images to the changes of the weights by
+simulating the training. At a node with `allow` it does not know the batches. Here it is even told the node's secret.
 """
 
 import json
-import math
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -20,76 +20,129 @@ from fedhet.data import PublicDataset
 from fedhet.flower import decode_arrays
 from fedhet.learning.training import batches, grouped_batches
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.representations.packing import unpack
+from fedhet.representations.packing import unpack, unpack_all
 from fedhet.wire import Payload, Request, to_arrays
 from fedhet.wire.protocol import HANDSHAKE, with_public_dataset
 
-from .reading import TRAIN, Victim, linear, nearest
+from .reading import TRAIN, Victim, nearest
 
 SIZE, RATE, MOMENTUM = 10, 0.01, 0.9
 TRAINING = {"batch-size": SIZE, "learning-rate": RATE, "momentum": MOMENTUM, "local-epochs": 1}
-SCALES = torch.linspace(1e3, 2e3, 32).double()
-UNITS = PublicDataset(torch.cat([*(scale * torch.eye(64) for scale in SCALES.float()), torch.zeros(1, 64)]))
-"""Public examples whose scores are the weights of a linear network, at many scales, since scores are rounded."""
+SCALES = torch.linspace(1, 2, 32)
+UNITS = PublicDataset(torch.cat([*(1e3 * scale * torch.eye(64) for scale in SCALES), torch.zeros(1, 64)]))
+"""Public examples whose outputs are the weights of a linear network, at many scales, since outputs are rounded."""
+LABELLED = PublicDataset(UNITS.inputs.repeat(10, 1) / 100, torch.arange(10).repeat_interleave(len(UNITS.inputs)))
+"""The same once for each class, at scales where float32 tells improbable classes apart."""
+BLOCK = {"fedharm.blocks": "1", "fedharm.slots": "10", "optimizer": "sgd", "lr-schedule": "constant"}
+
+
+def linear(client=None):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
 
 
 def from_weights(victim, rounds):
-    """Yield for each round, which starts from zero, the change of the weights (10, 64), and the initial ones."""
-    zeros = Payload({"model": to_arrays({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})})
-    for round in range(1, rounds + 1):
-        reply = victim.ask("train", zeros, Request(round=round, epochs=1))
-        yield torch.tensor(decode_arrays(reply["model"])["1.weight"]).double(), torch.zeros(10, 65).double()
+    """Yield the weights (10, 64) before and after each round, which all start from zero."""
+    zeros = torch.zeros(10, 64)
+    for reply in replies(victim, Payload({"model": to_arrays({"1.weight": zeros})}), rounds):
+        yield zeros.double(), torch.tensor(decode_arrays(reply["model"])["1.weight"]).double()
 
 
 def from_posteriors(victim, rounds):
-    """Yield for each round but the first the same, from scores of `UNITS`; initial weights have the bias behind."""
-    victim.ask("query", with_public_dataset(UNITS), Request(question=HANDSHAKE))
-    before = None
+    """Yield the same for each round but the first, from scores of `UNITS`."""
+    rows = Payload({"next-rows": {"rows": torch.arange(len(UNITS.inputs)).numpy()}})
+    told = replies(victim, rows, rounds, UNITS)
+    yield from pairwise(weights_of(unpack(decode_arrays(reply["scores"]))) for reply in told)
+
+
+def from_features(victim, rounds):
+    """Yield the same from the outputs of the last layer, which the server takes for a block of the network."""
+    told = replies(victim, Payload(values={"tell": True}), rounds, UNITS)
+    yield from pairwise(weights_of(unpack_all(decode_arrays(reply["sent"]), 1)[0]) for reply in told)
+
+
+def from_descriptors(victim, rounds):
+    """Yield the same from descriptors of `LABELLED`, whose first slot is the output of the label."""
+    told = replies(victim, Payload(values={"tell": True}), rounds, LABELLED)
+    slots = (unpack_all(decode_arrays(reply["sent"]), 1)[0][:, 0] for reply in told)
+    yield from pairwise(weights_of(first.view(10, -1).T, 10) for first in slots)
+
+
+def replies(victim, payload, rounds, public=None):
+    """Yield the node's replies to one message of training after another."""
+    further = {"public": public.digest} if public else {}
+    if public:
+        victim.ask("query", with_public_dataset(public), Request(question=HANDSHAKE))
     for round in range(1, rounds + 1):
-        rows = Payload({"next-rows": {"rows": torch.arange(len(UNITS.inputs)).numpy()}})
-        request = Request(round=round, epochs=1, public=UNITS.digest, expected=round - 1 if round > 1 else -1)
-        scores = unpack(decode_arrays(victim.ask("train", rows, request)["scores"])).double()
-        each = (scores[:-1] - scores[-1]).view(len(SCALES), 64, 10) / SCALES[:, None, None]
-        after = torch.cat([each.mean(0), scores[-1:]]).T
-        if before is not None:
-            yield (after - before)[:, :64], before
-        before = after
+        further |= {"expected": round - 1} if public and round > 1 else {}
+        yield victim.ask("train", payload, Request(round=round, epochs=1, **further))
 
 
-KINDS = {"weights": ("fedavg", from_weights, 1), "posteriors": ("feddf", from_posteriors, 2)}
-"""For each kind of what leaves a node: a method, what its rounds tell, and the first round that tells something."""
+def weights_of(outputs, scale=1e3):
+    """Return the weights (10, 64) that outputs (n, 10) for units at these scales tell."""
+    outputs = outputs.double()
+    each = (outputs[:-1] - outputs[-1]).view(len(SCALES), 64, 10) / (scale * SCALES.double()[:, None, None])
+    return each.mean(0).T
+
+
+KINDS = {
+    "weights": ("fedavg", {}, from_weights, 1),
+    "posteriors": ("feddf", {}, from_posteriors, 2),
+    "features": ("fedharm", {**BLOCK, "fedharm.align": "cka"}, from_features, 2),
+    "descriptors": ("fedharm", BLOCK, from_descriptors, 2),
+}
+"""For each kind: a method that sends it, its settings, what its rounds tell, and the first round that tells it."""
 
 
 def unmixed(seed, folder, kind, rounds, **node):
-    """Return what is read, (units, 64), the images (n, 64), and the rows of each unit; see above."""
-    method, told, first = KINDS[kind]
-    settings = {"method": method, "seed": seed, **TRAINING}
-    victim = Victim(seed, folder, settings, network=linear, digits=(3, 8), **node)
-    changes, initial = map(torch.stack, zip(*told(victim, rounds), strict=True))
-    labels, root, units = victim.labels[:TRAIN], seed, [torch.tensor([row]) for row in range(TRAIN)]
+    """Return what is read, (n, 64), the images (n, 64), and the rows of each of the node's groups; see above."""
+    method, further, told, first = KINDS[kind]
+    victim = Victim(
+        seed, folder, {"method": method, "seed": seed, **TRAINING, **further}, network=linear, digits=(3, 8), **node
+    )
+    before, after = map(torch.stack, zip(*told(victim, rounds), strict=True))
+    images, labels, groups, root = victim.inputs[:TRAIN].double(), victim.labels[:TRAIN], [], seed
     if "allow" in node:
         secret = json.loads((folder / "nodes" / "0.json").read_text())["seed"]
-        units = groups_of(labels, SIZE, torch_generator(secret, "groups"), by_class=True)
+        groups = groups_of(labels, SIZE, torch_generator(secret, "groups"), by_class=True)
         root = derive_seed(secret, seed)
-    unit_of = {row: number for number, rows in enumerate(units) for row in rows.tolist()}
-    counted = torch.zeros(len(changes), len(units)).double()
-    for number in range(len(changes)):
+    steps = []
+    for number in range(len(before)):
         stream = torch_generator(root, "batches", "0", first + number)
-        known = grouped_batches(units, SIZE, stream) if "allow" in node else batches(TRAIN, SIZE, stream, least=SIZE)
-        steps = list(known)
-        for place, step in enumerate(steps):
-            rest = sum(MOMENTUM**later for later in range(len(steps) - place))
-            counted[number, [*{unit_of[row] for row in step.tolist()}]] += RATE * rest / len(step)
-    wrong = torch.ones_like(counted)
-    for _ in range(5):  # the gradient of an image is as long as its class is improbable, which the image tells
-        solution = torch.linalg.lstsq(counted * wrong, changes.flatten(1), driver="gelsd").solution
-        rows = solution.view(len(units), 10, 64)
-        classes = rows.sum(2).argmax(1)
-        images = rows[range(len(units)), classes]
-        sizes = torch.tensor([len(rows) for rows in units]).double()[:, None]
-        logits = torch.cat([images / sizes, torch.ones(len(units), 1)], 1) @ initial.transpose(1, 2)
-        wrong = 1 - logits.softmax(2)[:, range(len(units)), classes]
-    return images, victim.inputs[:TRAIN].double(), units
+        order = grouped_batches(groups, SIZE, stream) if groups else batches(TRAIN, SIZE, stream, least=SIZE)
+        shares = torch.zeros(TRAIN, TRAIN).double()  # more steps than any round has
+        for place, rows in enumerate(order):
+            shares[place, rows] = 1 / len(rows)
+        steps.append(shares)
+    return fitted(before, after - before, torch.stack(steps), F.one_hot(labels, 10).double()), images, groups
+
+
+def fitted(initial, changes, steps, labels):
+    """Return the images (n, 64) with which training from the initial weights changes them so, by least squares.
+
+    Args:
+        initial: (rounds, 10, 64) weights before each round.
+        changes: (rounds, 10, 64) how a round changes them.
+        steps: (rounds, steps, n) the weight of each image's loss in each step.
+        labels: (n, 10) of 0 and 1.
+    """
+    images = torch.zeros(len(labels), 64, dtype=torch.float64, requires_grad=True)
+    used = [place for place in range(steps.shape[1]) if steps[:, place].any()]
+    optimizer = torch.optim.LBFGS([images], max_iter=400, history_size=20, line_search_fn="strong_wolfe")
+
+    def distance():
+        optimizer.zero_grad()
+        change, velocity = torch.zeros_like(initial), torch.zeros_like(initial)
+        for place in used:
+            wrong = (images @ (initial + change).transpose(1, 2)).softmax(2) - labels
+            gradient = (wrong * steps[:, place, :, None]).transpose(1, 2) @ images
+            velocity = MOMENTUM * velocity + gradient
+            change = change - RATE * velocity
+        loss = (change - changes).square().sum() / changes.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(distance)
+    return images.detach()
 
 
 def from_runs(seed, folder, few, many, **node):
@@ -132,12 +185,12 @@ def compared(seeds):
         for kind in KINDS:
             with TemporaryDirectory() as one, TemporaryDirectory() as other:
                 before = nearest(*unmixed(seed, Path(one), kind, 60)[:2])
-                read, images, units = unmixed(seed, Path(other), kind, 60, allow=kind)
-                means = torch.stack([images[rows].mean(0) for rows in units])
+                read, images, groups = unmixed(seed, Path(other), kind, 60, allow=kind)
+                means = torch.stack([images[rows].mean(0) for rows in groups])
                 figures = before, nearest(read, images), nearest(means, images)
                 found[f"rounds (`{kind}`)"].append([float(each.mean()) for each in figures])
     for attack, figures in found.items():
         yield attack, *(sum(column) / len(column) for column in zip(*figures, strict=True))
     with TemporaryDirectory() as folder:
         read = nearest(torch.tensor(load_digits().data / 16), from_runs(seeds[0], Path(folder), 150, 190))
-    yield "runs (`prototypes`; refused with `allow`)", float(read.mean()), math.nan, math.nan
+    yield "runs (`prototypes`; refused with `allow`)", float(read.mean()), None, None
