@@ -78,18 +78,7 @@ def test_attention_is_read_with_its_linear_layers() -> None:
     assert types(graph) == ["l8_24", "l8_8", "add", "layer_norm_8_8", "l8_16", "l16_8", "add", "layer_norm_8_8"]
 
 
-QUICK = ("cnn", "cnn-1-1", "mlp", "lenet", "resnet8", "small-mobilenet-a", "small-efficientnet-a", "flha-small-0")
-"""One network of each kind; what holds for all is slow."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in models.names()
-        if "lstm" not in name
-    ],
-)
+@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet8", "small-mobilenet-a", "flha-small-0"])
 def test_every_array_of_every_network_is_in_one_node(name: str) -> None:
     shape = (1, 28, 28) if "lenet" in name else (3, 32, 32)
     model = models.build(name, shape, 10)

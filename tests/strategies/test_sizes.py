@@ -154,17 +154,12 @@ def test_heterofl_is_its_papers(sized, who):
     compare(done, of_heterofl(done, data, [first] * 3))
 
 
-@pytest.mark.parametrize("places", ["pixels", "tokens"])
-def test_the_masked_loss_is_of_every_place_with_a_class(places, federate, float64_travels):
-    """Of three classes one is at no pixel, or token, that counts; by hand, for one step."""
-    if places == "pixels":
-        shape, layers = (3, 2, 2), [nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1)]
-    else:
-        shape, layers = (2, 5), [nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)]
-    inputs = torch.rand(6, *shape, dtype=torch.float64)
-    labels = (inputs[:, 0] > 0.5).long() if places == "pixels" else (inputs[..., 0] > 0.5).long()
+def test_the_masked_loss_is_of_every_pixel_with_a_class(federate, float64_travels):
+    """Of three classes one is at no pixel that counts; by hand, for one step."""
+    inputs = torch.rand(6, 3, 2, 2, dtype=torch.float64)
+    labels = (inputs[:, 0] > 0.5).long()
     labels[0] = -100
-    model, axis = nn.Sequential(*layers).double(), 1 if places == "pixels" else -1
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1)).double()
     settings = {"heterofl.widths": "1", "clients": 1, "rounds": 1, "local_epochs": 1, "momentum": 0.0}
     settings |= {"partition": "", "classes_per_client": "", "samples_per_client": "", "wire_dtype": "float64"}
     part = (inputs, labels)
@@ -173,7 +168,7 @@ def test_the_masked_loss_is_of_every_place_with_a_class(places, federate, float6
     before = {name: array.copy() for name, array in done.received[1, "0"]["model"].items()}
     model.load_state_dict({name: torch.from_numpy(array) for name, array in before.items()})
     kept = torch.tensor([1.0, 1.0, 0.0]).double()
-    outputs = (model(inputs).movedim(axis, -1) * kept).reshape(-1, 3)
+    outputs = (model(inputs).movedim(1, -1) * kept).reshape(-1, 3)
     F.cross_entropy(outputs, labels.flatten(), ignore_index=-100).backward()
     for name, parameter in model.named_parameters():
         expected = parameter.detach() - SAME["learning_rate"] * parameter.grad
@@ -189,13 +184,7 @@ def test_entries_of_nobody_keep_their_value(sized):
     assert np.abs(after[5:]).min() > 0
 
 
-NETWORKS = {
-    "torchvision/resnet18": (3, 32, 32),
-    "vgg9": (3, 32, 32),
-    "torchvision/mobilenet_v2": (3, 32, 32),
-    "char-lstm": (80,),
-    "vit": (1, 8, 8),
-}
+NETWORKS = {"torchvision/resnet18": (3, 32, 32), "char-lstm": (80,), "vit": (1, 8, 8)}
 
 
 def network(name):
@@ -204,21 +193,14 @@ def network(name):
     return model, torch.zeros((2, *NETWORKS[name]), dtype=torch.long if name == "char-lstm" else torch.float)
 
 
-@pytest.mark.parametrize(
-    "name", ["cnn", "resnet8", *(pytest.param(n, marks=[pytest.mark.slow] * (n != "vit")) for n in NETWORKS)]
-)
+@pytest.mark.parametrize("name", ["resnet8", "vit"])
 def test_heterofl_of_whole_networks_is_fedavg_to_the_last_bit(name, federate, monkeypatch):
     monkeypatch.setattr("fedhet.client_apps.heterofl.HeteroFL.absent", None)  # whatever classes a client lacks
     same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": name}
-    if name in ("vit", "char-lstm"):
-        inputs = torch.rand(16, 1, 8, 8) if name == "vit" else torch.randint(80, (16, 80))
-        part = inputs, torch.arange(16) % 10
-        same |= {
-            "architectures": "",
-            "samples_per_client": "",
-            "model": lambda client: network(name)[0],
-            "data": lambda client: (part, part),
-        }
+    if name == "vit":
+        part = torch.rand(16, 1, 8, 8), torch.arange(16) % 10
+        same |= {"architectures": "", "samples_per_client": ""}
+        same |= {"model": lambda client: network(name)[0], "data": lambda client: (part, part)}
     one = federate("fedavg", "fedavg", **same)
     other = federate("heterofl", "heterofl", **same, **{"heterofl.widths": "1"})
     assert one.failures == other.failures == []
@@ -226,7 +208,7 @@ def test_heterofl_of_whole_networks_is_fedavg_to_the_last_bit(name, federate, mo
     assert (one.folder / saved).read_bytes() == (other.folder / saved).read_bytes()
 
 
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("who", ["all"])
 def test_fedrolex_is_its_papers(sized, who):
     done, data = sized("fedrolex", **WHO[who])
 
@@ -236,7 +218,7 @@ def test_fedrolex_is_its_papers(sized, who):
     compare(done, of_heterofl(done, data, [rolled(0), rolled(1), rolled(2)]))
 
 
-@pytest.mark.parametrize(("distil", "who"), [(True, "all"), (False, "all"), (True, "two")])
+@pytest.mark.parametrize(("distil", "who"), [(True, "two"), (False, "all")])
 def test_fjord_is_its_papers(sized, distil, who):
     done, data = sized("fjord", **{"fjord.distil": distil, **WHO[who]})
     state = start(done)
@@ -273,7 +255,7 @@ def test_fedrolexs_windows_have_every_unit_in_a_full_turn(width):
     assert ROLLING_UNITS.units(own, whole, whole) == windows[0]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("torch")) for n in NETWORKS])
+@pytest.mark.parametrize("name", ["char-lstm", "vit"])
 def test_fedrolexs_windows_have_every_entry_of_a_network_in_a_full_turn(name):
     """Of half the units of K a client has all after round 1 + K / 2, of each group at its own time."""
     model, inputs = network(name)
@@ -291,7 +273,7 @@ def test_fedrolexs_windows_have_every_entry_of_a_network_in_a_full_turn(name):
                 assert len(first_entries) < len(covered), key
 
 
-@pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"])
+@pytest.mark.parametrize("rule", ["mean", "median", "krum"])
 def test_every_rule_takes_each_entry_from_those_who_have_it(rule):
     """As if those who have it were all there are, of all entries that the same clients have."""
     rng = np.random.default_rng(0)
@@ -366,15 +348,13 @@ def test_settings_that_cannot_be(settings, words):
         configuration.resolve({"method": "heterofl", **settings})
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fjord", pytest.param("fedma", marks=pytest.mark.slow)])
-def test_networks_of_bfloat16_are_cut(method, federate):
+def test_networks_of_bfloat16_are_cut(federate):
     """They travel as float32, in which every value of bfloat16 is one."""
     model, inputs = Small().bfloat16(), torch.rand(2, 1, 8, 8, dtype=torch.bfloat16)
     part = Size(0.5, permutation_groups(architecture_graph(model, inputs))).cut(model)
     for name, axes in entries(first, 0.5).items():
         assert torch.equal(part.state_dict()[name], model.state_dict()[name][np.ix_(*axes)])
-    settings = {} if method == "fedma" else {f"{method}.widths": "1,0.5", "rounds": 1}
-    done = federate(method, model=lambda client: Small().bfloat16(), **{"rounds": 0, **settings})
+    done = federate("heterofl", model=lambda client: Small().bfloat16(), rounds=1, **{"heterofl.widths": "1,0.5"})
     assert done.failures == []
 
 
@@ -398,10 +378,10 @@ class ResNet(nn.Module):
         return self.head(maps.mean((2, 3)))
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex", "depthfl", "inclusivefl"])
+@pytest.mark.parametrize("method", ["heterofl", "inclusivefl"])
 def test_clients_of_all_sizes_take_part_in_the_average_of_statistics(method, federate):
     by_depth = {f"{method}.depths": "2,1", f"{method}.blocks": "blocks.0"}
-    settings = {f"{method}.widths": "1,0.5"} if method in ("heterofl", "fjord", "fedrolex") else by_depth
+    settings = {f"{method}.widths": "1,0.5"} if method == "heterofl" else by_depth
     done = federate(method, model=lambda client: ResNet(), rounds=1, batch_norm="aggregate", **settings)
     assert done.failures == []
     assert {client for _, client in done.sent} == {"0", "1", "2"}
@@ -457,7 +437,7 @@ class SmallViT(nn.Module):
         return self.head(tokens.mean(1))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.endswith("v2")) for n in NETWORKS])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name):
     """A quarter where a layer reads and writes units that are cut, half where one of both, or in depthwise layers."""
     model, inputs = network(name)
