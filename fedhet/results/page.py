@@ -53,8 +53,6 @@ th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px soli
 th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: anywhere; }
 .numbers :is(td, th) { white-space: nowrap; } .numbers :is(td, th):not(:first-child) { text-align: right; }
 .total tr:last-child td { font-weight: 600; }
-code { font-size: .95em; }
-details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 </style>
 </head>
 <body>
@@ -83,11 +81,6 @@ details summary { cursor: pointer; color: var(--quiet); margin: .75rem 0; }
 {% for note in section.notes %}
 <p class="quiet">{{ note }}</p>
 {% endfor %}
-{% if section.folded | length > 1 %}
-<details><summary>{{ section.folded | length - 1 }} more at their defaults</summary>
-{{ table(section.folded[0], section.folded[1:]) }}
-</details>
-{% endif %}
 {% if section.links %}
 <ul>
 {% for name, link in section.links %}
@@ -107,13 +100,12 @@ Table = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page: tables, whose look is `kind`, notes, a table that unfolds, and links by name."""
+    """A section of a page: tables (with the CSS classes `kind`), notes, and links by name."""
 
     heading: str
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     kind: str = ""
-    folded: Table = ()
     links: Sequence[tuple[str, str]] = ()
 
 

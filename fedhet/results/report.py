@@ -1,4 +1,4 @@
-"""Reports on a run and on several: an HTML file that needs nothing beside it, and a run's figures as PNG."""
+"""Reports on one run or several: a self-contained HTML file, and a run's figures as PNG."""
 
 import json
 import os
@@ -34,10 +34,9 @@ _BEFORE = " After local training: clients' models before a round's aggregation; 
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write `report.html` and `figures/*.png` into the directory of a run, finished or not, and return the page's path.
+    """Write `report.html` and `figures/*.png` into the directory of a run, finished or not; return the page's path.
 
-    Raises:
-        FedhetError: as `read_run`, or the method would have to be imported (`fedhet.registry.of_data`).
+    Raises a `FedhetError` like `read_run`, or if the method would have to be imported (`fedhet.registry.of_data`).
     """
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png
@@ -62,15 +61,17 @@ def write_report(folder: Path | str) -> Path:
 
 
 def _status(run: RunFiles) -> list[tuple[str, str]]:
+    """Return the first lines of the page, each after its look: how far the run came, or why it failed."""
     if run.summary is None:
-        return [("bad", f"Unfinished: {_about(run)}. What follows is what there is so far.")]
+        return [("bad", f"Unfinished: {_about(run)}.")]
     if run.summary.get("status") == "completed":
         return [("quiet", f"Completed: {_about(run)}.")]
     reason = run.summary.get("error") or "no reason recorded"
-    return [("bad", f"This run failed: {reason}"), ("quiet", f"What there is: {_about(run)}.")]
+    return [("bad", f"This run failed: {reason}"), ("quiet", f"{_about(run)}.")]
 
 
 def _sections(run: RunFiles) -> Iterator[Section]:
+    """Yield what comes below the figures: clients, failures, settings."""
     if architectures := by_architecture(run):
         when = ", after the last aggregation" if run.personal == "received" else ""
         note = f"Plain means over clients, each at its last evaluation{when}."
@@ -80,12 +81,10 @@ def _sections(run: RunFiles) -> Iterator[Section]:
     failures = _failures(run)
     tables = [[["reason", "times", "rounds", "clients"], *failures]] if failures else []
     yield Section("Failures", tables, [] if failures else ["None."])
-    chosen, defaults = _settings(run)
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     ran = [f"{name}: {what}" for name, what in run.ran.items()]
-    heading = ["key", "value"]
-    yield Section("Settings", [[heading, *chosen]], ran, folded=[heading, *defaults])
-    versions = [[name, str(number)] for name, number in run.versions.items()]
-    yield Section("Versions", [[["package", "version"], *versions]])
+    notes = ["Other keys have their defaults; config.toml has them all.", f"versions: {versions}", *ran]
+    yield Section("Settings", [[["key", "value"], *_settings(run)]], notes)
 
 
 def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
@@ -94,18 +93,16 @@ def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> l
     return [{"name": name, "svg": to_svg(each, name), "caption": captions[name]} for name, each in figures.items()]
 
 
-def _settings(run: RunFiles) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The settings that are not fedhet's own defaults, and the others."""
+def _settings(run: RunFiles) -> list[tuple[str, str]]:
+    """Return the settings that are not fedhet's own defaults."""
     known = {key: default for key, default, *_ in configuration.keys(outside=False)}
     method = run.settings.get("method")
-    chosen: list[tuple[str, str]] = []
-    defaults: list[tuple[str, str]] = []
-    for key, value in run.settings.items():
-        of_others = "." in key and key.split(".")[0] not in (method, "own")
-        alike = key != "method" and known.get(key) == value
-        words = value if isinstance(value, str) else json.dumps(value, default=str)
-        (defaults if alike or of_others else chosen).append((key, words))
-    return chosen, defaults
+    return [
+        (key, value if isinstance(value, str) else json.dumps(value, default=str))
+        for key, value in run.settings.items()
+        if key == "method" or known.get(key) != value
+        if "." not in key or key.split(".")[0] in (method, "own")
+    ]
 
 
 def _about(run: RunFiles) -> str:
@@ -121,7 +118,7 @@ def _about(run: RunFiles) -> str:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
-    """The numbers at the top of the page: name, value, note; none before there is a summary."""
+    """Return name, value and note of the numbers at the top of the page; empty before there is a summary."""
     summary = run.summary
     if summary is None:
         return []
@@ -150,7 +147,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
-    """The failures as reason, times, rounds and clients, one line a reason: one cause often hits many clients."""
+    """Return reason, number, rounds and clients of failures; those with one reason are in one line."""
     failures = ((row["round"], failure) for row in run.rows for failure in row["failures"])
     hit = grouped((str(each.get("reason")), (round, str(each.get("client")))) for round, each in failures)
     lines = []
@@ -167,7 +164,7 @@ def _few(names: Iterable[str], most: int = 12) -> str:
 
 
 def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
-    """Write a page on the runs of several directories; a `FedhetError` if one is none, or two have one name."""
+    """Write a page on several runs; raises a `FedhetError` if a folder holds no run or two have the same name."""
     from fedhet.results.figures import runs_figure
 
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}

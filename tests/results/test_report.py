@@ -95,7 +95,7 @@ def test_report_holds_figures_numbers_settings_and_failures(make_run):
     ):
         assert part in page.text
     assert ["fedhenn.eta0", "0.01"] in page.rows
-    assert ["torch", "2.15.0"] in page.rows
+    assert "torch 2.15.0" in page.text
     assert [hostile, "4", "2, 3", "7, 10"] in page.rows
     assert ["no reply within 60 s", "1", "4", "0"] in page.rows
     assert "<script" not in text
@@ -211,7 +211,7 @@ def test_drawing_leaves_matplotlib_as_it_was(make_run):
         (
             {"status": "failed"},
             ["accuracy", "clients", "losses"],
-            "This run failed: 3 of 10 clients replied, 5 are needed What there is: 6 of 6 rounds",
+            "This run failed: 3 of 10 clients replied, 5 are needed 6 of 6 rounds",
         ),
         pytest.param(
             *({"status": None}, ["accuracy", "clients", "losses"], "Unfinished: 6 of 6 rounds"), marks=pytest.mark.slow
