@@ -1,11 +1,10 @@
-"""The base of every strategy: the run, in fedhet's own loop or in Flower's, which calls Flower's hooks."""
+"""The base of all strategies, and a run from the handshake to the last evaluation."""
 
-import atexit
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,55 +15,44 @@ from fedhet import config as configuration
 from fedhet import population, registry, supplied
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
-from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import (
-    ArrayRecord,
-    ConfigRecord,
-    Grid,
-    Message,
-    MessageType,
-    MetricRecord,
-    Result,
-    Strategy,
-    decode_arrays,
-    encode_arrays,
-)
+from fedhet.errors import FedhetError
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
-from fedhet.flower.insides import simulated, wrapper_of
-from fedhet.flower.mods import check_hooks
-from fedhet.flower.privacy import mod_ledger, wrapper_ledger
+from fedhet.flower.insides import simulated
+from fedhet.flower.privacy import mod_ledger
 from fedhet.flower.settings import settings_of
 from fedhet.observing import Observer
 from fedhet.options import Config, Value
 from fedhet.randomness import seeded
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
+from fedhet.server.flower_loop import FlowerLoop
 from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.networks import Networks
-from fedhet.server.reporter import Reporter, metric_record, statistics, unseen_clients
+from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.roster import await_nodes
-from fedhet.server.round import Hooks, P, S
+from fedhet.server.round import P, S
 from fedhet.server.run import Round, Run, named
 from fedhet.text import log
 from fedhet.wire import Reply
 from fedhet.wire.protocol import JOIN
 
 LAST = 3
-"""So many last rounds in a row that did not count, or half of all, make a run a failed one."""
+"""A run fails if this many last rounds, or the last half of all rounds, did not count."""
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class FederatedStrategy(Hooks[P, S], Strategy):
-    """Base of all strategies of fedhet; a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
+class FederatedStrategy(FlowerLoop[P, S]):
+    """The base of all strategies, a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
 
     Args:
-        config: a complete configuration; or else
-        settings: single keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones
+        config: a complete configuration, or None if keys are given by keyword.
+        settings: keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones
             (`learning_rate=0.05`).
-        public: the public dataset, a `PublicDataset`, or raw inputs (n, ...); sent to each client once.
-        model: the clients' models, where a method needs them at the server and they are not the configured ones.
-        observers: told of every round.
+        public: the public dataset, as a `PublicDataset` or raw inputs (n, ...); it is sent to each client once.
+        model: the clients' models, for methods that need them at the server, if they are not the configured ones.
+        observers: objects that are notified of every round.
 
     Raises:
         ConfigError: unknown or wrong settings, all at once.
@@ -92,11 +80,6 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         self.reporter = Reporter(self.run, self.size_of, observers)
         hooks = self.public_dataset, self.compatibility, self.common, self.admit, self.first_arrays, self.first_model
         self._handshake = Handshake(self.run, self.federation, Admission(*hooks, self.copies))
-        self._flowers_loop: ExitStack | None = None  # the contexts of a run under it
-        self._wrapper: Strategy | None = None  # around this strategy, in such a run
-        self._trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # in its round under way
-
-    # ---- the run
 
     def start(
         self,
@@ -110,24 +93,23 @@ class FederatedStrategy(Hooks[P, S], Strategy):
     ) -> Result:
         """Run all rounds, the closing round if there is one, and the evaluation at the end.
 
-        Takes what Flower's own `start` takes; what is left out comes from the configuration. A strategy whose `state`
-        was loaded goes on after `state.round`. With the key `out` and no observers, a run directory is written.
+        The arguments are those of Flower's `start`; the configuration has their defaults. A strategy whose `state` was
+        loaded continues after `state.round`. With the key `out` and no observers, a run directory is written.
 
         Args:
             grid: the clients.
-            initial_arrays: the shared model before the first round, for methods that have one and when nothing is
-                resumed; by default the first client's initial weights.
-            num_rounds: rounds of training.
+            initial_arrays: the shared model before the first round, unless a run is resumed; by default the first
+                client's initial weights.
+            num_rounds: number of rounds of training.
             timeout: seconds to wait for replies.
-            train_config: keys of the configuration to change; Flower's names (`lr`) are understood, and keys that are
-                not fedhet's reach mods around the clients.
-            evaluate_config: likewise; where both name a key, `train_config` wins.
-            evaluate_fn: evaluates the global model at the server, before the first round and after each; its arrays are
-                in Flower's format.
+            train_config: keys of the configuration to change, also by Flower's names (`lr`); unknown keys are passed on
+                to mods around the clients.
+            evaluate_config: the same; `train_config` has precedence.
+            evaluate_fn: evaluates the global model at the server, before the first round and after each round.
 
         Raises:
-            FedhetError: too few clients can serve, none answered the first round, or the last rounds came to nothing;
-                with their reasons. Or the method failed.
+            FedhetError: too few clients can serve, none answered the first round, the last rounds did not count, or the
+                method failed.
         """
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
@@ -158,7 +140,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         return result
 
     def handshake(self, grid: Grid) -> None:
-        """Wait for clients and admit those that can serve; raises a FedhetError if too few can or none is scored."""
+        """Wait for clients and admit those that can serve; raise a FedhetError if too few can or none can be scored."""
         exact = "clients" in self.config.chosen
         wanted = self.config.clients if exact else self.config.min_clients
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
@@ -183,7 +165,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
             self.reporter.record({}, {})
 
     def evaluate_last(self) -> MetricRecord:
-        """Evaluate all clients after the last round, and let those join that come then; returns the numbers."""
+        """Evaluate all clients after the last round, admit unseen clients, and return metrics."""
         run, federation = self.run, self.federation
         run.round = Round(run.last_round + 1, final=True)
         self._handshake.admit()
@@ -212,7 +194,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model on the common test set, for the next record."""
+        """Evaluate the global model at the server, for the next record."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             with seeded(self.config.seed, "evaluation", "server"):
@@ -222,7 +204,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
         self.reporter.on_common_test = common
 
     def _check_that_rounds_counted(self) -> None:
-        """Raise a FedhetError if the last rounds (`LAST`) of a run all came to nothing: it is no finished run."""
+        """Raise a FedhetError if the last rounds of a run did not count (`LAST`)."""
         last = self.run.last_round
         counted = max([0, *(client.trained for client in self.state.clients.values())])
         if last - counted >= min(LAST, math.ceil(last / 2)) > 0:
@@ -238,7 +220,7 @@ class FederatedStrategy(Hooks[P, S], Strategy):
 
     @contextmanager
     def _recording(self, grid: Grid) -> Iterator[None]:
-        """Write a run directory, with the key `out` and no observers."""
+        """Write a run directory, if the key `out` is set and there are no observers."""
         from fedhet.results.recorder import recorded
 
         if not self.config.out or self.reporter.observers:
@@ -253,111 +235,6 @@ class FederatedStrategy(Hooks[P, S], Strategy):
             finally:
                 self.reporter.observers = []
 
-    # ---- Flower's hooks, for its own loop and its wrappers
-
-    def _begin(self, grid: Grid) -> None:
-        """Begin a run under the loop of Flower or of one of its wrappers, which starts at round 1."""
-        if self.config.resume:
-            raise ConfigError("a run under a wrapper of Flower's cannot be resumed: leave out resume")
-        self._flowers_loop, self._wrapper = ExitStack(), wrapper_of(self)
-        atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
-        if self.config.closing_epochs:
-            log.warning("closing-epochs has no effect in the loop of a wrapper of Flower's")
-        self.run.override({"closing-epochs": 0})
-        self._flowers_loop.enter_context(self._recording(grid))
-        self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
-        self.handshake(grid)
-        self.reporter.started()
-
-    def _end(self, error: BaseException | None = None) -> None:
-        """End a run under Flower's loop, with the error that it failed with."""
-        if (contexts := self._flowers_loop) is not None:
-            self._flowers_loop = None
-            atexit.unregister(self._interrupted)
-            contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-
-    def _interrupted(self) -> None:
-        """End a run whose loop did not reach the last round."""
-        if self._flowers_loop is not None:
-            error = FedhetError(f"Flower's loop ended after round {self.state.round}: {self._same_rounds}")
-            log.error("%s", error)
-            with suppress(FedhetError):
-                self._end(error)
-
-    @property
-    def _same_rounds(self) -> str:
-        return f"give the strategy as many rounds (rounds = {self.config.rounds}) as start (num_rounds)"
-
-    @contextmanager
-    def _in_flowers_loop(self) -> Iterator[None]:
-        """Context of a hook: its exception ends the run."""
-        try:
-            yield
-        except BaseException as error:  # Ctrl-C too: the run ends with it, raised again
-            self._end(error)
-            raise
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Flower's hook: the messages of a round."""
-        run, federation, self._trained = self.run, self.federation, None
-        if server_round == 1:
-            self._interrupted()  # an earlier run
-        elif self._flowers_loop is None:
-            raise ConfigError(f"Flower's loop goes on with round {server_round}: {self._same_rounds}")
-        run.take(config)
-        if arrays:
-            run.initial = decode_arrays(arrays)
-        with self._in_flowers_loop():
-            if not self._flowers_loop:
-                self._begin(grid)
-                mean = self.aggregator.plain
-                run.privacy = wrapper_ledger(self._wrapper, run.traits, mean=mean) or run.privacy
-            run.round = Round(server_round)
-            self._handshake.admit()
-            self._prepare()
-            payloads = self._choose()
-            specs = [federation.specs[client] for client in federation.present]
-            check_hooks(self._wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
-            evaluate = run.evaluates(server_round)
-            return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Flower's hook: checks the replies of a round and learns from them."""
-        with self._in_flowers_loop():
-            valid = self.federation.receive(replies, self._check)
-            self._trained = valid, self._aggregate(valid)
-            metrics = metric_record(self.reporter.row(*self._trained))
-            return (encode_arrays(self.state.model, flower=True) if self.state.model else None), metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Flower's hook: an evaluation of all clients, an exchange of its own, with the wrapper's noise in `arrays`."""
-        self.run.take(config)
-        with self._in_flowers_loop():
-            if arrays:
-                self.run.initial = decode_arrays(arrays)
-                self._handshake.settle()
-            return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Flower's hook: what all clients measured; completes the round, and after the last one the run."""
-        with self._in_flowers_loop():
-            valid, round = self.federation.receive(replies), self.run.round
-            if self._trained is None:
-                for client in round.training:
-                    self.federation.refuse(client, "its reply was left out with all others, since some client failed")
-            self.reporter.record(*(self._trained or ({}, {})))
-            if self._flowers_loop and round.number == self.run.last_round:
-                self._check_that_rounds_counted()
-                self.evaluate_last()
-                self._end()
-        return metric_record(statistics(valid, None)) if valid else None
-
     def summary(self) -> None:
-        """Log what this strategy is."""
+        """Log the method and its keys."""
         log.info("%s: %s", self.method.name, self.parameters)
