@@ -1,1 +1,1 @@
-"""Engines: where a run's clients are. In this process, on Ray, or behind a SuperLink."""
+"""Engines run a configuration: on this machine, on Ray, or on a SuperLink."""

@@ -1,7 +1,7 @@
-"""Child processes, one thread each, forked from `multiprocessing`'s fork server, which has imported what runs need.
+"""Child processes with one thread each, forked from `multiprocessing`'s fork server, which has imported fedhet.
 
-The pools of `loky` and `concurrent.futures` give up on every call once one of their processes is killed. The fork
-server's insides that are relied on, so that it ends with this process, are used here alone.
+The pools of `loky` and `concurrent.futures` fail every call once one of their processes is killed. This is the only
+module that uses private parts of the fork server, so that it ends with this process.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from typing import Any
 from fedhet.engines import messages
 from fedhet.errors import FedhetError
 
-# Read by the numerical libraries when they are first loaded. Two processes with two threads each on two cores were
-# measured to be a hundred times slower than with one.
+# Numerical libraries read these when they are loaded. On two cores, two processes with two threads each were a hundred
+# times slower than with one thread each.
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 FAREWELL = 1.0
@@ -33,18 +33,18 @@ _PRELOADED = ("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.en
 
 
 class ChildError(FedhetError):
-    """A child process has ended, and with which exit code."""
+    """A child process has ended; the message has its exit code or the timeout."""
 
 
 class Child:
-    """A process that ends with this one, and a connection to it for messages (`fedhet.engines.messages`).
+    """A process that ends with this one, with a connection for messages (`fedhet.engines.messages`).
 
     It does not import the script that this process runs, which may start runs itself.
 
     Args:
-        function: called there as `function(connection, *arguments)`; importable by name.
-        arguments: picklable.
-        name: of the process.
+        function: called in the process as `function(connection, *arguments)`; importable by name.
+        arguments: picklable arguments.
+        name: name of the process.
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
@@ -74,14 +74,14 @@ class Child:
             raise ChildError(f"its process ended with exit code {self.process.exitcode}") from error
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 def prepare(*further: str) -> None:
-    """Start the process that others are forked from, once; it imports what workers need and further modules."""
+    """Start the fork server, once; it imports what workers need, and further modules."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *further])
     with _one_thread(), _without_interrupts():
         _server.ensure_running()
@@ -90,8 +90,10 @@ def prepare(*further: str) -> None:
 
 @cache
 def _ended_at_exit() -> None:
-    """As this process ends, so does the one that others are forked from: it might still be importing, for seconds."""
-    Finalize(None, _end_server, exitpriority=-1)  # after those that were forked, before its socket's folder goes (-100)
+    """End the fork server with this process; otherwise it might go on importing for seconds."""
+    Finalize(
+        None, _end_server, exitpriority=-1
+    )  # after the children, before the folder of its socket is removed (-100)
 
 
 def _end_server() -> None:
@@ -107,7 +109,7 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 
 
 def _end_with_parent() -> None:
-    """End this process with its parent: one that was killed ends nobody itself."""
+    """End this process with its parent, also if the parent is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -129,7 +131,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that are started within ignore Ctrl-C from their first moment on: this process ends them."""
+    """Have processes that are started in this context ignore Ctrl-C, since this process ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The local engine: ServerApp strategy and ClientApp in one process, for a debugger, or with workers, for speed."""
+"""The local engine: strategy and ClientApp in one process, or with worker processes for speed."""
 
 import multiprocessing
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def run_locally(
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
         stack.enter_context(process_restored())
-        if workers > 1 and not multiprocessing.current_process().daemon:  # one of several runs has one core
+        if workers > 1 and not multiprocessing.current_process().daemon:  # each of several runs has one core
             from fedhet.engines.workers import WorkerGrid
 
             workers_grid = WorkerGrid(

@@ -1,4 +1,4 @@
-"""A worker: a process that handles clients' messages, as the run's process sees it, and what is done there."""
+"""A worker process that handles clients' messages: its handle in the run's process, and its own loop."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from fedhet.flower.insides import be_server, colour_terminals_only
 
 
 class Worker:
-    """A process that handles messages, made from a recipe (`recipe`); another one replaces it if it fails."""
+    """A process that handles messages, started from a recipe (`recipe`); it can be restarted after a failure."""
 
     def __init__(self, recipe: SharedMessage) -> None:
         self._recipe = recipe
@@ -44,14 +44,14 @@ class Worker:
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
-    """Return the message that makes workers: the app, a user's methods and default dtype, and data sets loaded here."""
+    """Return the message that sets up workers: the app, a user's methods and default dtype, and loaded data sets."""
     loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
     return SharedMessage((app, registry.given(), loaded, torch.get_default_dtype()))
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int) -> None:
     """Handle the messages of clients until the run's process ends."""
-    os.environ.update(environment)  # it is forked from a process that may be older than a change of it
+    os.environ.update(environment)  # the fork server may have started before these were set
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
     colour_terminals_only()

@@ -1,4 +1,4 @@
-"""Worker processes for the local engine: as many clients train at once as there are cores.
+"""Worker processes for the local engine, which train one client per core at a time.
 
 A run begins in one process; once clients have taken some seconds, workers are forked and take over as soon as they are
 ready, so a short run never waits for them. A thread of this process serves each worker. A client's results do not
@@ -19,31 +19,30 @@ from fedhet.flower.insides import failure, identify
 from fedhet.text import log
 
 AHEAD = 2
-"""Replies for each worker that may wait to be fetched one by one: they may be large."""
+"""Number of replies per worker that may wait until they are fetched, since replies may be large."""
 
 
 class WorkerGrid(LocalGrid):
-    """A Grid whose nodes are calls of ClientApps in worker processes, a few at a time; a context that ends them.
+    """A Grid whose nodes are calls of ClientApps in worker processes; a context that ends them.
 
-    A worker rather takes nodes that it had before, and those first that took longest. One that dies, or takes longer
-    than the timeout, is the failure of the client that it works on, and another takes its place.
+    A worker prefers nodes that it has handled before, and those that took longest. If it dies or exceeds the timeout,
+    the client that it works on fails, and another worker replaces it.
 
     Args:
-        client_app: as of `LocalGrid`, like `clients`; workers get it by cloudpickle.
-        clients: number of nodes.
-        workers: processes.
+        client_app: the ClientApp, which workers receive by cloudpickle.
+        clients: number of nodes; node i has partition id i.
+        workers: number of processes.
         timeout: seconds that a message may take in a worker.
-        at_once: whether the first message waits for workers: what happens in this process cannot be timed out.
-        datasets: names of those that workers have from this process, where it has loaded them.
-        room: number of workers that a GPU has room for, asked once clients have trained here; None: for all. There are
-            then no more workers than clients.
+        at_once: whether the first message waits for workers, since calls in this process cannot be timed out.
+        datasets: names of data sets that workers receive from this process if it has loaded them.
+        room: returns the number of workers for which a GPU has room, once clients have trained in this process.
     """
 
     answers = True
-    """Every message is answered, if only by an error that it took too long."""
+    """Every message is answered, if only with an error after the timeout."""
 
     patience = 5.0
-    """Seconds that clients take in this process before workers are started; 0: the first one waits; infinite: never."""
+    """Seconds of training in this process before workers are started; 0: the first message waits; infinite: never."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class WorkerGrid(LocalGrid):
         self._took_over = self._closed = False
         self._failed = 0  # workers that ended as they started
         self._spent = 0.0
-        self._seconds: dict[int, float] = {}  # that each node's last messages took
+        self._seconds: dict[int, float] = {}  # time of each node's last messages
         self._had_by: dict[int, Worker] = {}  # node by node
         self._changed = threading.Condition()  # guards what follows, and the messages that wait
         self._wanted: Sequence[str] = ()
@@ -119,7 +118,7 @@ class WorkerGrid(LocalGrid):
         return [reply]
 
     def _note(self, message: Message, started: float) -> None:
-        """Note the time that a message took; an evaluation does not make a node a quick one."""
+        """Record the time that a message took; an evaluation at most halves a node's time."""
         seconds, node = time.monotonic() - started, message.metadata.dst_node_id
         if message.metadata.message_type == MessageType.TRAIN:
             self._spent += seconds
@@ -136,14 +135,14 @@ class WorkerGrid(LocalGrid):
             self._start()
         if self._team and self._failed == len(self._team):
             exit_code = self._team[0][0].child.process.exitcode
-            self._alone(f"worker processes end as they start, with exit code {exit_code}")
+            self._alone(f"worker processes end at their start, with exit code {exit_code}")
 
     def _start(self) -> None:
         """Start workers, as many as there is room for."""
         if self._room:
             self._number = min(self._number, self._room(), len(self._contexts))
         if self._number < 2:
-            log.info("clients go on in one process: they have no room, or no use, for several on the GPU")
+            log.info("clients stay in one process: the GPU has no room, or no use, for several")
             return
         try:
             self._recipe = recipe(self._client_app, self._datasets)
@@ -160,7 +159,7 @@ class WorkerGrid(LocalGrid):
 
     def _alone(self, reason: str) -> None:
         self._number, self._team, self._took_over = 1, [], False
-        log.warning("clients go on one after the other: %s", reason)
+        log.warning("clients run one after the other: %s", reason)
 
     def _serve(self, worker: Worker) -> None:
         """Have a worker handle messages, one after the other, until the grid is closed; it is replaced if it fails."""

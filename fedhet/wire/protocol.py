@@ -22,8 +22,8 @@ from fedhet.wire.arrays import DTYPES, Arrays, Payload, Spec, WireError, bytes_o
 from fedhet.wire.fields import LONGEST, Fields, Name, named_fields, shortened
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
-"""Questions to clients: for its report, for the weights from which all start, and, to an unseen client after the last
-round, for its evaluations with the received weights."""
+"""Questions to clients: for the report, for the weights from which all start, and, to an unseen client after the last
+round, for evaluations with the received weights."""
 
 STARTS = ("received", "scratch")
 """Starts of an unseen client: received weights, or its own new ones; a metric after epoch 3 is `received-3`."""
@@ -32,23 +32,23 @@ PUBLIC = "public"
 """Name of the group of arrays with the public dataset, in a handshake."""
 
 WHOLE = "whole"
-"""Name of the group of arrays with a whole network's first weights, from a client that has only a part of it."""
+"""Name of the group of arrays with a whole network's first weights, sent by a client that trains a part of it."""
 
 ROOM = 4
-"""The server holds at most 1 / `ROOM` of its memory for a client; one that needs more is refused in the handshake."""
+"""A client may need at most 1 / `ROOM` of the server's memory; a larger one is refused in the handshake."""
 MOST_PARTITIONS = 100_000
 """The largest value of `clients`."""
 MOST_PUBLIC = 10**8
-"""The largest number of public examples, whose order the server draws."""
+"""The largest number of public examples."""
 MOST_ARRAYS = 2**15
-"""Largest number of arrays that a client shares; a network of a thousand layers has some thousands."""
+"""Largest number of arrays that a client may share."""
 
 
 FURTHER, MOST_FURTHER = "own.", 64
-"""Before the names of metrics that a user's own functions return, and how many of them a reply has at most."""
+"""Prefix of metrics that a user's own functions return, and the largest number of them in a reply."""
 
 LONGEST_GROUPS = 2**20
-"""Largest number of characters of permutation groups as text; ResNet-152's have 200,000."""
+"""Largest number of characters of permutation groups as text; ResNet-152 has 200,000."""
 
 Groups = Annotated[str, "permutation groups as text"]
 
@@ -69,7 +69,7 @@ class Request:
         public: digest of the public dataset, if the method needs one.
         flower: whether arrays travel in Flower's format, for Flower's wrappers.
         here: proof that the server is on the client's machine (`fedhet.machine.proof` of the settings).
-        begun: in a handshake, whether the run has begun before: clients are to be what they were then.
+        begun: in a handshake, whether the run is resumed, so that clients must not have changed.
     """
 
     round: int = 0
@@ -90,7 +90,7 @@ class Request:
         return json.dumps(vars(self))
 
     @classmethod
-    @lru_cache(maxsize=16)  # all clients of a round get the same
+    @lru_cache(maxsize=16)  # the same text for all clients of a round
     def from_json(cls, text: str) -> "Request":
         """Read a request; raises a WireError for an invalid field."""
         return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))
@@ -112,11 +112,11 @@ class Report:
         spec: names, shapes and dtypes of its network's shared arrays.
         public: digest of the client's own public dataset; empty without one.
         public_size: number of examples in that public dataset.
-        device: where it computes, in words.
+        device: its device, in words.
         note: a remark for the server's log, shortened on the way.
         outputs: number of outputs of a prediction; 0 if it is not disclosed.
         noise: noise multiplier of `LocalDpMod` around its training; 0 without.
-        groups: if clients have parts of one network, the permutation groups of the whole (`fedhet.matching`).
+        groups: if clients train parts of one network, its permutation groups (`fedhet.matching`).
     """
 
     client: Name
@@ -137,7 +137,7 @@ class Report:
     groups: Groups = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields as they travel, without those that have their default."""
+        """Return the fields as they are sent, without those that have their default."""
         values = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
         specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
         report: Any = type(self)
@@ -167,7 +167,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
     """Read shared arrays, each as `"float32,2,3"`; raises a WireError if one is empty, or if they are too large."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
-        raise WireError(f"it shares {len(keys)} arrays, and the server takes up to {MOST_ARRAYS} of a client")
+        raise WireError(f"it shares {len(keys)} arrays, and the server accepts at most {MOST_ARRAYS}")
     spec: Spec = {}
     for key in keys:
         dtype, *lengths = Fields(record).text(key).split(",")
@@ -175,7 +175,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         if dtype not in DTYPES or len(lengths) > 32:
             raise WireError(f"{damaged} is {dtype!r} of {len(lengths)} axes")
         if not name.isprintable() or not 0 < len(name) <= 10 * LONGEST:
-            raise WireError(f"{damaged} is no name of an array")
+            raise WireError(f"{damaged} is not a valid name of an array")
         if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
             raise WireError(f"{damaged} has no shape {','.join(lengths)!r}: what is shared has axes of at least 1")
         spec[name] = (tuple(map(int, lengths)), dtype)
@@ -184,9 +184,9 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError if a client needs more than its part of the server's memory; `needed` says for what."""
+    """Raise a WireError if a client needs too much of the server's memory; `needed` says for what."""
     if size > (most := memory() / ROOM):
-        raise WireError(f"{needed} {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB a client")
+        raise WireError(f"{needed} {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB per client")
 
 
 @dataclass
@@ -211,7 +211,7 @@ class Reply:
         measured: its evaluations by name: `received`, `trained`, `common-trained`,
             `validation-trained`.
         validation_examples: number of its validation examples.
-        work: what its training took.
+        work: numbers of steps and examples of its training.
         further: metrics of a user's own train and evaluate functions, by name (`fedhet.wrap`).
     """
 
@@ -274,7 +274,7 @@ class Reply:
 
 
 def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a user's own, or a WireError: they are few, finite, and have names that can be shown."""
+    """Read the metrics of a user's own functions; raises a WireError for too many, or invalid names or values."""
     names = [key.removeprefix(FURTHER) for key in metrics if key.startswith(FURTHER)]
     if len(names) > MOST_FURTHER or not all(name.isprintable() and 0 < len(name) <= LONGEST for name in names):
         raise WireError(
@@ -309,7 +309,7 @@ class LostReply(FedhetError):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client's refusal of a request; `lost` if it lost what the server sent before, `again` if the cause may pass."""
+    """A client's refusal of a request; `lost` if it lost what the server sent before, `again` if it may pass."""
 
     client: str
     reason: str

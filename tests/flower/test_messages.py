@@ -172,10 +172,10 @@ def test_what_a_client_says_in_words_is_printable(field):
         ("w", "float32,", "axes of at least 1"),
         ("w", "float32" + ",1" * 33, "is 'float32' of 33 axes"),
         ("w", "object,3", "is 'object' of 1 axes"),
-        ("", "float32,3", "is no name of an array"),
-        ("\x1b[2J", "float32,3", "is no name of an array"),
-        ("\ud800", "float32,3", "is no name of an array"),
-        ("x" * 2001, "float32,3", "is no name of an array"),
+        ("", "float32,3", "is not a valid name of an array"),
+        ("\x1b[2J", "float32,3", "is not a valid name of an array"),
+        ("\ud800", "float32,3", "is not a valid name of an array"),
+        ("x" * 2001, "float32,3", "is not a valid name of an array"),
     ],
 )
 def test_a_specification_is_of_arrays_that_hold_something(key, value, why):

@@ -48,7 +48,7 @@ def test_a_network_that_no_server_has_room_for_is_refused_in_the_handshake(tmp_p
     run_locally(config, tmp_path / "run", app=saying("1", **said))
     (failure,) = Run(tmp_path / "run").rows[0]["failures"]
     assert failure["client"] == "1"
-    assert "GB, and the server has room for 1 GB a client" in failure["reason"]
+    assert "GB, and the server has room for 1 GB per client" in failure["reason"]
 
 
 def test_what_an_array_is_like_is_what_most_say_whoever_comes_first(tmp_path):
@@ -100,7 +100,7 @@ def test_a_hypernetwork_has_no_arrays_that_only_one_client_knows(key, shape, tmp
 
 def test_a_specification_is_of_so_many_arrays_at_most(tmp_path):
     said = {f"spec.{number}": "float32" for number in range(2**15 + 1)}
-    assert "the server takes up to 32768 of a client" in refusal("local", {}, tmp_path, **said)
+    assert "the server accepts at most 32768" in refusal("local", {}, tmp_path, **said)
 
 
 def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp_path):
@@ -161,7 +161,7 @@ def test_what_the_server_makes_for_a_client_has_its_room(tmp_path, monkeypatch):
     """Of a hypernetwork it holds several copies of what it writes for a client."""
     monkeypatch.setattr("fedhet.wire.protocol.memory", lambda: 4 * 10**9)
     why = refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,10000,10000"})
-    assert why == "for its network the server needs 3.2 GB, and the server has room for 1 GB a client"
+    assert why == "for its network the server needs 3.2 GB, and the server has room for 1 GB per client"
 
 
 @pytest.mark.parametrize("method", ["fml", "fedmrl", "fedkd", "pfedhn", "ensemble"])
