@@ -4,13 +4,9 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import fedhet
-from fedhet import config as configuration
 from fedhet import learning
-from fedhet.client.app import make_client_app
-from fedhet.data import ClientData, Examples
 from fedhet.errors import FedhetError
 from fedhet.files import read_tensors
 from fedhet.flower import read_reply
@@ -43,23 +39,6 @@ def reasons(watch):
     return [failure["reason"] for failure in watch.rows[0]["failures"]]
 
 
-@pytest.mark.parametrize("kind", ["pairs", "mapping", "datasets", "examples"])
-def test_data_in_any_usual_form_are_the_same_data(federate, kind, tiny):
-    def data(client):
-        train, test = tiny.data(client)
-        return {
-            "pairs": (train, test),
-            "mapping": {"train": train, "test": test},
-            "datasets": (TensorDataset(*train), TensorDataset(*test)),
-            "examples": ClientData(Examples(*train), Examples(*test)),
-        }[kind]
-
-    watch, _ = federate(data=data)
-    expected, _ = federate()
-    assert [row["train_loss"] for row in watch.rows] == [row["train_loss"] for row in expected.rows]
-    assert watch.clients[0].examples == 14
-
-
 @pytest.mark.parametrize(
     ("model", "data", "reason"),
     [
@@ -81,13 +60,6 @@ def test_a_network_without_a_head_trains_where_none_is_needed(federate):
     assert watch.rows[0]["failures"] == []
     with pytest.raises(FedhetError, match="PReLU has no nn.Linear or convolution to take for its head"):
         federate(lambda client: nn.PReLU(), name="FedRep")
-
-
-def test_a_head_that_the_model_lacks_is_named(federate):
-    with pytest.raises(
-        FedhetError, match="client 0: Sequential has no module 'fc' to take for its head; it has: 0, 1, 2"
-    ):
-        federate(head="fc", clients=1)
 
 
 def test_the_function_is_told_who_asks(federate, tiny):
@@ -173,43 +145,6 @@ def test_architectures_can_be_kept_secret(federate):
     assert [row.architecture for row in watch.clients if row.round == 1] == ["Sequential-51", ""]
 
 
-def test_a_node_keeps_its_state_where_it_wants(federate, tmp_path):
-    federate(nodes={1: {"state-dir": str(tmp_path / "mine")}})
-    assert [path.stem for path in sorted((tmp_path / "mine").rglob("models/*.safetensors"))] == ["1"]
-    assert [path.stem for path in sorted((tmp_path / "state").rglob("models/*.safetensors"))] == ["0"]
-
-
-def test_bytes_are_scaled_to_one(federate):
-    def data(client):
-        inputs = torch.arange(80, dtype=torch.uint8).view(20, 4)
-        return (inputs, torch.arange(20) % 3), (inputs, torch.arange(20) % 3)
-
-    seen = []
-
-    class Seeing(nn.Linear):
-        def forward(self, inputs):
-            seen.append(inputs)
-            return super().forward(inputs)
-
-    federate(lambda client: Seeing(4, 3), data, clients=1)
-    assert all(inputs.dtype == torch.float32 for inputs in seen)
-    assert max(float(inputs.max()) for inputs in seen) == pytest.approx(79 / 255)
-
-
-def test_other_tasks(federate):
-    def data(client):
-        inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
-        labels = (inputs[:, :3] > 0).long()
-        return (inputs[:20], labels[:20]), (inputs[20:], labels[20:])
-
-    watch, _ = federate(data=data, task="multi-label", rounds=20, learning_rate=0.5, name="FedAvg")
-    assert watch.rows[-1]["received"]["accuracy"]["weighted"] > 0.8
-    with pytest.raises(FedhetError, match="unknown task 'multilabel'; did you mean 'multi-label'"):
-        federate(data=data, task="multilabel")
-    with pytest.raises(FedhetError, match="fedproto needs examples of one class each"):
-        federate(data=data, task="multi-label", name="FedProto")
-
-
 def test_without_a_test_part_a_client_trains_and_is_not_evaluated(federate, tiny):
     def data(client):
         train, (inputs, labels) = tiny.data(client)
@@ -249,15 +184,6 @@ def test_dropout_and_batches_have_streams_of_their_own(federate):
     assert torch.equal(run(0.0), run(0.5))
 
 
-def test_the_configured_population_is_the_default(watch):
-    config = configuration.resolve({"method": "fedavg", "architectures": "mlp", "clients": 2, "samples-per-client": 20})
-    strategy = fedhet.FedAvg(config)
-    strategy.reporter.observers.append(watch)
-    strategy.start(LocalGrid(make_client_app(), 2), num_rounds=1)
-    assert [row.architecture for row in watch.clients if row.round == 1] == ["mlp", "mlp"]
-    assert watch.clients[-1].examples == 20
-
-
 def test_what_was_kept_for_one_run_is_let_go_when_another_begins(tiny, tmp_path):
     asked = []
 
@@ -270,11 +196,3 @@ def test_what_was_kept_for_one_run_is_let_go_when_another_begins(tiny, tmp_path)
         config = {"rounds": 1, "seed": seed, "state_dir": str(tmp_path / str(len(asked))), "device": "cpu"}
         fedhet.Local(**config).start(LocalGrid(app, 2))  # on a GPU data are let go at the end of a run
     assert asked == [0, 0, 0, 0, 1, 1, 0, 0]
-
-
-def test_a_mapping_without_a_test_part_is_told_in_words(federate, tiny):
-    with pytest.raises(
-        FedhetError,
-        match="client 0: the data function must return .* a mapping of 'train', 'test' and.*; it returned 'train'",
-    ):
-        federate(data=lambda client: {"train": tiny.data(client)[0]}, clients=1)

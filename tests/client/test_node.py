@@ -113,7 +113,7 @@ def test_a_node_computes_with_no_more_threads_than_it_has_cores(federate, monkey
     assert set(asked) <= {cores()}
 
 
-@pytest.mark.parametrize("name", ["con", "NUL.txt", "a?b", "100%", "%63on", "Dr. No.", "Łódź"])
+@pytest.mark.parametrize("name", ["con", "%63on", "Łódź?"])
 def test_files_of_a_client_have_names_that_any_system_can_store(name, federate, tmp_path):
     watch, _ = federate("Local", nodes={1: {"name": name}}, state_dir=str(tmp_path / "state"))
     assert {*watch.rows[1]["participants"]} == {"0", "2", name}
@@ -187,10 +187,9 @@ def test_old_runs_and_public_datasets_are_removed_and_young_ones_stay(federate, 
     assert state.remove_old(base, 1) == []
 
 
-@pytest.mark.parametrize("name", ["partition-id", "num-partitions"])
-def test_a_nodes_place_is_a_whole_number(name, federate):
-    watch, _ = federate("Local", nodes={0: {name: "third"}})
-    assert f"the node's {name} must be a whole number, from 0" in watch.rows[0]["failures"][0]["reason"]
+def test_a_nodes_place_is_a_whole_number(federate):
+    watch, _ = federate("Local", nodes={0: {"partition-id": "third"}})
+    assert "the node's partition-id must be a whole number, from 0" in watch.rows[0]["failures"][0]["reason"]
 
 
 # ---- how much it may take
@@ -212,13 +211,12 @@ def test_a_client_that_needs_more_memory_than_its_node_allows_fails_alone(federa
     assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
 
 
-@pytest.mark.parametrize("text", ["could not create a primitive", "Resource temporarily unavailable"])
-def test_a_network_that_cannot_be_built_again_for_lack_of_memory_says_so(text, federate, tiny):
+def test_a_network_that_cannot_be_built_again_for_lack_of_memory_says_so(federate, tiny):
     built = []
 
     def model(client):
         if client.name == "1" and built.count("1"):
-            raise RuntimeError(text)
+            raise RuntimeError("could not create a primitive")
         built.append(client.name)
         return tiny.model()
 
@@ -236,7 +234,6 @@ def wide():
     ("name", "setting", "keys", "sizes"),
     [
         ("HeteroFL", "width", {"widths": "0.25,1,0.5"}, (1.0, 0.5, 0.25)),
-        ("FjORD", "width", {"widths": "1,0.5,0.25"}, (1.0, 0.5, 0.25)),
         ("DepthFL", "depth", {"depths": "1,3", "blocks": "0,2"}, (3, 1)),
     ],
 )
@@ -288,9 +285,7 @@ def test_a_size_is_measured_within_a_memory_limit(federate):
     ("method", "allow", "reason"),
     [
         ("FedAvg", "features, prototypes", "lets out only features, prototypes (allow), and fedavg sends weights"),
-        ("FedProto", "weights", "fedproto sends prototypes"),
         ("FedProto", "", "lets out only nothing"),
-        ("Local", "", "lets out only nothing"),
         ("FedProto", "prototype", "did you mean 'prototypes'"),
         ("PFNM", "weights", "pfnm sends statistics"),
     ],
@@ -303,9 +298,7 @@ def test_a_node_lets_out_what_it_says_and_the_others_go_on(method, allow, reason
     assert watch.rows[1]["participants"] == ["0", "2"]
 
 
-@pytest.mark.parametrize(
-    ("method", "allow"), [("FedProto", "prototypes"), ("PFNM", "weights,statistics"), ("Local", "metrics")]
-)
+@pytest.mark.parametrize(("method", "allow"), [("PFNM", "weights,statistics"), ("Local", "metrics")])
 def test_what_is_allowed_leaves(method, allow, federate):
     watch, _ = federate(method, nodes={1: {"allow": allow}})
     assert all(row["failures"] == [] for row in watch.rows)
@@ -324,7 +317,7 @@ def test_statistics_are_a_kind_of_their_own(federate):
 # ---- networks that diverge, and of other dtypes
 
 
-@pytest.mark.parametrize("name", ["Local", "FedProto", "FedAvg", "PFNM"])
+@pytest.mark.parametrize("name", ["Local", "FedAvg"])
 def test_a_client_that_diverges_says_so_and_is_left_out(name, federate, tiny):
     def data(client):
         (inputs, labels), test = tiny.data(client)
@@ -337,7 +330,7 @@ def test_a_client_that_diverges_says_so_and_is_left_out(name, federate, tiny):
     assert "a lower learning-rate than 0.1 may help" in failed["1"]
 
 
-@pytest.mark.parametrize("rate", [20.0, 1e4, 1e12])
+@pytest.mark.parametrize("rate", [20.0, 1e12])
 def test_whatever_the_rate_the_state_stays_finite_or_the_run_fails_in_a_sentence(rate, federate):
     strategy = None
     with contextlib.suppress(FedhetError):
@@ -346,8 +339,9 @@ def test_whatever_the_rate_the_state_stays_finite_or_the_run_fails_in_a_sentence
     assert strategy is None or all(abs(array).max() < 1e9 for array in strategy.state.model.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", ["FedAvg", "FedProto", "Local"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("FedAvg", torch.float64), ("FedAvg", torch.bfloat16), ("FedProto", torch.bfloat16)]
+)
 def test_models_of_other_dtypes_work(name, dtype, federate, tiny, home):
     watch, strategy = federate(name, lambda client: tiny.model().to(dtype))
     assert all(row["failures"] == [] for row in watch.rows)
@@ -375,10 +369,3 @@ def test_a_buffer_that_a_model_binds_anew_is_the_one_that_travels(federate):
 
     _, strategy = federate("FedAvg", lambda client: Counting(), local_epochs=3, batch_size=100)
     assert strategy.state.model["passes"] == 6
-
-
-def test_a_nodes_name_and_place_are_read_from_its_config(tiny):
-    context = LocalGrid(tiny.app(), 2)._contexts[FIRST_NODE + 1]
-    assert node.name_of(context) == "1"
-    context.node_config["name"] = "north"
-    assert node.name_of(context) == "north"

