@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
 
 
 def _strategies() -> dict[str, str]:
-    """A method for each class of a strategy, by the class's name."""
+    """Return included methods by the name of their strategy's class."""
     from fedhet import registry
 
-    return {registry.method(name).server.rpartition(":")[2]: name for name in registry.own_methods()}
+    return registry.strategy_classes()

@@ -131,10 +131,10 @@ class Method:
         name: in configurations, and before its own keys.
         traits: its traits, or a function of the parameters that gives them.
         Parameters: frozen dataclass of its own keys, with the paper's values.
-        server: `"package.module:Class"` of its server side, a `fedhet.server.FederatedStrategy`; by default that class,
-            which averages what is shared.
-        client: `"package.module:Class"` of its client side, a `fedhet.client.ClientSide`; by default that class, which
-            trains the network on the client's examples.
+        server: `"package.module:Class"` of its server side, a `fedhet.server.FederatedStrategy`. By default the class
+            of the method's name in `strategies/`, or else that class, which averages what is shared.
+        client: `"package.module:Class"` of its client side, a `fedhet.client.ClientSide`. By default the class of the
+            method's name in `client_apps/`, or else that class, which trains the network on the client's examples.
         common: the paper's values of keys that all methods share.
         own: values of keys, for networks and data of a user's own, that differ from `fedhet.config.OWN_SETTINGS`.
         drawings: pictures of its report by the name of their matrices.
@@ -146,8 +146,8 @@ class Method:
     name: str
     traits: Traits | Callable[[Any], Traits] = field(default_factory=Traits)
     Parameters: type[options.Parameters] = options.Parameters
-    server: str = "fedhet.server:FederatedStrategy"
-    client: str = "fedhet.client:ClientSide"
+    server: str = ""
+    client: str = ""
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
     own: Mapping[str, Value] = field(default_factory=dict, hash=False)
     drawings: Mapping[str, Drawing] = field(default_factory=dict, hash=False)

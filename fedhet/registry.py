@@ -7,11 +7,12 @@ entry point of the group `fedhet.methods`; one that was given in this process; o
 
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,18 @@ def strategy(name: str) -> type[Any]:
     return _side(method(name), "server")
 
 
+@cache
+def strategy_classes() -> dict[str, str]:
+    """Return the included methods by the name of their strategy's class, as the files in `strategies/` define it."""
+    found: dict[str, str] = {}
+    methods = {name.replace("-", ""): name for name in own_methods()}
+    for folder in find_spec("fedhet.strategies").submodule_search_locations:  # type: ignore[union-attr]
+        for path in sorted(Path(folder).glob("[a-z]*.py")):
+            classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            found |= {name: methods[name.lower()] for name in classes if name.lower() in methods}
+    return found
+
+
 def client_side(name: str) -> type[Any]:
     """A method's `fedhet.client.ClientSide`, as `strategy`; nothing is imported because the wire names it."""
     return _side(method(name, trusted=False), "client")
@@ -218,11 +231,30 @@ def module_of(name: str) -> ModuleType:
     return module
 
 
+SIDES = {
+    "server": ("fedhet.strategies", "fedhet.server:FederatedStrategy"),
+    "client": ("fedhet.client_apps", "fedhet.client:ClientSide"),
+}
+"""For each side the package of the included methods' classes, and the default class."""
+
+
 def _side(method: Method, which: str) -> type[Any]:
-    reference = getattr(method, which)
+    """Return a method's class for one side: the one that it names, or that of its name, or the default."""
+    package, default = SIDES[which]
+    if not (reference := getattr(method, which)):
+        module = f"{package}.{method.family.replace('-', '_')}"
+        if method.family not in own_methods() or find_spec(module) is None:
+            reference = default
+        else:
+            reference = f"{module}:{_class_named(importlib.import_module(module), method.family)}"
     subject = f"the {which} side of method {method.name!r}, {reference!r},"
     side: type[Any] = _object(reference, subject)
     if getattr(side, "role", None) != which:
-        kinds = {"server": "fedhet.server.FederatedStrategy", "client": "fedhet.client.ClientSide"}
-        raise ConfigError(f"{subject} is no {kinds[which]}")
+        raise ConfigError(f"{subject} is no {default.replace(':', '.')}")
     return side
+
+
+def _class_named(module: ModuleType, method: str) -> str:
+    """Return the name of the class that is called like a method, such as FedHeNN for fedhenn."""
+    classes = [name for name, each in vars(module).items() if isinstance(each, type)]
+    return next(name for name in classes if name.lower() == method.replace("-", ""))

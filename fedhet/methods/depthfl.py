@@ -54,7 +54,5 @@ method = Method(
     "depthfl",
     traits=traits,
     Parameters=DepthFLParameters,
-    server="fedhet.strategies.depthfl:DepthFL",
-    client="fedhet.client_apps.depthfl:DepthFL",
     own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0},
 )

@@ -12,7 +12,6 @@ method = Method(
         common_init=True,
         serves_clients=False,
     ),
-    server="fedhet.strategies.ensemble:Ensemble",
     common={
         "clients": 16,
         "rounds": 1,

@@ -19,6 +19,4 @@ method = Method(
         keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "posteriors", "width": STRUCTURE}
     ),
     Parameters=FDParameters,
-    server="fedhet.strategies.fd:FD",
-    client="fedhet.client_apps.fd:FD",
 )

@@ -6,6 +6,4 @@ from fedhet.sharing import EVERYTHING
 method = Method(
     "fedavg",
     traits=Traits(networks="equal", shares=EVERYTHING, common_init=True),
-    server="fedhet.strategies.fedavg:FedAvg",
-    client="fedhet.client_apps.fedavg:FedAvg",
 )

@@ -46,8 +46,6 @@ method = Method(
     "feddf",
     traits=traits,
     Parameters=FedDFParameters,
-    server="fedhet.strategies.feddf:FedDF",
-    client="fedhet.client_apps.feddf:FedDF",
     common={"test-on": "both"},
     own={"feddf.server-steps": 100},
 )

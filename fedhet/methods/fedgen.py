@@ -24,7 +24,5 @@ method = Method(
     "fedgen",
     traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True, sends={"classes": "statistics"}),
     Parameters=FedGenParameters,
-    server="fedhet.strategies.fedgen:FedGen",
-    client="fedhet.client_apps.fedgen:FedGen",
     own={"fedgen.width": 32},
 )

@@ -35,7 +35,5 @@ method = Method(
     "fedgh",
     traits=TRAITS,
     Parameters=FedGHParameters,
-    server="fedhet.strategies.fedgh:FedGH",
-    client="fedhet.client_apps.fedgh:FedGH",
     own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1},
 )

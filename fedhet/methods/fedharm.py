@@ -103,8 +103,6 @@ method = Method(
     "fedharm",
     traits=traits,
     Parameters=FedHARMParameters,
-    server="fedhet.strategies.fedharm:FedHARM",
-    client="fedhet.client_apps.fedharm:FedHARM",
     common={
         "rounds": 10,
         "local-epochs": 25,

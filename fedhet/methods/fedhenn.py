@@ -125,8 +125,6 @@ method = Method(
     "fedhenn",
     traits=traits,
     Parameters=FedHeNNParameters,
-    server="fedhet.strategies.fedhenn:FedHeNN",
-    client="fedhet.client_apps.fedhenn:FedHeNN",
     common={
         "rounds": 200,
         "fraction-train": 0.1,

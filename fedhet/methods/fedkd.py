@@ -18,6 +18,4 @@ method = Method(
     "fedkd",
     traits=replace(TRAITS, other_arrays="entries", sends={"model": "weights", "update": "weights"}),
     Parameters=BesideParameters,
-    server="fedhet.strategies.fedkd:FedKD",
-    client="fedhet.client_apps.fedkd:FedKD",
 )

@@ -28,8 +28,6 @@ method = Method(
     "fedma",
     traits=TRAITS,
     Parameters=FedMAParameters,
-    server="fedhet.strategies.fedma:FedMA",
-    client="fedhet.client_apps.fedma:FedMA",
     common={**COMMON, "rounds": 0},
     drawings=DRAWINGS,
     own={"rounds": 0, "local-epochs": 20, "fedma.retrain-epochs": 10},

@@ -57,7 +57,5 @@ method = Method(
     "fedmd",
     traits=_traits,
     Parameters=FedMDParameters,
-    server="fedhet.strategies.fedmd:FedMD",
-    client="fedhet.client_apps.fedmd:FedMD",
     common={"rounds": 20, "local-epochs": 2, "batch-size": 5, "optimizer": "adam", "learning-rate": 0.001},
 )

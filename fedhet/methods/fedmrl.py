@@ -23,6 +23,4 @@ method = Method(
     "fedmrl",
     traits=TRAITS,
     Parameters=FedMRLParameters,
-    server="fedhet.strategies.fedmrl:FedMRL",
-    client="fedhet.client_apps.fedmrl:FedMRL",
 )

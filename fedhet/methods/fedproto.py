@@ -52,7 +52,5 @@ method = Method(
         keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "prototypes", "width": STRUCTURE}
     ),
     Parameters=FedProtoParameters,
-    server="fedhet.strategies.fedproto:FedProto",
-    client="fedhet.client_apps.fedproto:FedProto",
     own={"fedproto.width": 32},
 )

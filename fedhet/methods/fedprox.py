@@ -18,6 +18,4 @@ method = Method(
     "fedprox",
     traits=Traits(networks="equal", shares=EVERYTHING, common_init=True),
     Parameters=FedProxParameters,
-    server="fedhet.strategies.fedprox:FedProx",
-    client="fedhet.client_apps.fedprox:FedProx",
 )

@@ -27,8 +27,6 @@ method = Method(
     "fedrep",
     traits=Traits(networks="equal", shares=BODY, keeps="rest", scored="received", common_init=True),
     Parameters=FedRepParameters,
-    server="fedhet.strategies.fedrep:FedRep",
-    client="fedhet.client_apps.fedrep:FedRep",
     common={"local-epochs": 11, "closing-epochs": 10},
     own={"fedrep.body-epochs": 2},
 )

@@ -11,7 +11,6 @@ method = Method(
     "fedrolex",
     traits=replace(TRAITS, shares=ROLLING_UNITS),
     Parameters=SizedParameters,
-    server="fedhet.strategies.fedrolex:FedRolex",
     client="fedhet.client_apps.heterofl:HeteroFL",
     common={"batch-norm": "re-estimate"},  # static BatchNorm
     own={"fedrolex.widths": "1,0.25"},

@@ -24,7 +24,5 @@ method = Method(
     "fedtgp",
     traits=TRAITS,
     Parameters=FedTGPParameters,
-    server="fedhet.strategies.fedtgp:FedTGP",
-    client="fedhet.client_apps.fedtgp:FedTGP",
     own={"fedtgp.width": 32},
 )

@@ -20,8 +20,6 @@ method = Method(
     "fjord",
     traits=Traits(networks="equal", shares=FIRST_UNITS, common_init=True),
     Parameters=FjORDParameters,
-    server="fedhet.strategies.fjord:FjORD",
-    client="fedhet.client_apps.fjord:FjORD",
     common={"batch-norm": "re-estimate"},
     own={"fjord.widths": "1,0.5,0.25"},
 )

@@ -37,7 +37,5 @@ method = Method(
     "flha-distillation",
     traits=Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights", "taught": STRUCTURE}),
     Parameters=FLHADistillationParameters,
-    server="fedhet.strategies.flha_distillation:FLHADistillation",
-    client="fedhet.client_apps.flha_distillation:FLHADistillation",
     own={"flha-distillation.student-learning-rate": 0.003},
 )

@@ -67,8 +67,6 @@ method = Method(
         sends={"model": "hypernetwork"},
     ),
     Parameters=FLHAGHNParameters,
-    server="fedhet.strategies.flha_ghn:FLHAGHN",
-    client="fedhet.client_apps.flha_ghn:FLHAGHN",
     common={
         "rounds": 1000,
         "local-epochs": 1,

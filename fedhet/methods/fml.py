@@ -38,6 +38,4 @@ method = Method(
     "fml",
     traits=TRAITS,
     Parameters=FMLParameters,
-    server="fedhet.strategies.fml:FML",
-    client="fedhet.client_apps.fml:FML",
 )

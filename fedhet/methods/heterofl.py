@@ -36,8 +36,6 @@ method = Method(
     "heterofl",
     traits=TRAITS,
     Parameters=SizedParameters,
-    server="fedhet.strategies.heterofl:HeteroFL",
-    client="fedhet.client_apps.heterofl:HeteroFL",
     common={"batch-norm": "re-estimate"},  # static BatchNorm
     own={"heterofl.widths": "1,0.25"},
 )

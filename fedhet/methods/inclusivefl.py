@@ -26,7 +26,5 @@ method = Method(
     "inclusivefl",
     traits=traits,
     Parameters=InclusiveFLParameters,
-    server="fedhet.strategies.inclusivefl:InclusiveFL",
-    client="fedhet.client_apps.inclusivefl:InclusiveFL",
     own={"inclusivefl.depths": "2,1"},
 )

@@ -36,7 +36,5 @@ method = Method(
     "layer-average",
     traits=_traits,
     Parameters=LayerAverageParameters,
-    server="fedhet.strategies.layer_average:LayerAverage",
-    client="fedhet.client_apps.layer_average:LayerAverage",
     common={"batch-norm": "re-estimate"},  # statistics of one network say nothing of another's layer
 )

@@ -6,5 +6,4 @@ from fedhet.sharing import HEAD
 method = Method(
     "lg-fedavg",
     traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True),
-    server="fedhet.strategies.lg_fedavg:LGFedAvg",
 )

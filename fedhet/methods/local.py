@@ -27,6 +27,4 @@ method = Method(
     "local",
     traits=_traits,
     Parameters=LocalParameters,
-    server="fedhet.strategies.local:Local",
-    client="fedhet.client_apps.local:Local",
 )

@@ -43,7 +43,5 @@ method = Method(
     "lora",
     traits=Traits(networks="equal", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
     Parameters=LoRAParameters,
-    server="fedhet.strategies.lora:LoRA",
-    client="fedhet.client_apps.lora:LoRA",
     own={"lora.train-head": True},
 )

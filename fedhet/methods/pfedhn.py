@@ -20,8 +20,6 @@ method = Method(
         shares=replace(TRAINED, averaged=False, units=None), other_arrays="entries", sends={"delta": "weights"}
     ),
     Parameters=PFedHNParameters,
-    server="fedhet.strategies.pfedhn:PFedHN",
-    client="fedhet.client_apps.pfedhn:PFedHN",
     common={
         "learning-rate": 0.005,
         "momentum": 0.9,

@@ -66,8 +66,6 @@ method = Method(
     "pfnm",
     traits=TRAITS,
     Parameters=PFNMParameters,
-    server="fedhet.strategies.pfnm:PFNM",
-    client="fedhet.client_apps.pfnm:PFNM",
     common={**COMMON, "rounds": 1},
     drawings=DRAWINGS,
     own={"rounds": 1, "local-epochs": 100},
