@@ -24,7 +24,7 @@ def planted_layers(seed: int, clients: int, width: int, columns: int, noise: flo
     return base, [(base + noise * random.randn(width, columns))[order] for order in orders], orders
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=SEEDS,
     widths=WIDTHS,
@@ -53,7 +53,7 @@ def test_more_rows_than_the_reference_has_room_for():
     assert [len(np.unique(assignment)) for assignment in match.assignments] == [720, 20]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, clients=st.integers(2, 8), width=st.integers(1, 20), noise=st.sampled_from([0.0, 0.05]))
 def test_planted_permutations_are_recovered(seed, clients, width, noise):
     base, layers, orders = planted_layers(seed, clients, width, 100, noise)
@@ -66,7 +66,7 @@ def test_planted_permutations_are_recovered(seed, clients, width, noise):
         np.testing.assert_allclose(match.weights[match.assignments[0][np.argsort(orders[0])]], base, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=SEEDS, widths=st.lists(st.integers(1, 12), min_size=2, max_size=6), average=st.sampled_from(["map", "mean"])
 )
@@ -119,21 +119,6 @@ def test_size_budget():
         match = match_layer(layers, sigma2=0.01, max_rows=budget)
         assert len(match.counts) == size
         assert [len(np.unique(assignment)) for assignment in match.assignments] == [10, 12, 10, 11]
-
-
-def test_one_client_is_its_own_global_layer():
-    (rows,) = random_layers(4, [6], 3)
-    match = match_layer([rows], average="mean")
-    np.testing.assert_array_equal(match.assignments[0], np.arange(6))
-    np.testing.assert_array_equal(match.weights, rows)
-
-
-def test_inputs_are_left_alone():
-    layers = [rows.astype(np.float32) for rows in random_layers(5, [8, 8, 8], 4)]
-    copies = [rows.copy() for rows in layers]
-    match_layer(layers)
-    for rows, copy in zip(layers, copies, strict=True):
-        np.testing.assert_array_equal(rows, copy)
 
 
 @pytest.mark.parametrize("average", ["map", "mean"])

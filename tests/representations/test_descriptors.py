@@ -29,7 +29,6 @@ from fedhet.representations.descriptors import (
 )
 
 SLOTS = (16, 32, 64, 96)
-NETWORKS = models.FAMILIES["fedharm-small"][:3]
 
 
 def identity(batch: Tensor) -> Tensor:
@@ -62,8 +61,7 @@ def by_a_loop(model: nn.Module, names: Sequence[str], image: Tensor, label: Tens
     return [(f.detach().flatten(), g.abs().flatten()) for f, g in zip(features, gradients, strict=True)]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize(("name", "labelled"), [("small-resnet-a", True), ("small-mobilenet-a", False)])
 def test_a_descriptor_equals_a_plain_loop_over_images(name: str, labelled: bool) -> None:
     model, (inputs, labels) = network(name), images()
     names = blocks(model, inputs[:2])
@@ -81,9 +79,8 @@ def test_a_descriptor_equals_a_plain_loop_over_images(name: str, labelled: bool)
             torch.testing.assert_close(values[block][row], activations[mine], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_float32_chooses_as_float64_does(name: str) -> None:
-    model, (inputs, labels) = network(name), images()
+def test_float32_chooses_as_float64_does() -> None:
+    model, (inputs, labels) = network("small-efficientnet-a"), images()
     names = blocks(model, inputs[:2])
     exact, where = describe(model, names, inputs, labels, SLOTS, identity)
     single = copy.deepcopy(model).float()
@@ -129,7 +126,7 @@ def test_the_score_ranks_as_cross_entropy_and_still_does_when_an_image_is_fitted
     assert overlap(ranked(entropy, single), exact) < 0.9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=5),
     st.integers(1, 9),
@@ -214,14 +211,6 @@ def test_the_mean_of_a_slot_is_over_those_who_have_it() -> None:
         for slot in range(mean[block].shape[1]):
             having = [own[block][:, slot] for own in described if own[block].shape[1] > slot]
             torch.testing.assert_close(mean[block][:, slot], torch.stack(having).mean(0))
-
-
-def test_the_order_of_clients_changes_nothing() -> None:
-    described = clients(5)
-    there, back = mean_descriptor(described), mean_descriptor(described[::-1])
-    for one, other in zip(there, back, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
-    assert agreement(described) == tuple(pytest.approx(each) for each in agreement(described[::-1]))
 
 
 def test_a_cosine_is_over_the_slots_that_both_have() -> None:

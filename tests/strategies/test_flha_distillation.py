@@ -104,9 +104,7 @@ def test_a_client_that_lost_its_state_trains_and_is_taught_again(federate, tmp_p
     assert done.state.taught == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    "statistics", ["aggregate", *(pytest.param(each, marks=pytest.mark.slow) for each in ("local", "re-estimate"))]
-)
+@pytest.mark.parametrize("statistics", ["aggregate", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_teacher_with_batchnorm_learns_whatever_becomes_of_its_statistics(federate, statistics):
     done = federate(
         "flha-distillation",

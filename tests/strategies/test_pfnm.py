@@ -98,21 +98,6 @@ def test_further_rounds_go_on_from_ones_own_units(tmp_path):
     assert rows[1]["bytes_down"] == 0
 
 
-@pytest.mark.slow
-def test_clients_of_two_rounds_need_not_be_the_same(tmp_path):
-    rows, summary = run(tmp_path / "run", rounds=3, fraction_train=0.5)
-    assert [len(row["participants"]) for row in rows[1:4]] == [2, 2, 2]
-    assert summary["personal_accuracy"]["weighted"] > 0.4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_norm", ["aggregate", "local", "re-estimate"])
-def test_a_residual_network_learns(batch_norm, tmp_path):
-    settings = {"architectures": "resnet8", "local_epochs": 3, "partition": "iid", "rounds": 2}
-    _, summary = run(tmp_path / "run", batch_norm=batch_norm, **settings)
-    assert summary["personal_accuracy"]["weighted"] > 0.5
-
-
 @pytest.mark.parametrize("batch_norm", ["local", "re-estimate"])
 def test_statistics_travel_whatever_is_said_of_batch_norm(batch_norm, tmp_path):
     settings = {"architectures": "resnet8", "local_epochs": 1, "samples_per_client": 16, "clients": 2, "rounds": 2}
