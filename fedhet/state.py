@@ -93,7 +93,7 @@ class State:
             saved = json.loads(text["state"])
             values, plain = saved["values"], [name for name, kind in _kinds(cls).items() if kind is None]
             state = cls(**{name: values[_saved(name)] for name in plain if _saved(name) in values})
-            for key in saved.get("arrays", arrays):  # in their order, which the file does not keep
+            for key in saved["arrays"]:  # in their order, which the file does not keep
                 group, _, name = key.partition("/")
                 state._place(group)[name] = arrays[key]
             state.round = saved["round"]

@@ -4,7 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
 
 from fedhet.method import Traits
@@ -55,11 +54,6 @@ def test_what_travels(sharing, statistics, shared):
     assert found.keys() == shared
     assert list(found) == [name for name in of.model.state_dict() if name in shared], "in the model's order"
     assert len(set(found.values())) == len(found), "no two arrays of one network go by one key"
-
-
-def test_everything_and_the_body_go_by_their_own_names():
-    for sharing in (EVERYTHING, BODY):
-        assert all(name == key for name, key in names(sharing, network()).items())
 
 
 def test_a_head_goes_by_its_role_whatever_its_name():
@@ -133,26 +127,6 @@ def test_by_first_layers_only_networks_that_begin_alike_share():
     assert one["2.weight"] != other["1.weight"], "the same kind, behind other layers"
     assert not set(third.values()) & {*one.values(), *other.values()}
     assert len(set(one.values()) & set(other.values())) == 2
-
-
-def test_by_layer_parameters_that_are_the_models_own_have_keys():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(3))
-            self.layer = nn.Linear(3, 2)
-
-    assert names(BY_TYPE_AND_ORDER, NetworkDescription(Scaled(), "layer", "scaled")).keys() == {
-        "scale",
-        "layer.weight",
-        "layer.bias",
-    }
-
-
-def test_what_is_only_sent_is_not_averaged():
-    assert EVERYTHING.averaged
-    assert not replace(EVERYTHING, averaged=False).averaged
-    assert names(replace(EVERYTHING, averaged=False), network()) == names(EVERYTHING, network())
 
 
 def test_everything_and_nothing_are_told_by_their_values():

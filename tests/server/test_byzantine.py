@@ -122,21 +122,18 @@ def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp
     [
         ("fedproto", {"fedproto.width": 9}, "width"),
         ("fd", {}, "width"),
-        ("fedgh", {"fedgh.width": 9}, "width"),
         ("fedgh", {"fedgh.width": 9}, "outputs"),
-        ("fedtgp", {"fedtgp.width": 9}, "outputs"),
         ("fedmd", {"fedmd.public-epochs": 0}, "classes"),
         ("fedhenn", {}, "tokens"),
         ("feddf", {}, "tokens"),
         ("lora", {}, "backbone"),
     ],
 )
-@pytest.mark.parametrize("client", ["0", "2"])
-def test_what_all_have_in_common_is_what_most_say_whoever_comes_first(method, own, name, client, tmp_path):
+def test_what_all_have_in_common_is_what_most_say_whoever_comes_first(method, own, name, tmp_path):
     """The client that says something else is the one that is refused."""
 
     def after(message, who, reply):
-        if who == client and message.metadata.message_type == "query" and reply.has_content():
+        if who == "0" and message.metadata.message_type == "query" and reply.has_content():
             if name == "outputs":
                 reply.content["report"][name] = 3
             elif name == "backbone":
@@ -146,7 +143,7 @@ def test_what_all_have_in_common_is_what_most_say_whoever_comes_first(method, ow
 
     run_locally(Case.of(method, own).config(rounds=1), tmp_path / "run", app=Tampering(after=after))
     done = Run(tmp_path / "run")
-    assert done.failures == [(0, client)]
+    assert done.failures == [(0, "0")]
     (failure,) = done.rows[0]["failures"]
     assert re.fullmatch(r"its .* is .*, that of the other clients .*: .*", failure["reason"])
 

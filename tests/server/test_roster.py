@@ -1,11 +1,8 @@
 """Who is refused in the handshake, and why."""
 
 import pytest
-from torch import nn
 
-import fedhet
 from fedhet.errors import FedhetError
-from fedhet.flower.grid import LocalGrid
 from fedhet.server.roster import Roster
 from fedhet.wire import Payload, Reply, Report
 
@@ -115,31 +112,3 @@ def test_a_name_that_new_nodes_go_by_together_is_nobodys_until_one_of_them_is_le
     assert roster.rivals({11: "3"}) == {11: [7, 8, 9]}, "one that comes later is no better"
     assert roster.new_nodes(Present(7, 8, 9), unseen_clients=False) == []
     assert roster.new_nodes(Present(8), unseen_clients=False) == [8]
-
-
-def test_heads_of_other_widths_are_refused_in_the_handshake_by_client_and_name(tiny, watch, home):
-    def model(client):
-        width = 7 if client.name == "1" else 6
-        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
-
-    fedhet.LGFedAvg(rounds=1, observers=[watch]).start(LocalGrid(tiny.app(model), 3))
-    assert watch.rows[0]["failures"] == [
-        {
-            "client": "1",
-            "reason": "lg-fedavg averages head.weight over clients, and this one's is float32[3, 7], that of client 0 "
-            "float32[3, 6]: what is shared must be alike",
-        }
-    ]
-    assert watch.rows[1]["participants"] == ["0", "2"]
-    assert watch.rows[1]["failures"] == []
-
-
-def test_unlike_bodies_are_no_matter_where_heads_are_shared(tiny, watch, home):
-    def model(client):
-        body = [nn.Linear(4, 6)] if client.name == "1" else [nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 6)]
-        return nn.Sequential(*body, nn.ReLU(), nn.Linear(6, 3))
-
-    strategy = fedhet.LGFedAvg(rounds=1, observers=[watch])
-    strategy.start(LocalGrid(tiny.app(model), 3))
-    assert [row["failures"] for row in watch.rows] == [[]] * 3
-    assert strategy.state.model.keys() == {"head.weight", "head.bias"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from fedhet.errors import FedhetError
-from fedhet.files import write_arrays, write_tensors
+from fedhet.files import write_tensors
 from fedhet.server import ArraysBy, ClientRecord, State
 from fedhet.wire import Arrays
 
@@ -68,22 +68,10 @@ def test_a_state_comes_back_as_it_was(tmp_path):
     assert_equal(Own.load(tmp_path / "checkpoint" / "state"), state)
 
 
-def test_an_empty_state_comes_back(tmp_path):
-    Own().save(tmp_path / "state")
-    assert_equal(Own.load(tmp_path / "state"), Own())
-
-
 def test_the_same_state_is_the_same_bytes(tmp_path):
     for name in "ab":
         state_of().save(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_a_later_state_takes_the_place_of_the_one_before(tmp_path):
-    state_of(3).save(tmp_path / "state")
-    state_of(4).save(tmp_path / "state")
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
-    assert Own.load(tmp_path / "state").round == 4
 
 
 def test_a_crash_while_saving_leaves_the_state_before(tmp_path, monkeypatch):
@@ -117,30 +105,6 @@ def test_the_state_of_another_method_is_refused(tmp_path):
     state_of().save(tmp_path / "state")
     with pytest.raises(FedhetError, match="no arrays '(target|before-10)'"):
         State.load(tmp_path / "state")
-
-
-def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
-    """Values and groups of arrays had kebab-case names; clients had no partition, and not all values were there."""
-    arrays = {"model/w": np.ones(2), "target/values": np.zeros(3), "before-10/features": np.full(2, 0.5)}
-    values = {
-        "run": "abc",
-        "public": "0f",
-        "public-size": 64,
-        "pass": 2,
-        "peers": ["2"],
-        "seen-by": {"2": 64},
-        "of-old": True,
-    }
-    clients = {"2": {"examples": 10, "architecture": "mlp", "trained": 3}}
-    text = json.dumps({"round": 3, "values": values, "clients": clients})
-    write_arrays(tmp_path / "state", arrays, metadata={"state": text})
-    state = Own.load(tmp_path / "state")
-    assert (state.round, state.run, state.public, state.public_size) == (3, "abc", "0f", 64)
-    assert (state.pass_, state.peers, state.seen_by, state.eta) == (2, ["2"], {"2": 64}, 0.0)
-    assert state.clients == {"2": ClientRecord(10, "mlp", 3)}
-    assert state.model["w"].tolist() == [1, 1]
-    assert state.target["values"].tolist() == [0, 0, 0]
-    assert state.before["10"]["features"].tolist() == [0.5, 0.5]
 
 
 def test_fields_whose_names_begin_alike_are_told_apart(tmp_path):

@@ -7,11 +7,10 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
-from torch import nn
 
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower import decode_arrays
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.server import FederatedStrategy, roster
 from fedhet.wire import Payload
@@ -87,16 +86,6 @@ def test_initial_arrays_do_not_undo_what_a_method_without_a_shared_model_learns(
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_initial_arrays_do_not_undo_what_was_learnt_before_a_resumed_run(start, tiny):
-    first, _, _ = start(rounds=1)
-    arrays = ArrayRecord(tiny.model().state_dict())
-    resumed = fedhet.FedAvg(rounds=1, state_dir=first.config.state_dir)
-    resumed.state = first.state
-    kept = {name: array.copy() for name, array in first.state.model.items()}
-    result = resumed.start(LocalGrid(tiny.app(), 3), initial_arrays=arrays)
-    assert all(np.array_equal(array, kept[name]) for name, array in decode_arrays(result.arrays).items())
-
-
 def test_replies_are_summed_in_order_of_name_whatever_order_they_come_in(start, tiny):
     class Shuffled(LocalGrid):
         def send_and_receive(self, messages, *, timeout=None):
@@ -111,7 +100,7 @@ def test_replies_are_summed_in_order_of_name_whatever_order_they_come_in(start, 
     assert rows.repeatable == shuffled.repeatable
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0.01, 1), (0.1, 1), (0.15, 2), (0.25, 3), (0.5, 5), (1.0, 10)])
+@pytest.mark.parametrize(("fraction", "expected"), [(0.01, 1), (0.25, 3), (1.0, 10)])
 def test_so_many_clients_are_drawn(start, fraction, expected):
     _, watch, _ = start(clients=10, fraction_train=fraction, rounds=3)
     drawn = [row["participants"] for row in watch.rows[1:4]]
@@ -145,13 +134,6 @@ def test_when_all_nodes_are_gone_the_run_ends_and_says_so(start, tiny):
         start(grid=Gone(tiny.app(), 2))
 
 
-def test_without_clients_there_is_no_run(start, monkeypatch, tiny):
-    monkeypatch.setattr(roster, "GRACE", 0.0)
-    app = tiny.app()
-    with pytest.raises(FedhetError, match="there are 0 nodes, and 1 are needed"):
-        start(grid=LocalGrid(app, 0))
-
-
 def test_a_chosen_number_of_clients_must_be_there(monkeypatch, tiny):
     monkeypatch.setattr(roster, "GRACE", 0.0)
     grid = LocalGrid(tiny.app(), 2)
@@ -179,19 +161,6 @@ def test_one_that_cannot_serve_is_left_out(start, tiny):
     assert all(row["failures"] == [] for row in watch.rows[1:])
 
 
-def test_unequal_architectures_are_refused_by_layer(start, tiny):
-    def model(client):
-        return nn.Sequential(nn.Linear(4, 6 + (client.name == "1")), nn.ReLU(), nn.Linear(6 + (client.name == "1"), 3))
-
-    _, watch, _ = start(app=tiny.app(model=model))
-    (failure,) = watch.rows[0]["failures"]
-    assert failure["client"] == "1"
-    assert (
-        "fedavg needs equal architectures, and this one is not that of client 0: its 0.weight has shape [7, 4]"
-        in failure["reason"]
-    )
-
-
 def test_the_first_weights_come_from_whoever_answers(start, failing):
     strategy, watch, _ = start(app=failing((None, "first", "0")))
     assert watch.rows[0]["failures"][0]["client"] == "0"
@@ -216,7 +185,7 @@ def test_a_round_with_too_few_replies_does_not_count(start, failing, caplog):
     assert [failure["client"] for failure in watch.rows[3]["failures"]] == ["1", "2"]
 
 
-@pytest.mark.parametrize(("rounds", "last"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (8, 5)])
+@pytest.mark.parametrize(("rounds", "last"), [(1, 0), (3, 1), (5, 2)])
 def test_a_run_whose_last_half_or_last_three_rounds_came_to_nothing_fails_with_the_reasons(
     start, failing, rounds, last
 ):
@@ -288,16 +257,6 @@ def test_a_reply_that_is_none_is_refused(start, change, reason, around):
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 
-def test_a_loss_that_is_no_number_is_refused(start, around):
-    def after(where, reply):
-        if where == (1, "train", "1"):
-            reply.content["metrics"]["train-loss"] = float("nan")
-
-    _, watch, _ = start(app=around(after=after))
-    assert watch.rows[1]["failures"][0]["reason"].endswith("must be a number up to 1e+09: has training diverged?")
-    assert watch.rows[1]["train_loss"] > 0
-
-
 def test_a_name_that_cannot_be_a_file_is_refused(start, tiny):
     grid = LocalGrid(tiny.app(), 3)
     grid._contexts[FIRST_NODE].node_config["name"] = "../1"
@@ -323,48 +282,6 @@ def test_a_client_that_turns_out_to_be_lost_when_it_is_asked_is_left_out_of_the_
     assert watch.rows[1]["participants"] == ["0", "2"]
     assert {"client": "1", "reason": "no public dataset; its handshake is repeated"} in watch.rows[1]["failures"]
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
-
-
-def test_the_log_names_failing_clients(start, failing, caplog):
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        start(app=failing((1, "train", "1")))
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert "round 1, client 1: failed: RuntimeError: out of order" in caplog.text
-
-
-def test_statistics_weigh_clients_by_their_test_examples(start, tiny):
-    def data(client):
-        train, (inputs, labels) = tiny.data(client)
-        keep = 2 + int(client.name)
-        return train, (inputs[:keep], labels[:keep])
-
-    _, watch, _ = start(app=tiny.app(data=data))
-    own = [row.accuracy for row in watch.clients if row.round == 1]
-    found = watch.rows[1]["received"]["accuracy"]
-    assert found["weighted"] == pytest.approx(np.average(own, weights=[2, 3, 4]))
-    assert found["mean"] == pytest.approx(np.mean(own))
-    assert [row.examples for row in watch.clients if row.round == 1] == [14, 18, 22]
-
-
-def test_a_double_precision_model_travels(start, tiny):
-    def model(client):
-        return tiny.model(client).double()
-
-    def data(client):
-        (a, b), (c, d) = tiny.data(client)
-        return (a.double(), b), (c.double(), d)
-
-    strategy, watch, _ = start(app=tiny.app(model, data))
-    assert [row["failures"] for row in watch.rows] == [[]] * 4
-    assert strategy.state.model["0.weight"].dtype == np.float64
-
-
-def test_the_result_carries_the_final_model(start):
-    strategy, _, result = start()
-    encoded = encode_arrays(strategy.state.model, flower=True)
-    assert {name: array.data for name, array in result.arrays.items()} == {n: a.data for n, a in encoded.items()}
 
 
 def test_a_client_that_is_refused_settles_nothing_for_the_others(start, tiny):

@@ -47,13 +47,6 @@ def test_evaluation_is_on_the_clients_parts_the_common_test_set_or_both(federate
     assert (found["mean"] if isinstance(found, dict) else found) == pytest.approx(np.mean(scores))
 
 
-def test_local_training_exchanges_nothing(federate):
-    done = federate("local")
-    assert all(arrays == {} for arrays in done.sent.values())
-    assert sum(row["bytes_up"] + row["bytes_down"] for row in done.rows) == 0
-    assert (done.folder / "models" / "2.safetensors").is_file()
-
-
 @pytest.mark.parametrize("by", ["architecture", "type-order"])
 def test_a_model_put_together_of_shared_parts_is_scored_on_the_common_test_set_by_its_client(federate, by):
     settings = {"architectures": "cnn-2-2,cnn-3-2", "layer-average.by": by}

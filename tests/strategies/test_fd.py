@@ -1,19 +1,12 @@
 """FD against plain computations."""
 
-from types import SimpleNamespace
-
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
-from fedhet.client_apps.fd import FD
 from torch import nn
 
 from fedhet import population
 from fedhet.data import load
-from fedhet.learning import Step
-from fedhet.task import get_task
-from fedhet.wire import Payload
 
 OWN = {"partition": "classes", "classes_per_client": 6, "architectures": "mlp,cnn-1-1"}
 
@@ -63,35 +56,6 @@ def test_who_sat_out_keeps_telling_what_it_told_last(federate):
     assert len({tuple(row["participants"]) for row in done.rows[1:5]}) > 1
 
 
-@pytest.mark.parametrize("labels", [[1, 4, 4], [0, 1, 4, 2], [0, 2, 2]], ids=["all", "some", "none"])
-def test_the_term_is_the_mean_cross_entropy_of_the_examples_whose_class_the_peers_know(labels):
-    generator = torch.Generator().manual_seed(0)
-    labels, known, means = torch.tensor(labels), [1, 4], torch.randn(2, 5, generator=generator)
-    client = SimpleNamespace(
-        task=get_task("classification"),
-        device=torch.device("cpu"),
-        data=SimpleNamespace(train=SimpleNamespace(labels=labels)),
-        config=SimpleNamespace(parameters=SimpleNamespace(weight=0.3)),
-    )
-    half = FD(client)
-    assert half.terms(Payload()) == ()
-    half.begin(Payload({"prototypes": {"classes": np.array(known), "means": means.numpy()}}))
-    (term,) = half.terms(Payload())
-    outputs = torch.randn(len(labels), 5, generator=generator).requires_grad_()
-    none = torch.empty(0)
-    value = term(Step(0, None, {}, none, labels, none, outputs))
-    (gradient,) = torch.autograd.grad(value, outputs)
-    counted = torch.tensor([int(label) in known for label in labels])
-    if not counted.any():
-        assert value.item() == 0
-        assert not gradient.any()
-        return
-    teacher = torch.stack([means[known.index(int(label))].softmax(0) for label in labels[counted]])
-    expected = 0.3 * F.cross_entropy(outputs[counted], teacher)
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected, outputs)[0])
-
-
 def test_a_round_descends_cross_entropy_and_distillation(federate, phases):
     settings = {"local_epochs": 1, "batch_size": 64, "fd.weight": 0.5, "architectures": "mlp", "learning_rate": 0.2}
     done = federate("fd", **settings)
@@ -108,14 +72,6 @@ def test_a_round_descends_cross_entropy_and_distillation(federate, phases):
         (F.cross_entropy(outputs, train.labels) + 0.5 * distilled).backward()
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(after[name], parameter.detach() - 0.2 * parameter.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_without_its_term_it_trains_as_local_does(federate):
-    one = federate("fd", "fd", **{"fd.weight": 0.0})
-    other = federate("local", "local")
-    for client in "012":
-        name = f"models/{client}.safetensors"
-        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
 def test_clients_of_other_classes_are_refused(federate):

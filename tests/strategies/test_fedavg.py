@@ -64,12 +64,6 @@ def test_half_precision_on_the_wire_halves_the_bytes_both_ways(federate):
     assert abs(half[2]["train_loss"] - full[2]["train_loss"]) < 0.01
 
 
-def test_the_global_model_at_rest_is_in_its_own_precision(federate):
-    for rounds in (1, 2):
-        tensors = federate("fedavg", str(rounds), wire_dtype="float16", rounds=rounds).saved("global")
-        assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
-
-
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_learning_rates_follow_the_schedule_and_the_closing_round_still_learns(federate, phases, changed, schedule):
     federate("fedavg", rounds=4, clients=1, lr_schedule=schedule, closing_epochs=3)

@@ -150,14 +150,6 @@ def test_three_rounds_of_fedtgp_are_its_papers(federate, threshold, who):
     np.testing.assert_allclose(done.state.prototypes["means"], torch.stack(known).numpy(), rtol=1e-6)
 
 
-def test_the_class_means_alone_leave_a_client_and_a_head_comes_back(federate):
-    done = federate("fedgh", **{"architectures": "cnn-2-2,mlp-30", "fedgh.width": 16})
-    for arrays in done.sent.values():
-        assert {name: {*group} for name, group in arrays.items()} == {"prototypes": {"means", "classes", "counts"}}
-    for arrays in done.received.values():
-        assert {name: array.shape for name, array in arrays["head"].items()} == {"weight": (10, 16), "bias": (10,)}
-
-
 def test_where_the_servers_training_diverges_its_network_stays_as_it_was(federate, caplog):
     done = federate("fedgh", **{"fedgh.width": 16, "fedgh.server-learning-rate": 1e30, "rounds": 1})
     assert done.failures == []

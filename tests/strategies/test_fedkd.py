@@ -124,22 +124,6 @@ def test_a_client_that_trained_in_the_last_round_gets_the_change_and_others_the_
             assert sum(array.nbytes for group in groups for array in group.values()) == rows[round][key]
 
 
-def test_with_all_energy_and_no_distillation_the_shared_network_is_fedavgs(federate, monkeypatch):
-    """Factors of full rank would be larger than the matrices, so nothing is approximated."""
-    monkeypatch.setattr("fedhet.client_apps.fedkd.LEAST", 1e30)
-    monkeypatch.setattr(fedkd, "FIRST", 1.0)
-    monkeypatch.setattr(fedkd, "LAST", 1.0)
-    one = federate("fedkd", **{**SETTINGS, "architectures": "mlp-30"}, **{"fedkd.shared-model": "mlp-20"})
-    first = one.received[1, "0"]["model"]
-    other = federate(
-        "fml", "fml", **{**SETTINGS, "architectures": "mlp-30", "fml.shared-model": "mlp-20", "fml.beta": 1.0}
-    )
-    for name, array in other.received[1, "0"]["model"].items():
-        np.testing.assert_array_equal(array, first[name])
-    for name, array in other.state.model.items():
-        np.testing.assert_allclose(one.state.model[name], array, rtol=1e-5, atol=1e-6)
-
-
 def test_a_client_that_lost_the_shared_network_sits_out_a_round_and_gets_it_whole(no_report, tmp_path):
     """The change of a network that it does not have is of no use to it."""
 

@@ -13,7 +13,7 @@ from torch import nn
 from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.errors import ModelError
-from fedhet.learning import Step, evaluate
+from fedhet.learning import evaluate
 from fedhet.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.representations import Representation
 from fedhet.task import get_task
@@ -87,56 +87,9 @@ def side_with(prototypes, labels, device="cpu", **own):
     return side
 
 
-@pytest.mark.parametrize("labels", [[1, 4, 4, 6], [0, 1, 4, 3, 6, 2], [0, 2, 7]], ids=["all", "some", "none"])
-def test_the_term_is_the_mean_squared_error_of_the_examples_whose_class_has_a_prototype(labels):
-    generator = torch.Generator().manual_seed(0)
-    labels, known = torch.tensor(labels), [1, 4, 6]
-    means = torch.randn(3, 5, generator=generator)
-    side = side_with({"classes": np.array(known), "means": means.numpy()}, labels, weight=0.7)
-    (term,) = side.terms(Payload())
-    phi = torch.randn(len(labels), 5, generator=generator).requires_grad_()
-    none = torch.empty(0)
-    value = term(Step(0, None, {}, none, labels, none, none, captured={"phi": phi}))
-    (gradient,) = torch.autograd.grad(value, phi)
-    counted = torch.tensor([int(label) in known for label in labels])
-    if not counted.any():
-        assert value.item() == 0
-        assert not gradient.any()
-        return
-    targets = torch.stack([means[known.index(int(label))] for label in labels[counted]])
-    expected = 0.7 * F.mse_loss(phi[counted], targets)
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected, phi)[0])
-    assert not gradient[~counted].any()
-
-
 def test_before_there_are_prototypes_none_are_on_the_clients_device():
     side = side_with(None, torch.tensor([1, 2]), device="meta")
     assert {side.classes.device.type, side.prototypes.device.type} == {"meta"}  # with labels on a GPU, `isin` failed
-
-
-def test_there_is_no_term_before_there_are_prototypes():
-    side = side_with({"classes": np.empty(0, np.int64), "means": np.empty((0, 5), np.float32)}, torch.tensor([1, 2]))
-    assert side.terms(Payload()) == ()
-
-
-def test_clients_send_the_mean_representation_of_each_class_and_predict_by_the_nearest(federate):
-    done = federate("fedproto", rounds=2)
-    model = done.network()
-    data, transform = population.data_of(done.info()), population.dataset_of(done.config).transform
-    representation = Representation(model)
-    phi = representation(transform(data.train.inputs)).detach()
-    own = done.sent[2, "0"]["prototypes"]
-    for label, count, mean in zip(own["classes"], own["counts"], own["means"], strict=True):
-        mask = data.train.labels == int(label)
-        assert int(mask.sum()) == count
-        torch.testing.assert_close(torch.tensor(mean), phi[mask].mean(0))
-    assert sorted(own["classes"]) == sorted(data.train.labels.unique().tolist())
-    known = done.state.prototypes
-    distance = torch.cdist(representation(transform(data.test.inputs)), torch.tensor(known["means"]))
-    predicted = torch.tensor(known["classes"])[distance.argmin(1)]
-    accuracy = [row.accuracy for row in done.clients if row.client == "0"][-1]
-    assert accuracy == pytest.approx((predicted == data.test.labels).double().mean().item())
 
 
 def test_the_common_test_set_may_have_classes_that_a_client_does_not_know(federate):
@@ -153,28 +106,11 @@ def test_prediction_may_be_by_the_head(federate):
     assert [row.accuracy for row in done.clients if row.client == "0"][-1] == pytest.approx(score.value)
 
 
-def test_without_its_term_it_trains_as_local_does(federate):
-    one = federate("fedproto", "proto", **{"fedproto.weight": 0.0})
-    other = federate("local", "local")
-    for client in "012":
-        name = f"models/{client}.safetensors"
-        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
-
-
 def test_it_says_what_to_do_about_representations_of_unequal_width(federate):
     (failure,) = federate("fedproto", architectures="cnn-1-1,mlp", rounds=1).rows[0]["failures"]
     assert failure["client"] == "1"
     assert "its representation's width is 200, that of the other clients 512" in failure["reason"]
     assert "fedproto.width" in failure["reason"]
-
-
-def test_the_projection_makes_widths_equal(federate):
-    done = federate("fedproto", architectures="cnn-1-1,mlp", rounds=1, **{"fedproto.width": 16})
-    assert done.failures == []
-    assert {arrays["prototypes"]["means"].shape[1] for arrays in done.sent.values()} == {16}
-    whole = population.model_of(done.info("1")).state_dict()
-    added = {"head.projection.weight", "head.projection.bias", "head.head.weight", "head.head.bias"}
-    assert set(done.saved("1")) == added | {name for name in whole if not name.startswith("head.")}
 
 
 class Nested(nn.Module):

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet import config as configuration
 from fedhet import population, registry
 from fedhet.errors import FedhetError
 from fedhet.learning import evaluate
@@ -34,11 +33,6 @@ def test_heads_stay_where_they_are_and_bodies_are_averaged(federate):
     own = [done.network(client).head.weight for client in "012"]
     assert not torch.equal(own[0], own[1])
     assert done.summary["global_accuracy"] is None
-
-
-def test_the_head_of_a_round_goes_on_from_the_head_of_the_round_before(federate, phases):
-    federate("fedrep", clients=1, rounds=2)
-    assert torch.equal(phases[2][1]["head.weight"], phases[1][2]["head.weight"])
 
 
 def test_what_is_scored_and_saved_is_the_averaged_body_under_a_clients_own_head(federate, phases):
@@ -88,18 +82,6 @@ def test_a_body_must_be_there_in_every_other_round():
     strategy.federation.roster.specs["0"] = {"body.weight": ((2,), "float32")}
     with pytest.raises(WireError, match="its model is missing"):
         strategy.check_reply(reply)
-
-
-@pytest.mark.parametrize("test_on", ["local", "global", "both"])
-def test_personal_models_are_scored_on_whatever_test_set(federate, test_on):
-    summary = federate("fedrep", test_on=test_on).summary
-    assert summary["personal_accuracy"]["max"] > 0.1
-
-
-def test_the_authors_epochs_are_the_defaults():
-    config = configuration.resolve({"method": "fedrep"})
-    assert (config.local_epochs - config.parameters.body_epochs, config.parameters.body_epochs) == (10, 1)
-    assert config.closing_epochs == 10
 
 
 def test_a_model_that_is_all_head_is_refused_by_name(federate):

@@ -92,11 +92,3 @@ def test_fedmas_number_of_rounds_is_settled_there_too(start, watch):
     # There is a global model to evaluate once a pass is complete; that of round 0 is what Flower was given.
     evaluated = [round for round, metrics in result.evaluate_metrics_clientapp.items() if metrics]
     assert evaluated[-1] == passes
-
-
-def test_fedmas_rounds_may_be_given_there_too(start, watch):
-    given = GROUPS + 2  # a pass, and a round of the next one
-    strategy, _ = start(FedMA, given, rounds=given, passes=2, local_epochs=1)
-    assert strategy.config.rounds == given
-    assert {rounds for _, _, rounds, _ in watch.asked} == {given}
-    assert (strategy.state.pass_, strategy.state.step) == (1, 1)

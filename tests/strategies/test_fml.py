@@ -55,13 +55,3 @@ def test_only_the_shared_network_travels(federate):
     shapes = {name: tensor.shape for name, tensor in models.build("mlp-20", (1, 8, 8), 10).state_dict().items()}
     for arrays in (*done.sent.values(), *done.received.values()):
         assert {name: array.shape for name, array in arrays["model"].items()} == shapes
-
-
-def test_without_the_other_network_each_trains_alone(federate):
-    """With alpha = beta = 1 neither learns from the other: the own networks are those of local training."""
-    alone = {"fml.alpha": 1.0, "fml.beta": 1.0, "fml.shared-model": "mlp-20"}
-    one = federate("fml", model=own_network, **{**SETTINGS, "rounds": 1, "local_epochs": 1}, **alone)
-    other = federate("local", "local", model=own_network, **{**SETTINGS, "rounds": 1, "local_epochs": 1})
-    for client in "012":
-        for name, tensor in other.saved(client).items():
-            np.testing.assert_allclose(one.saved(client)[name], tensor, rtol=1e-6, atol=1e-7)

@@ -64,22 +64,6 @@ def test_all_receive_the_same_averaged_head_whatever_they_call_theirs(federate, 
             np.testing.assert_allclose(started[client][kind].numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_who_sat_out_the_first_round_receives_the_average_of_those_who_did_not(federate, phases):
-    done = federate("lg-fedavg", model=unlike, data=data_of, fraction_train=0.67, rounds=3)
-    (first, second) = (done.rows[number]["participants"] for number in (1, 2))
-    assert [len(first), len(second)] == [2, 2]
-    assert first != second
-    by_round = {(1, c): seen for c, seen in zip(first, phases[:2], strict=True)}
-    by_round |= {(2, c): seen for c, seen in zip(second, phases[2:4], strict=True)}
-    weights = [20 + 10 * int(client) for client in first]
-    for kind in ("weight", "bias"):
-        own = [head_of(by_round[1, client][2], client)[kind].double().numpy() for client in first]
-        expected = np.average(own, axis=0, weights=weights)
-        for client in second:
-            started = head_of(by_round[2, client][1], client)[kind]
-            np.testing.assert_allclose(started.numpy(), expected, rtol=1e-5, atol=1e-7)
-
-
 def test_bodies_never_travel(federate, phases):
     done = federate("lg-fedavg", model=unlike, data=data_of)
     head = 4 * (10 * WIDTH + 10)

@@ -60,17 +60,6 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
     assert "common" not in record
 
 
-@pytest.mark.parametrize("own", [{"head": "tiled"}])
-def test_tiles_write_layers_of_types_that_nobody_had(federate: Any, own: dict[str, str]) -> None:
-    keys: dict[str, Any] = {f"flha-ghn.{key}": value for key, value in own.items()}
-    keys |= {"architectures": "mlp,cnn-1-1", "assign": "blocks", "learning_rate": 0.001, "rounds": 1}
-    done = federate("flha-ghn", unseen_clients=1, unseen_epochs=0, **keys)
-    assert done.failures == []
-    (received,), (scratch,) = (record_of(done)["own"][start] for start in ("received", "scratch"))
-    assert np.isfinite(received["loss"]["mean"])
-    assert received["loss"] != scratch["loss"]
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.05])
 def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: Any, rate: float) -> None:
     """And where clients exchange nothing, what one receives is what it has, at the same rate."""
