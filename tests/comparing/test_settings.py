@@ -9,7 +9,7 @@ import torch
 from fedhet import config as configuration
 from fedhet import registry
 from fedhet.comparing.runs import check
-from fedhet.comparing.settings import settled_rounds, shared_settings, variants_of
+from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.errors import ConfigError
 from fedhet.options import fields_of
 from fedhet.supplied import Supplied
@@ -43,12 +43,6 @@ def test_rounds_that_nobody_settles_are_refused():
     for method in ("fedavg", "pfnm", "fedhenn"):
         with pytest.raises(ConfigError, match=f"rounds = 0: {method} does not settle by itself"):
             configuration.resolve({"method": method, "rounds": 0})
-
-
-def test_rounds_are_known_after_the_handshake_and_leave_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert settled_rounds(configuration.resolve(FEDMA)) == 6
-    assert list(tmp_path.iterdir()) == []
 
 
 class TestVariants:
@@ -175,21 +169,6 @@ def test_clients_that_train_a_hypernetwork_do_so_by_an_optimiser_of_their_own_un
     values, notes = training(["local", "flha-ghn"], {"learning-rate": 0.1})
     assert values == [("sgd", 0.1), ("adam", 0.1)]
     assert training(["local", "flha-ghn"], {"preset": "flha-ghn/cifar10"}) == ([("sgd", 0.009)] * 2, [])
-
-
-@pytest.mark.parametrize("methods", [["local", "flha-ghn"], ["flha-ghn", "local"]])
-def test_a_hypernetwork_of_a_users_models_learns_at_a_small_rate(methods):
-    part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
-    supplied = Supplied(model=lambda client: None, data=lambda client: (part, part))
-    found = shared(methods, configuration.completed({}), supplied)
-    settings = {name: found.settings(name, 0) for name in methods}
-    assert (settings["local"].optimizer, settings["local"].learning_rate) == ("sgd", 0.05)
-    assert (settings["flha-ghn"].optimizer, settings["flha-ghn"].learning_rate) == ("adam", 0.0003)
-    alone = supplied.adapted(configuration.resolve(configuration.completed({"method": "flha-ghn"})))
-    assert (alone.optimizer, alone.learning_rate, alone.parameters.head) == ("adam", 0.0003, "tiled")
-    assert ("learning-rate", "learning-rate = 0.0003, since tiles learn at small rates only") in alone.remarks
-    chosen = configuration.resolve(configuration.completed({"method": "flha-ghn", "learning-rate": 0.02}))
-    assert supplied.adapted(chosen).learning_rate == 0.02
 
 
 def test_a_method_whose_clients_start_from_weights_of_their_own_keeps_them_whoever_comes_first():

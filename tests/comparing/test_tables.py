@@ -20,21 +20,6 @@ LOCAL = result("local", {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.9})
 FEDAVG = result("fedavg", {0: 0.6, 1: 0.65, 2: 0.9, 5: 0.1})
 
 
-def test_differences_are_paired_over_common_seeds_with_students_interval():
-    found = FEDAVG.difference(LOCAL, "personal_accuracy")
-    differences = [0.1, 0.05, 0.2]
-    low, high = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert found.mean == pytest.approx(statistics.fmean(differences))
-    assert (found.low, found.high) == pytest.approx((low, high))
-    assert LOCAL.difference(FEDAVG, "personal_accuracy").mean == pytest.approx(-found.mean)
-
-
-def test_one_common_seed_has_no_interval_and_none_no_difference():
-    assert result("fedavg", {3: 1.0}).difference(LOCAL, "personal_accuracy").low is None
-    assert result("fedavg", {7: 1.0}).difference(LOCAL, "personal_accuracy") is None
-    assert FEDAVG.difference(LOCAL, "global_accuracy") is None
-
-
 def test_two_seeds_are_too_few_for_an_interval_and_the_notes_say_so():
     local, fedavg = result("local", {0: 0.5, 1: 0.6}), result("fedavg", {0: 0.6, 1: 0.65})
     text = markdown([local, fedavg], local, notes_below([local, fedavg], local))
@@ -91,16 +76,6 @@ def test_the_table_has_differences_and_what_each_method_had():
     margin = stats.t.ppf(0.975, 2) * statistics.stdev([0.1, 0.05, 0.2]) / math.sqrt(3)
     assert fedavg[5] == f"{0.35 / 3:+.3f} [{0.35 / 3 - margin:+.3f}, {0.35 / 3 + margin:+.3f}]"
     assert dict(zip(heading, fedavg, strict=True))["examples seen"] == "28,800"
-
-
-def test_the_numbers_have_the_ends_of_the_interval():
-    heading, *rows = number_rows([LOCAL, FEDAVG], LOCAL)
-    column = heading.index("personal_accuracy")
-    by_name = {(row[0], row[1]): row[column] for row in rows}
-    assert ("local", "difference") not in by_name
-    low, mean, high = (by_name["fedavg", f"difference{end}"] for end in ("_low", "", "_high"))
-    assert low < mean < high
-    assert mean - low == pytest.approx(high - mean)
 
 
 def test_validation_is_noted():

@@ -142,20 +142,6 @@ def test_own_data_without_images_held_out_for_all_are_told_so(comparison):
     assert "Tuning measured validation parts" in (comparison.folder / "comparison.md").read_text()
 
 
-def test_completed_tuning_runs_are_kept_and_interrupted_ones_resumed(comparison):
-    tuning = Tuning(RATES, (9,))
-    comparison.go(methods=("local",), seeds=(0,), tuning=tuning)
-    comparison.calls()
-    before = tried(comparison, "local")
-    calls = comparison.folder / "tuning" / "calls.txt"
-    calls.unlink()
-    (comparison.folder / "tuning" / "local,learning-rate=0.2,seed=9" / "summary.json").unlink()
-    comparison.go(methods=("local",), seeds=(0,), tuning=tuning)
-    assert calls.read_text().splitlines() == ["local,learning-rate=0.2,seed=9 resumed 1"]
-    assert comparison.calls() == []
-    assert tried(comparison, "local") == before
-
-
 def test_a_configuration_that_fails_with_a_seed_is_not_chosen_and_is_told(comparison):
     comparison.order("tuning/local,learning-rate=0.2,seed=10", "refuse")
     comparison.go(methods=("local",), seeds=(0,), tuning=Tuning(RATES, (9, 10)))

@@ -6,14 +6,12 @@ from html.parser import HTMLParser
 from importlib import import_module
 from xml.etree import ElementTree
 
-import matplotlib
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedhet import registry
 from fedhet.errors import FedhetError
-from fedhet.results.drawings import cka_figure
 from fedhet.results.figures import accuracy_figure, run_figures
 from fedhet.results.history import read_run
 from fedhet.results.plotting import WIDTH, look, to_svg
@@ -198,12 +196,6 @@ def test_a_card_for_what_there_is(make_run, options, cards):
     assert ("each at its last evaluation, after the last aggregation." in page.text) == ("personal" in options)
 
 
-def test_drawing_leaves_matplotlib_as_it_was(make_run):
-    before = dict(matplotlib.rcParams)
-    write_report(make_run())
-    assert dict(matplotlib.rcParams) == before
-
-
 @pytest.mark.parametrize(
     ("options", "figures", "said"),
     [
@@ -248,16 +240,6 @@ def test_report_of_a_run_that_wrote_only_its_settings(make_run):
     page, _ = report_of(folder)
     assert page.figures == []
     assert "Unfinished" in page.text
-
-
-def test_cka_with_missing_entries_and_one_side(make_run):
-    matrices = {
-        "clients": ["a", "b"],
-        "architectures": [None, None],
-        "before": None,
-        "after": [[1.0, None], [None, 1.0]],
-    }
-    assert [axes.get_title() for axes in cka_figure(matrices).axes[:-1]] == ["after training"]
 
 
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path):

@@ -44,11 +44,6 @@ def test_a_damaged_file_is_named(make_run, name, text, message):
         read_run(folder)
 
 
-def test_the_closing_evaluation_is_no_round_of_training(make_run):
-    assert read_run(make_run(rounds=3)).rounds == 3
-    assert read_run(make_run("killed", rounds=2, status=None)).rounds == 2
-
-
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(FedhetError, match="is not the directory of a run") as caught:
         read_run(tmp_path)

@@ -10,8 +10,6 @@ from fedhet.results.tables import (
     by_architecture,
     closing_table,
     format_bytes,
-    format_seconds,
-    format_value,
     headline,
     stage,
 )
@@ -29,11 +27,6 @@ def printed(table, width=100):
 )
 def test_bytes_in_decimal_units(number, text):
     assert format_bytes(number) == text
-
-
-def test_other_numbers():
-    assert [format_value(v) for v in (0.12345, None, float("nan"))] == ["0.123", "-", "-"]
-    assert [format_seconds(v) for v in (61.25, 150, 3 * 3600 + 125, None)] == ["61.2 s", "2 min 30 s", "3 h 2 min", "-"]
 
 
 def test_rows_by_architecture_and_their_total(make_run):
