@@ -1,9 +1,12 @@
 """Every method keeps the contract. A method gets all of it by registering."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedhet
 from fedhet import registry
 from fedhet.testing import MIXED, Case
 
@@ -40,21 +43,21 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
     "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")
-ALIKE = {
-    "nearest-neighbour",
-    "logistic-regression",
-    "fedrolex",
-    "fjord",
-    "fedgen",
-    "fedtgp",
-    "fedmrl",
-    "fml",
-    "depthfl",
-    "inclusivefl",
+QUICK = {
+    *("local", "fedavg", "fedrep", "layer-average", "fedproto", "fedmd", "fedhenn", "fedharm", "fedma", "flha-ghn"),
+    *("heterofl", "fedkd", "fedgh", "label-spreading"),
 }
-"""Methods for which label-spreading, heterofl, fedgh and fedkd stand in the quick suite."""
+"""Methods in the quick suite: one for each way in which something is shared or trained."""
 
-QUICK = {*registry.own_methods()} - ALIKE
+SIDES = {"strategies": r"client_apps|fedhet\.client", "client_apps": r"strategies|fedhet\.server"}
+"""The folders of the two sides, and what must not be imported there."""
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_side_does_not_import_the_other(side: str) -> None:
+    for path in (Path(fedhet.__file__).parents[1] / side).glob("*.py"):
+        imports = re.findall(r"^ *(?:from|import) ([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert [name for name in imports if re.match(rf"({SIDES[side]})\b", name)] == [], path
 
 
 class TestContract(Contract):

@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import os
-import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +52,6 @@ from fedhet.wire import to_tensor
 
 from .byzantine import Recording, attack, attack_handshakes
 from .failures import Failures
-from .imports import brought, module_of
 from .normal import NormalRuns
 from .privacy import COUNTS, Node, Privacy, same_data, sent_kinds
 from .runs import REPLIES, RecordedRuns, Stop, differing, run_on, where
@@ -64,9 +62,6 @@ ATTACKS = [
     *(pytest.param(*each, marks=pytest.mark.long) for each in [("answers", 5000, 0), ("handshakes", 1500, 100)]),
 ]
 """The part that changes, how often, and how many must at least be refused and taken; thousands differ at each call."""
-
-SIDES = {"server": ("fedhet.client", "fedhet.client_apps"), "client": ("fedhet.server", "fedhet.strategies")}
-"""The two sides, and what is the other's."""
 
 
 class Contract(NormalRuns, Failures, Privacy, MethodContract):
@@ -106,15 +101,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert named == case.reference
         assert registry.method(str(named)) == case.method
         assert cache("normal").summary["method"] == case.method.name
-
-    @pytest.mark.parametrize("side", SIDES)
-    def test_a_half_does_not_import_the_other(self, case: Case, side: str) -> None:
-        """A client never loads a server, nor a server a client."""
-        other = module_of(case.method, "client" if side == "server" else "server")
-        if other == module_of(case.method, side):
-            pytest.skip("both sides are in one module")
-        foreign = re.compile("|".join(rf"{re.escape(room)}(\.|$)" for room in (*SIDES[side], other)))
-        assert [name for name in brought(module_of(case.method, side)) if foreign.match(name)] == []
 
     # ---- Byzantine answers
 
