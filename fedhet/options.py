@@ -101,174 +101,167 @@ def width(value: object, name: str) -> float:
 class Config:
     """A complete, valid configuration. Fields are the keys with `_` for `-`; see `fedhet keys` for a table."""
 
-    method: str = option("fedhenn", "federated method; `fedhet list` names them, package.module:name is one of yours")
-    dataset: str = _files("digits", "data set; `fedhet list` names them; own: what the data function gives")
+    method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
+    dataset: str = _files("digits", "data set: a name (`fedhet list`), or own for the data function's")
     data: str = _files(
-        "", "folder with the data set's files; empty: its own place, or a download", resumable=True, path=True
+        "", "folder with the data set's files; empty: downloaded or included files", resumable=True, path=True
     )
-    partition: str = _dealt("iid", "how examples are dealt to clients: iid, classes, dirichlet, natural")
-    classes_per_client: int = _dealt(2, "classes that each client holds", at_least=1, needs={"partition": ("classes",)})
+    partition: str = _dealt("iid", "how examples are distributed among clients: iid, classes, dirichlet or natural")
+    classes_per_client: int = _dealt(2, "number of classes per client", at_least=1, needs={"partition": ("classes",)})
     alpha: float = _dealt(
         0.5,
-        "concentration of partition = dirichlet; the smaller, the more clients differ",
+        "concentration of the Dirichlet distribution; smaller values make clients differ more",
         above=0,
         needs={"partition": ("dirichlet",)},
     )
-    samples_per_client: int = _dealt(0, "training examples that a client keeps; 0: all of its part", at_least=0)
+    samples_per_client: int = _dealt(0, "maximum number of training examples per client; 0: no limit", at_least=0)
     halved_clients: float = _dealt(
-        0.0, "share of the clients, drawn by the seed, that keep half of their training examples", at_least=0, at_most=1
+        0.0, "fraction of clients, drawn at random, that keep half of their training examples", at_least=0, at_most=1
     )
-    clients: int = option(10, "clients to simulate", about="data", at_least=1, at_most=100_000)
+    clients: int = option(10, "number of simulated clients", about="data", at_least=1, at_most=100_000)
     architectures: str = option(
-        "cnn", "a model, a comma-separated list of models, or a family of models", replaced_by=("model",)
+        "cnn",
+        "one model, a comma-separated list of models, or a family of models (`fedhet list`)",
+        replaced_by=("model",),
     )
     assign: str = option(
         "round-robin",
-        "how architectures are assigned to clients: round-robin, blocks (each to neighbours) or random",
+        "how architectures are assigned to clients: round-robin, blocks (one per group of neighbours) or random",
         replaced_by=("model",),
     )
-    rounds: int = option(20, "rounds of training", at_least=0, resumable=True)
-    fraction_train: float = option(1.0, "part of the clients that trains in a round", above=0, at_most=1)
-    local_epochs: int = option(1, "epochs that a client trains in a round", at_least=0)
-    batch_size: int = option(32, "examples in a mini-batch", at_least=1, replaced_by=("loader",))
-    optimizer: str = _optimiser("sgd", "optimiser of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
+    rounds: int = option(20, "number of training rounds", at_least=0, resumable=True)
+    fraction_train: float = option(1.0, "fraction of clients that train in a round", above=0, at_most=1)
+    local_epochs: int = option(1, "number of epochs that a client trains per round", at_least=0)
+    batch_size: int = option(32, "number of examples per mini-batch", at_least=1, replaced_by=("loader",))
+    optimizer: str = _optimiser("sgd", "optimizer of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
     learning_rate: float = _optimiser(0.01, "learning rate", above=0)
     lr_schedule: str = _optimiser(
         "constant",
-        "learning rate over the run: by round, or by step as one-cycle is (lr/25 to lr at .3, down to lr/100)",
+        "learning rate over the run; one-cycle changes it after every step, the others after every round",
         choices=("constant", "cosine", "linear", "one-cycle"),
     )
     momentum: float = _optimiser(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
-    weight_decay: float = _optimiser(0.0, "weight decay on weights (biases and normalisation have none)", at_least=0)
-    clip_gradients: float = _optimiser(0.0, "largest norm of a step's gradient, scaled down to it; 0: any", at_least=0)
-    augment: bool = option(False, "augment training batches as the data set defines it", replaced_by=("data",))
-    input_size: int = _files(0, "resize images to this many pixels a side; 0: as they are", at_least=0, at_most=2048)
-    public_samples: int = _dealt(
-        0, "examples held out of every client's training data for the methods' public dataset", at_least=0
+    weight_decay: float = _optimiser(
+        0.0, "weight decay of weights; biases and normalisation layers have none", at_least=0
     )
+    clip_gradients: float = _optimiser(0.0, "maximum norm of the gradient of a step; 0: no limit", at_least=0)
+    augment: bool = option(False, "augment training batches as the data set defines", replaced_by=("data",))
+    input_size: int = _files(
+        0, "width and height in pixels to which images are resized; 0: unchanged", at_least=0, at_most=2048
+    )
+    public_samples: int = _dealt(0, "number of training examples held out as the public dataset", at_least=0)
     public_dataset: str = _public(
         "",
-        "another data set whose training images are the public dataset, resized, coloured and scaled like theirs; "
-        "they have labels where it has as many classes; empty: the clients' data set",
+        "data set whose training images are the public dataset; empty: the clients' data set",
         needs={"public-samples": ()},
     )
     public_data: str = _public(
-        "",
-        "folder with the files of public-dataset, as data is for dataset",
-        resumable=True,
-        path=True,
-        needs={"public-dataset": ()},
+        "", "folder with the files of public-dataset", resumable=True, path=True, needs={"public-dataset": ()}
     )
     test_split: str = _split(
         "given",
-        "test examples: those of the data set or data function, or as many drawn by the seed from all its examples",
+        "test examples: those of the data set or data function, or drawn at random from all examples",
         choices=("given", "drawn"),
     )
     test_share: float = _split(
         0.0,
-        "share of all examples that is drawn for testing, a client's test part as of what it keeps; 0: as many as the "
-        "data set has",
+        "fraction of all examples drawn for testing; 0: as many as the data set has",
         at_least=0,
         below=1,
         needs={"test-split": ("drawn",)},
     )
     validation: float = _split(
-        0.0,
-        "share of each client's training examples, and of each class, that it is evaluated on and never trained on",
-        at_least=0,
-        below=1,
+        0.0, "fraction of each client's training examples that is used for validation only", at_least=0, below=1
     )
     validation_on: str = _dealt(
         "own",
-        "validation examples: each client's own, with its labels, or as many of the data set, the same for all clients",
+        "validation examples: each client's own, or common ones of the data set",
         choices=("own", "common"),
         needs={"validation": ()},
     )
-    shared_init: bool = option(True, "what is exchanged starts from one initialisation (of the first client)")
-    closing_epochs: int = option(0, "epochs of a closing round in which all clients train; 0: none", at_least=0)
+    shared_init: bool = option(True, "all clients start from the same initialization of what is shared")
+    closing_epochs: int = option(
+        0, "number of epochs of a final round in which all clients train; 0: no such round", at_least=0
+    )
     unseen_clients: int = option(
-        0,
-        "how many of the clients, the last ones, come after the last round, receive what the method has for them, and "
-        "go on alone; beside it, the same from their own initial weights",
-        at_least=0,
+        0, "number of clients held out of training, which join after the last round", at_least=0
     )
-    unseen_epochs: int = option(10, "epochs that unseen clients train alone", at_least=0, needs={"unseen-clients": ()})
+    unseen_epochs: int = option(
+        10, "number of epochs that unseen clients train", at_least=0, needs={"unseen-clients": ()}
+    )
     unseen_learning_rate: float = option(
-        0.0,
-        "constant learning rate of it; 0: learning-rate, at which those beside it train from scratch",
-        at_least=0,
-        needs={"unseen-clients": ()},
+        0.0, "constant learning rate of unseen clients; 0: learning-rate", at_least=0, needs={"unseen-clients": ()}
     )
-    evaluate_every: int = _output(1, "evaluate all clients every so many rounds (and at the end)", at_least=1)
+    evaluate_every: int = _output(
+        1, "number of rounds between evaluations; the last round is always evaluated", at_least=1
+    )
     test_on: str = _output(
-        "local", "a client's own test part, the common test set, or both", choices=("local", "global", "both")
+        "local",
+        "test examples for evaluation: each client's own, the common test set, or both",
+        choices=("local", "global", "both"),
     )
     batch_norm: str = option(
         "aggregate",
-        "BatchNorm statistics travel, stay, or stay and are taken anew from a client's images after every average",
+        "BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average",
         trait="communicates",
         choices=("aggregate", "local", "re-estimate"),
     )
     aggregation: str = option(
         "mean",
-        "how what clients send is averaged: by examples, or by a Byzantine-robust rule, by which all count the same",
+        "aggregation rule: the mean weighted by examples, or a Byzantine-robust rule without weights",
         choices=AGGREGATIONS,
         trait="aggregations",
     )
     byzantine: float = option(
         0.2,
-        "share of Byzantine clients that trimmed-mean, krum and multi-krum are to stand",
+        "fraction of Byzantine clients to tolerate",
         above=0,
         below=0.5,
         needs={"aggregation": ("trimmed-mean", "krum", "multi-krum")},
     )
     clip_norm: float = option(
         0.0,
-        "cut a client's update to so many times the median norm of the round's; 0: none (norm-clipped: 1)",
+        "maximum norm of a client's update as a multiple of the round's median; 0: no limit",
         at_least=0,
         trait="bounded",
     )
     wire_dtype: str = option(
-        "float32", "dtype of weights on the wire", choices=("float32", "float16"), trait="communicates"
+        "float32", "data type of weights in messages", choices=("float32", "float16"), trait="communicates"
     )
-    timeout: float = _server(3600.0, "seconds to wait for a round's replies", above=0)
-    min_clients: int = _server(
-        1, "clients that must be there to start, and must reply for a round to count", at_least=1
-    )
-    wait_for_clients: float = _server(0.0, "seconds to wait for clients to come before the first round", at_least=0)
+    timeout: float = _server(3600.0, "seconds to wait for the replies of a round", above=0)
+    min_clients: int = _server(1, "minimum number of clients to start a run and to complete a round", at_least=1)
+    wait_for_clients: float = _server(0.0, "seconds to wait for clients before the first round", at_least=0)
     disclose_architecture: bool = _node(
-        True, "clients tell the name of their architecture; of a user's own network its class and number of parameters"
+        True, "tell the server the architecture's name, or a custom network's class and number of parameters"
     )
-    head: str = option("", "module whose input is the representation; empty: the last nn.Linear", at_node=True)
+    head: str = option(
+        "", "name of the module whose input is the representation; empty: the last nn.Linear", at_node=True
+    )
     device: str = _node(
-        "auto", "where clients train: auto (a GPU if there is one), cpu, cuda, cuda:1, mps", resumable=True
+        "auto", "device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps", resumable=True
     )
     threads_per_client: int = _node(
-        1,
-        "CPU threads of a client, at most its node's cores; more than one costs repeatability",
-        at_least=1,
-        at_most=1024,
+        1, "number of CPU threads per client; results can be reproduced exactly only with 1", at_least=1, at_most=1024
     )
     workers: int = _place(
         0,
-        "processes of the local engine in which clients train; 0: as many as cores, as a GPU has room for, 1 on MPS",
+        "number of worker processes of the local engine; 0: as many as the machine allows",
         at_least=0,
         needs={"engine": ("local",)},
     )
     state_dir: str = _place(
-        "",
-        "folder for the clients' own state; empty: in the run directory, or ~/.fedhet/state",
-        at_node=True,
-        path=True,
+        "", "folder for the clients' state; empty: in the run directory, or ~/.fedhet/state", at_node=True, path=True
     )
-    log: str = _output("", "where rounds are logged to as well: tensorboard, wandb, mlflow, several with commas")
-    report: bool = _place(True, "a run ends with its report.html; else `fedhet report FOLDER` draws it")
-    engine: str = _place("local", "where the clients are: local, ray, or a SuperLink connection of Flower's config")
+    log: str = _output("", "further loggers, separated by commas: tensorboard, wandb, mlflow")
+    report: bool = _place(True, "write report.html at the end of the run")
+    engine: str = _place(
+        "local", "where clients run: local, ray, or a SuperLink connection from Flower's configuration"
+    )
     resume: bool = option(
-        False, "go on with the run in `out` after its last complete round", about="place", needs={"out": ()}
+        False, "resume the run in `out` after its last complete round", about="place", needs={"out": ()}
     )
-    seed: int = option(0, "seed of everything", at_least=0)
-    out: str = option("", "run directory; empty: a new folder under runs/", about="place", path=True)
+    seed: int = option(0, "random seed", at_least=0)
+    out: str = option("", "run directory; empty: a new folder in runs/", about="place", path=True)
 
     parameters: Any = None  # the method's own keys, an instance of its `Parameters`
     method_name: str = ""  # its own name, where `method` is package.module:name

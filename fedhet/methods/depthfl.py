@@ -15,14 +15,9 @@ class DepthParameters(CountedParameters):
     """Which blocks clients have."""
 
     depths: str = option(
-        "4,3,2,1",
-        "numbers of blocks that clients have, dealt as assign says; the largest is all; a node may say its own (depth)",
+        "4,3,2,1", "numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"
     )
-    blocks: str = option(
-        "",
-        "modules that end all blocks but the last, separated by commas; empty: blocks of one spatial size each, or of "
-        "about equal numbers of layers if there are too few of these",
-    )
+    blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
         """Find the blocks of models of a user's own: a preset names modules of its network."""
@@ -42,17 +37,12 @@ class DepthFLParameters(DepthParameters):
     counted = "depthfl.depths"
 
     ramp_up: int = option(
-        300,
-        "rounds over which the weight of distillation among exits grows to 1, as exp(-5 (1 - t / ramp-up)^2); 0: none",
-        at_least=0,
+        300, "rounds until the distillation weight exp(-5 (1 - t / ramp-up)^2) reaches 1; 0: none", at_least=0
     )
 
 
 traits = Traits(networks="equal", shares=FIRST_UNITS, common_init=True)
 
 method = Method(
-    "depthfl",
-    traits=traits,
-    Parameters=DepthFLParameters,
-    own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0},
+    "depthfl", traits=traits, Parameters=DepthFLParameters, own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0}
 )

@@ -14,17 +14,15 @@ class FedDFParameters(ScoresParameters):
     uses = ("architectures",)  # of the network that it builds beside the clients'
     public_batch, subset = 128, 5000
     server_model: str = option(
-        "", "architecture of the server's network; empty: the first of architectures, mlp-20 for rows"
+        "", "architecture of the server's network; empty: the first of architectures, mlp-20 for tabular data"
     )
-    server_steps: int = option(
-        1000, "mini-batches of public examples by which the server trains in a round", at_least=1
-    )
+    server_steps: int = option(1000, "number of mini-batches per round on which the server trains", at_least=1)
     server_learning_rate: float = option(
-        0.001, "learning rate of the server's Adam, which falls to 0 by a cosine in every round", above=0
+        0.001, "initial learning rate of the server's Adam, which follows a cosine in each round", above=0
     )
     teach: bool = option(
         False,
-        "whether clients learn the server's scores, for an epoch, before they train on their own examples",
+        "clients train on the server's scores for one epoch before they train on their own examples",
         at_need=(True,),
     )
 
@@ -43,9 +41,5 @@ def traits(parameters: FedDFParameters) -> Traits:
 
 
 method = Method(
-    "feddf",
-    traits=traits,
-    Parameters=FedDFParameters,
-    common={"test-on": "both"},
-    own={"feddf.server-steps": 100},
+    "feddf", traits=traits, Parameters=FedDFParameters, common={"test-on": "both"}, own={"feddf.server-steps": 100}
 )

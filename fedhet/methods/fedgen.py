@@ -12,11 +12,9 @@ from fedhet.sharing import HEAD
 class FedGenParameters(WidthParameters):
     """FedGen's own keys: the paper's weight, and the authors' other values for MNIST."""
 
-    weight: float = option(1.0, "weight of a client's loss of generated representations", at_least=0)
-    diversity: float = option(
-        1.0, "weight of the generator's loss that falls as unlike noise gives unlike representations", at_least=0
-    )
-    server_steps: int = option(50, "steps by which the server trains the generator in a round", at_least=1)
+    weight: float = option(1.0, "weight of the clients' loss on generated representations", at_least=0)
+    diversity: float = option(1.0, "weight of the generator's diversity loss", at_least=0)
+    server_steps: int = option(50, "number of steps per round in which the server trains the generator", at_least=1)
     server_learning_rate: float = option(3e-4, "learning rate of the server's Adam", above=0)
 
 

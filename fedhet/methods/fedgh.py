@@ -11,7 +11,9 @@ from fedhet.options import option
 class LearnerParameters(WidthParameters):
     """The keys of methods whose server trains a network on clients' mean representations of classes."""
 
-    server_epochs: int = option(1, "passes over a round's mean representations, in batches of batch-size", at_least=1)
+    server_epochs: int = option(
+        1, "number of epochs per round on the clients' mean representations of classes", at_least=1
+    )
     server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
 
 
@@ -19,11 +21,7 @@ class LearnerParameters(WidthParameters):
 class FedGHParameters(LearnerParameters):
     """FedGH's own keys."""
 
-    server_epochs: int = option(
-        1,
-        "passes over a round's mean representations of classes, by which the server trains the head",
-        at_least=1,
-    )
+    server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
 
 
 TRAITS = Traits(
@@ -32,8 +30,5 @@ TRAITS = Traits(
 """Those of methods whose server trains a network on clients' mean representations of classes."""
 
 method = Method(
-    "fedgh",
-    traits=TRAITS,
-    Parameters=FedGHParameters,
-    own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1},
+    "fedgh", traits=TRAITS, Parameters=FedGHParameters, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1}
 )

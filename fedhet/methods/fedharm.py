@@ -17,39 +17,33 @@ class FedHARMParameters(Parameters):
 
     align: Literal["cosine", "cka", "spectral"] = option(
         "cosine",
-        "what is aligned on the shared set: descriptors by their cosine (the paper's), block outputs by CKA, or "
-        "representations with how the class posteriors cluster the set",
+        "what is aligned: descriptors by cosine (the paper's), block outputs by CKA, or spectral targets",
         choices=("cosine", "cka", "spectral"),
         needs={"alpha": {"below": 1}},
         at_need=("spectral",),
     )
     alpha: float = option(
         0.5,
-        "weight of the task's loss on the shared set, beside 1 - alpha of the distance; 0: the set needs no labels, "
-        "and an image's class is what a network predicts",
+        "weight of the task's loss on the public dataset, 1 - alpha of the distance; 0: no labels are needed",
         at_least=0,
         at_most=1,
         at_need=(0.0,),
     )
     divide: bool = option(
-        False,
-        "divide the shared set's loss by alpha, so that alpha does not weaken the task's loss as well",
-        needs={"alpha": {"above": 0, "below": 1}},
+        False, "divide the loss on the public dataset by alpha", needs={"alpha": {"above": 0, "below": 1}}
     )
     blocks: str = option(
         "last-four",
-        "blocks of a network: last-four (torchvision's families; of others their stages), stages (by spatial size), or "
-        "modules by name: a,b,c,d; lists for other networks follow after semicolons",
+        "blocks to align: last-four, stages, or module names a,b,c,d;... with one list per network",
         needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
     )
     slots: str = option(
         "128,256,512,1024",
-        "as many numbers as blocks, from shallow to deep: the length of each one's part of a descriptor, the "
-        "activations with the largest gradients",
+        "lengths of the blocks' parts of a descriptor, from shallow to deep",
         needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
     )
     public_steps: int = option(
-        0, "gradient steps on the shared set in a round; 0: as many epochs as on private data", at_least=0
+        0, "number of steps per round on the public dataset; 0: as many epochs as on private data", at_least=0
     )
 
     def __post_init__(self) -> None:
@@ -118,7 +112,7 @@ method = Method(
             "fedhet.results.drawings:cosines_figure",
             "Cosine between a client's descriptors and the mean of the others', for the same image and for different "
             "ones, by round and block.",
-        ),
+        )
     },
     own={"closing-epochs": 5, "fedharm.divide": True},
 )

@@ -21,49 +21,42 @@ class FedHeNNParameters(Parameters):
 
     setting: str = option(
         "heterogeneous",
-        "heterogeneous: personal models, kernels are shared; homogeneous: weights are averaged as well",
+        "heterogeneous: only kernels are shared; homogeneous: weights are averaged as well",
         choices=("heterogeneous", "homogeneous"),
     )
     target: Literal["kernel", "spectral"] = option(
         "spectral",
-        "what clients are aligned with: how the class posteriors of all cluster the public dataset (fedhet's own), or "
-        "the mean kernel of the peers' representations (the paper's)",
+        "alignment target: spectral (this project's), or the peers' mean kernel (the paper's)",
         choices=("kernel", "spectral"),
     )
     eta0: float = option(
-        -1.0,
-        "weight of the proximal term, eta(t) = eta0 f(t); negative: 3 for the spectral target, else the paper's 0.001",
+        -1.0, "weight of the proximal term, eta(t) = eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)"
     )
     schedule: str = option(
         "auto",
-        "f(t), t = 0 in the first round; auto: constant for the spectral target, else the paper's sqrt",
+        "f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)",
         choices=("auto", "sqrt", "linear", "constant"),
     )
     kernel: Literal["linear", "rbf", "procrustes"] = option(
         "linear",
-        "kernel of CKA; procrustes: orthogonal Procrustes distance instead (homogeneous only)",
+        "kernel of CKA, or the orthogonal Procrustes distance (homogeneous setting only)",
         choices=("linear", "rbf", "procrustes"),
         needs={"target": ("kernel",)},
     )
     rad_source: str = option(
         "held-out",
-        "public dataset that the RAD is drawn from: held out of all training data, or the union of the "
-        "clients' (the paper's)",
+        "source of the RAD: examples held out of all training data, or the union of the training data",
         choices=("held-out", "train-union"),
     )
-    rad_size: int = option(
-        5000, "rows of the public dataset in a round's RAD (at most the public dataset's)", at_least=LEAST_ROWS
-    )
+    rad_size: int = option(5000, "maximum number of examples in the RAD of a round", at_least=LEAST_ROWS)
     rad_batch: int = option(
         128,
-        "rows of the RAD in a training step (8 or more); 0: all, as in the paper",
+        "number of RAD examples per training step, at least 8; 0: all, as in the paper",
         at_least=0,
         needs={"kernel": ("linear", "rbf")},
     )
-    rad_every: int = option(1, "take the term every so many steps, that much heavier", at_least=1)
-    probe: int = option(
-        256, "public dataset rows for the report's CKA between clients before and after; 0: none", at_least=0
-    )
+    rad_every: int = option(1, "number of steps between proximal terms, whose weight is multiplied by it", at_least=1)
+    probe: int = option(256, "number of public examples for the CKA matrices of the report; 0: none", at_least=0)
 
     def __post_init__(self) -> None:
         """Settle `eta0` and `schedule`, which may be left to the target, and refuse contradictions."""

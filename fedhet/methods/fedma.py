@@ -12,14 +12,14 @@ from .pfnm import COMMON, DRAWINGS, TRAITS, PFNMParameters
 class FedMAParameters(PFNMParameters):
     """FedMA's own keys, with the paper's values."""
 
-    passes: int = option(1, "passes over all layers, if rounds = 0", at_least=1)
+    passes: int = option(1, "number of passes over all layers, if rounds = 0", at_least=1)
     retrain_epochs: int = option(
-        0, "epochs that clients train behind a layer just matched; 0: as many as local-epochs", at_least=0
+        0, "number of epochs that clients train after a layer is matched; 0: local-epochs", at_least=0
     )
-    last_epochs: int = option(3, "epochs of the round of the output layer, in retrain-epochs", at_least=0)
-    last_learning_rate: float = option(
-        0.0, "learning rate of that round (the authors' code: a tenth of learning-rate); 0: learning-rate", at_least=0
+    last_epochs: int = option(
+        3, "number of epochs of the output layer's round, as a multiple of retrain-epochs", at_least=0
     )
+    last_learning_rate: float = option(0.0, "learning rate of the output layer's round; 0: learning-rate", at_least=0)
 
     without = ("closing-epochs",)  # nothing is learnt from a round after the last pass
 

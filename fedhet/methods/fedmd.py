@@ -22,20 +22,18 @@ class ScoresParameters(Parameters):
 class FedMDParameters(ScoresParameters):
     """FedMD's own keys, with the values of the authors' code; `local-epochs` are those of the revisits."""
 
-    public_batch: int = option(256, "examples of the public dataset in a mini-batch", at_least=1)
-    subset: int = option(
-        5000, "examples of the public dataset whose scores are exchanged in a round (at most all)", at_least=1
-    )
+    public_batch: int = option(256, "number of public examples per mini-batch", at_least=1)
+    subset: int = option(5000, "maximum number of public examples whose scores are exchanged in a round", at_least=1)
     public_epochs: int = option(
         20,
-        "epochs on the labelled public dataset when a client begins; 0: none, and the public dataset needs no labels",
+        "number of epochs on the labelled public dataset in a client's first round; 0: no labels are needed",
         at_least=0,
         at_need=(0,),
     )
     private_epochs: int = option(
-        25, "epochs on its own examples when a client begins, instead of local-epochs; 0: local-epochs too", at_least=0
+        25, "number of epochs on private examples in a client's first round; 0: local-epochs", at_least=0
     )
-    digest_epochs: int = option(1, "epochs of a round in which a client learns the mean scores", at_least=1)
+    digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
         """Leave out the epochs on public labels where there are none."""

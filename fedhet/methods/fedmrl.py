@@ -12,15 +12,8 @@ class FedMRLParameters(BesideParameters):
     """FedMRL's own keys, with the paper's values."""
 
     width: int = option(
-        0,
-        "d1: width to which the shared network's representation is pooled; 0: as wide as it is",
-        at_least=0,
-        at_most=2**16,
+        0, "width d1 to which the shared network's representation is pooled; 0: unchanged", at_least=0, at_most=2**16
     )
 
 
-method = Method(
-    "fedmrl",
-    traits=TRAITS,
-    Parameters=FedMRLParameters,
-)
+method = Method("fedmrl", traits=TRAITS, Parameters=FedMRLParameters)

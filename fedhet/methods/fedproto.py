@@ -12,7 +12,7 @@ class WidthParameters(Parameters):
 
     width: int = option(
         0,
-        "width to which a linear layer before the head projects all clients' representations; 0: no such layer",
+        "width to which a linear layer before the head projects representations; 0: no such layer",
         at_least=0,
         at_most=2**16,
         at_need=(64,),
@@ -37,11 +37,10 @@ class WidthParameters(Parameters):
 class FedProtoParameters(WidthParameters):
     """FedProto's own keys."""
 
-    weight: float = option(1.0, "lambda: weight of the distance to the global prototypes", at_least=0)
+    weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
     predict: str = option(
         "prototype",
-        "prediction by the nearest global prototype (the paper) of the client's own classes (the authors' code) or of "
-        "all classes, or by the head",
+        "prediction by the nearest prototype of the client's classes or of all classes, or by the head",
         choices=("prototype", "all-prototypes", "head"),
     )
 

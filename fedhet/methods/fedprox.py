@@ -11,11 +11,9 @@ from fedhet.sharing import EVERYTHING
 class FedProxParameters(Parameters):
     """FedProx's own key."""
 
-    mu: float = option(0.1, "weight of the proximal term mu/2 ||W - W(t-1)||^2", at_least=0)
+    mu: float = option(0.1, "weight of the proximal term mu / 2 ||W - W(t-1)||^2", at_least=0)
 
 
 method = Method(
-    "fedprox",
-    traits=Traits(networks="equal", shares=EVERYTHING, common_init=True),
-    Parameters=FedProxParameters,
+    "fedprox", traits=Traits(networks="equal", shares=EVERYTHING, common_init=True), Parameters=FedProxParameters
 )

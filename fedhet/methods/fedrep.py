@@ -12,7 +12,9 @@ from fedhet.sharing import BODY
 class FedRepParameters(Parameters):
     """FedRep's own keys; `local-epochs` are the head's and the body's epochs together, `closing-epochs` the head's."""
 
-    body_epochs: int = option(1, "how many of a round's epochs train the body; the others train the head", at_least=1)
+    body_epochs: int = option(
+        1, "number of epochs per round that train the body; the others train the head", at_least=1
+    )
 
     def check(self, config: Config) -> None:
         """Check that epochs are left for the head."""

@@ -11,18 +11,9 @@ from fedhet.options import option
 class FedTGPParameters(LearnerParameters):
     """FedTGP's own keys."""
 
-    server_epochs: int = option(
-        100, "passes over a round's prototypes of clients, by which the server trains the global ones", at_least=1
-    )
-    weight: float = option(0.1, "lambda: weight of the distance to the global prototypes", at_least=0)
-    threshold: float = option(
-        100.0, "tau: largest margin by which a prototype is to be nearer to its own class than to others", at_least=0
-    )
+    server_epochs: int = option(100, "number of epochs per round in which the server trains the prototypes", at_least=1)
+    weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
+    threshold: float = option(100.0, "tau, the maximum margin between prototypes of different classes", at_least=0)
 
 
-method = Method(
-    "fedtgp",
-    traits=TRAITS,
-    Parameters=FedTGPParameters,
-    own={"fedtgp.width": 32},
-)
+method = Method("fedtgp", traits=TRAITS, Parameters=FedTGPParameters, own={"fedtgp.width": 32})

@@ -13,7 +13,7 @@ from .heterofl import SizedParameters
 class FjORDParameters(SizedParameters):
     """FjORD's own keys, with the paper's values; `widths` are also the widths that are drawn."""
 
-    distil: bool = option(True, "a client's widest network learns from labels, and the one drawn from its outputs")
+    distil: bool = option(True, "smaller networks learn from the outputs of the client's widest network")
 
 
 method = Method(

@@ -15,17 +15,12 @@ class FLHADistillationParameters(Parameters):
     """FLHA-distillation's own keys; `learning-rate` is the teacher's."""
 
     uses = ("architectures",)  # of the network that it builds beside the clients'
-    teacher: str = option(
-        "", "architecture of the teacher, the same for all; empty: the first of architectures, mlp-20 for rows"
-    )
+    teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
     teacher_rounds: float = option(
-        0.5,
-        "part of the rounds that trains the teacher; in the others each client trains its own network",
-        above=0,
-        at_most=1,
+        0.5, "fraction of the rounds that train the teacher; the others train the clients' networks", above=0, at_most=1
     )
     student_learning_rate: float = option(
-        0.0, "learning rate of the clients' own networks; 0: a tenth of learning-rate", at_least=0
+        0.0, "learning rate of the clients' networks; 0: a tenth of learning-rate", at_least=0
     )
 
     def teaching(self, rounds: int) -> int:

@@ -19,20 +19,17 @@ class FLHAGHNParameters(Parameters):
 
     head: Literal["base-lowrank", "dense", "tiled"] = option(
         "base-lowrank",
-        "what writes a layer's weights: a head a type that is dense (the paper's), or a base weight and a change of "
-        "low rank; or tiles of one decoder, which write types that nobody had in training too",
+        "head that generates weights: one per layer type (dense is the paper's), or tiled for any type",
         choices=("base-lowrank", "dense", "tiled"),
     )
     normalise: bool = option(
         True,
-        "nodes' embeddings and z have unit variance, so that weights begin at Kaiming's scale; false: the paper's form "
-        "and its initialisation",
+        "normalise embeddings so that initial weights have Kaiming's scale; false: the paper's initialization",
         needs={"head": ("dense",)},
     )
     refine: Literal["head", "none", "all"] = option(
         "head",
-        "what of a written network is trained for an epoch before it is evaluated: its last layer (the paper's), "
-        "nothing, or all",
+        "layers trained for one epoch before evaluation: the head (the paper's), none, or all",
         choices=("head", "none", "all"),
     )
 
@@ -61,11 +58,7 @@ class FLHAGHNParameters(Parameters):
 
 method = Method(
     "flha-ghn",
-    traits=Traits(
-        keeps="rest",
-        scored="received",
-        sends={"model": "hypernetwork"},
-    ),
+    traits=Traits(keeps="rest", scored="received", sends={"model": "hypernetwork"}),
     Parameters=FLHAGHNParameters,
     common={
         "rounds": 1000,

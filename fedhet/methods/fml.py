@@ -12,7 +12,7 @@ class BesideParameters(Parameters):
 
     uses = ("architectures",)  # of the network that it builds beside the clients'
     shared_model: str = option(
-        "", "architecture of the shared network, one for all; empty: the first of architectures, mlp-20 for rows"
+        "", "architecture of the shared network; empty: the first of architectures, mlp-20 for tabular data"
     )
 
 
@@ -21,11 +21,11 @@ class FMLParameters(BesideParameters):
     """FML's own keys."""
 
     alpha: float = option(
-        0.5, "weight of labels in the own network's loss; 1 - alpha: of the shared network's scores", above=0, at_most=1
+        0.5, "weight of labels in the own network's loss, 1 - alpha of the shared network's scores", above=0, at_most=1
     )
     beta: float = option(
         0.5,
-        "weight of labels in the shared network's loss; 1 - beta: of the own network's scores",
+        "weight of labels in the shared network's loss, 1 - beta of the own network's scores",
         at_least=0,
         at_most=1,
     )
@@ -34,8 +34,4 @@ class FMLParameters(BesideParameters):
 TRAITS = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
 """Those of methods with a shared network beside the clients' own."""
 
-method = Method(
-    "fml",
-    traits=TRAITS,
-    Parameters=FMLParameters,
-)
+method = Method("fml", traits=TRAITS, Parameters=FMLParameters)

@@ -16,7 +16,7 @@ class SizedParameters(Parameters):
 
     widths: str = option(
         "1,0.5,0.25,0.125,0.0625",
-        "shares of each hidden layer's units that clients have, dealt as assign says; a node may say its own (width)",
+        "fractions of each hidden layer's units per client, assigned as `assign` says; a node may set its own as width",
     )
 
     def check(self, config: Config) -> None:

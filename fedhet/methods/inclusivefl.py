@@ -15,16 +15,8 @@ class InclusiveFLParameters(DepthParameters):
     counted = "inclusivefl.depths"
 
     momentum: float = option(
-        0.2,
-        "beta: what deeper clients' later blocks learnt is this share of what a last block learns; 0: nothing",
-        at_least=0,
-        below=1,
+        0.2, "beta, the fraction of the deeper clients' update that a client's last block receives", at_least=0, below=1
     )
 
 
-method = Method(
-    "inclusivefl",
-    traits=traits,
-    Parameters=InclusiveFLParameters,
-    own={"inclusivefl.depths": "2,1"},
-)
+method = Method("inclusivefl", traits=traits, Parameters=InclusiveFLParameters, own={"inclusivefl.depths": "2,1"})

@@ -18,9 +18,7 @@ class LayerAverageParameters(Parameters):
 
     by: str = option(
         "type-order",
-        "what is averaged: the k-th layer of each type over all networks that have it; the first layers that all "
-        "networks have in common, the others staying with the clients (prefix: FlexiFed's Basic-Common); each layer "
-        "over the networks that are alike up to it (Max-Common); or all layers within each architecture",
+        "layers averaged together: same type and order, equal first layers (FlexiFed's two), or same architecture",
         choices=("type-order", "prefix", "max-common", "architecture"),
     )
 

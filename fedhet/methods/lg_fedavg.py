@@ -3,7 +3,4 @@
 from fedhet.method import Method, Traits
 from fedhet.sharing import HEAD
 
-method = Method(
-    "lg-fedavg",
-    traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True),
-)
+method = Method("lg-fedavg", traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True))

@@ -13,7 +13,7 @@ class LocalParameters(Parameters):
 
     public: Literal["unused", "mixed"] = option(
         "unused",
-        "a labelled public dataset: left alone, or mixed into the client's own examples, batch by batch",
+        "labelled public examples: unused, or mixed into the client's training batches",
         choices=("unused", "mixed"),
     )
 
@@ -23,8 +23,4 @@ def _traits(parameters: LocalParameters) -> Traits:
     return Traits(keeps="model", scored="trained", public=public, communicates=False)
 
 
-method = Method(
-    "local",
-    traits=_traits,
-    Parameters=LocalParameters,
-)
+method = Method("local", traits=_traits, Parameters=LocalParameters)

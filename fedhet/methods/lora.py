@@ -24,13 +24,14 @@ class LoRAParameters(CountedParameters):
 
     aggregate: str = option(
         "truncate",
-        "adapters are averaged, filled up with zeros (truncate: HetLoRA); or their products are, and are factored for "
-        "each rank (svd: FlexLoRA), or added to the frozen network, with new adapters in each round (stack: FLoRA)",
+        "aggregation of adapters: truncate (HetLoRA), svd (FlexLoRA) or stack (FLoRA)",
         choices=("truncate", "svd", "stack"),
     )
-    ranks: str = option("16,8,4", "ranks of clients' adapters, dealt as assign says; a node may say its own (rank)")
-    layers: str = option("", "nn.Linear layers to adapt, with * for any part of a name; empty: all but the head")
-    train_head: bool = option(False, "the head is trained, too, and averaged as it is; else it is frozen like the rest")
+    ranks: str = option("16,8,4", "ranks of the adapters, assigned as `assign` says; a node may set its own as rank")
+    layers: str = option(
+        "", "names of the nn.Linear layers to adapt, where * matches any part; empty: all but the head"
+    )
+    train_head: bool = option(False, "train and average the head as well")
 
     def check(self, config: Config) -> None:
         """Check the ranks, and that all clients have one frozen network."""

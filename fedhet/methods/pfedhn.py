@@ -11,7 +11,7 @@ from fedhet.sharing import TRAINED
 class PFedHNParameters(Parameters):
     """pFedHN's own key, of the hypernetwork at the server; clients' steps are configured as everywhere."""
 
-    server_learning_rate: float = option(0.01, "learning rate of the hypernetwork (Adam)", above=0)
+    server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
 
 
 method = Method(

@@ -12,23 +12,21 @@ from fedhet.sharing import Sharing
 class PFNMParameters(Parameters):
     """The keys of matching, which FedMA has too, with its values."""
 
-    gamma: float = option(7.0, "mass of the beta process: larger opens more global units (LSTMs: 0.001)", above=0)
+    gamma: float = option(
+        7.0, "mass of the beta process; larger values create more global units (LSTMs: 0.001)", above=0
+    )
     average: str = option(
         "map",
-        "global weights: posterior mean (the authors' code) or plain mean (the paper); embeddings and recurrent "
-        "layers are always averaged plainly",
+        "global weights: the posterior mean (the authors' code) or the plain mean (the paper)",
         choices=("map", "mean"),
     )
     variances: str = option(
         "fixed",
-        "variances of local units around global ones and of these around the prior mean: 1, or estimated for each "
-        "layer",
+        "variances of local and global units: fixed at 1, or estimated for each layer",
         choices=("fixed", "estimated"),
     )
     max_growth: float = option(
-        0.0,
-        "widest that a global layer may become, in widths of the widest client's (at least 1); 0: no limit",
-        at_least=0,
+        0.0, "maximum width of a global layer as a multiple of the widest client's; 0: no limit", at_least=0
     )
 
     def check(self, config: Config) -> None:
@@ -59,7 +57,7 @@ DRAWINGS = {
     "shared_filters": Drawing(
         "fedhet.results.drawings:shared_filters_figure",
         "Which clients share which units of the global model, layer by layer (widths in brackets).",
-    ),
+    )
 }
 
 method = Method(
