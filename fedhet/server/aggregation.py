@@ -1,4 +1,4 @@
-"""Aggregation of what clients send: averages, Byzantine-robust rules, and clipping."""
+"""Aggregation of arrays from clients: averages, Byzantine-robust rules, and clipping."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,7 +20,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Aggregator:
-    """Averages what clients send, by the sharing map and the configured rule; notes clipped updates in the round."""
+    """Averages arrays by the sharing map and the configured rule; records clipped updates in the round."""
 
     def __init__(self, run: Run, federation: Federation) -> None:
         self.run, self.federation = run, federation
@@ -52,7 +52,7 @@ class Aggregator:
         return average_shared(models, weights, specs, config.aggregation, config.byzantine)
 
     def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
-        """Average float arrays that are no part of a network, each name over the clients that have it.
+        """Average float arrays that are not a network's, each name over the clients that have it.
 
         Args:
             groups: arrays by client, in order of client name; all clients count the same.
@@ -62,7 +62,7 @@ class Aggregator:
         return cast(dict[K, Array], averages)
 
     def clipped(self, groups: Mapping[str, Arrays], starts: Mapping[str, Arrays] | None = None) -> Mapping[str, Arrays]:
-        """Return what clients sent, clipped to `clip-norm` median norms if that is set.
+        """Return the arrays of clients, clipped to `clip-norm` median norms if that is set.
 
         `starts` are the arrays from which each client started; arrays that are not in them started from zero.
         """
@@ -73,14 +73,14 @@ class Aggregator:
         return clipped
 
     def part_of(self, client: str) -> Arrays:
-        """Return a client's part of the shared arrays, as it travels."""
+        """Return a client's part of the shared arrays, in the dtype in which they are sent."""
         model, keys = self.run.state.model, tuple(self.federation.specs.get(client, ()))
         # The global model of a method that matches has other shapes than any client's, and the same names.
         whole = self.run.traits.whole
         return self.once(keys, lambda: model if whole else {key: model[key] for key in keys if key in model})
 
     def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """Return arrays as they travel; clients with the same key share the object until the model changes."""
+        """Return arrays in the dtype in which they are sent; the result is cached by `key` until the model changes."""
         if self._sent[0] is not self.run.state.model:
             self._sent = (self.run.state.model, {})
         sent = self._sent[1]
@@ -90,7 +90,7 @@ class Aggregator:
 
 
 def is_plain(config: Config) -> bool:
-    """Whether clients are averaged by the mean, without clipping."""
+    """Return whether clients are averaged by the mean, without clipping."""
     return config.aggregation == "mean" and not _bound(config)
 
 
@@ -156,7 +156,7 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
 
 
 class RunningMean:
-    """A weighted mean of groups of arrays that are added one by one, so that they are never all in memory.
+    """A weighted mean of groups of arrays that are added one by one and never all in memory.
 
     The sum is divided by the weights at the end, so it is rounded differently than `weighted_average`.
     """
@@ -217,7 +217,7 @@ def cut_to_bound(
 
 
 def _toward(array: Array, before: Array | None, share: float) -> Array:
-    """Move an array only a share of the way from its start; integers are not changed."""
+    """Move an array only a fraction of the way from its start; integers are not changed."""
     if array.dtype.kind != "f":
         return array
     start = 0.0 if before is None else before.astype(np.float64)

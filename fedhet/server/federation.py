@@ -1,4 +1,4 @@
-"""The exchange between server and clients: who is present, messages, replies, and traffic."""
+"""The exchange of messages between server and clients."""
 
 import copy
 import math
@@ -18,18 +18,18 @@ from fedhet.text import log
 from fedhet.wire import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 
 POLL = 0.1
-"""Seconds between looks for a reply, while replies are taken in one by one."""
+"""Seconds between two requests for a reply, if replies are fetched one by one."""
 
 Check = Callable[[Reply], None]
-"""Raises an exception to refuse a valid reply; it may remove large arrays from it."""
+"""A check of a valid reply: it raises an exception to refuse the reply, and may remove large arrays from it."""
 
 
 class Federation:
-    """The clients of a run, by name. Bytes that are sent and received are counted in the current round.
+    """The clients of a run, by name; it counts bytes sent and received in the current round.
 
     Attributes:
-        roster: the clients that are present, and what each shares.
-        grid: Flower's grid, which reaches the nodes; None before the start.
+        roster: the admitted clients.
+        grid: Flower's grid of nodes; None before the start.
         one_by_one: whether replies are large and therefore fetched one by one, in order of client name.
     """
 
@@ -60,13 +60,13 @@ class Federation:
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
     def refuse(self, client: str, reason: str) -> None:
-        """Leave a valid reply out of this round, and record the reason as a failure of the client."""
+        """Leave a valid reply out of this round, and record the reason."""
         self.run.round.fail(client, reason)
 
     # ---- a round
 
     def choose(self, clients: Iterable[str]) -> list[str]:
-        """Return the clients that are present, in order of name; the others count as failed."""
+        """Return the present ones of some clients, in order of name; the others count as failed."""
         wanted = list(clients)
         for client in wanted:
             if client not in self.roster.nodes:
@@ -89,7 +89,7 @@ class Federation:
         return messages
 
     def message(self, kind: str, node: int, content: RecordDict, request: Request) -> Message:
-        """Return a message to a node, and note it in the round."""
+        """Return a message to a node, and record it in the round."""
         round = self.run.round
         write_request(content, request, self.run.config.text, self.run.further)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
@@ -112,8 +112,8 @@ class Federation:
     def send(self, messages: Iterable[Message]) -> Iterable[Message]:
         """Send messages; return the replies as they arrive.
 
-        With `one_by_one`, replies are fetched lazily and in the order of the messages. The messages are then emptied,
-        since the grid holds copies, which a client in this process may use.
+        With `one_by_one`, replies are fetched lazily, in the order of the messages; the messages are emptied, and the
+        grid keeps copies.
         """
         grid, timeout = self.grid, self.run.config.timeout
         assert grid is not None, "a strategy talks to its clients only after start or configure_train"
@@ -132,7 +132,7 @@ class Federation:
         return self.receive(self.send(messages), check)
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Return the valid replies, in order of client name; note the errors of the others in the round.
+        """Return the valid replies, in order of client name; record the failures of the others in the round.
 
         `check` is called with each reply after the checks common to all methods.
         """
@@ -163,13 +163,13 @@ class Federation:
         return {client: valid[client] for client in in_order(valid)}
 
     def _check(self, client: str, reply: Reply) -> None:
-        """Check what is common to all methods: the sender, counts and metrics, names and shapes of arrays."""
+        """Make the checks common to all methods: the sender, counts, metrics, names and shapes of arrays."""
         round = self.run.round
         if reply.client != client:
             raise WireError(f"answers as client {reply.client}")
         self.roster.check_counts(reply)
         if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
-            raise WireError("it reports training, and was not asked to train")
+            raise WireError("it reports training, but was not asked to train")
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "its model")

@@ -1,4 +1,4 @@
-"""The handshake: admits clients, and settles what all of them must know before a round."""
+"""The handshake: admits clients, and settles the first values of shared arrays."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""
 
 UNSEEN = 2**26
-"""Bytes of a client's arrays that the server makes by their shapes; more must have arrived from the client before."""
+"""Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Admission:
 
 
 class Handshake:
-    """Asks new nodes for their names and what they have, and admits those that the method's hooks accept."""
+    """Asks new nodes for a report, and admits those that the method's hooks accept."""
 
     def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
         self.run, self.federation, self.hooks = run, federation, hooks
@@ -49,14 +49,14 @@ class Handshake:
         self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
     def admit(self, *, unseen: bool = False) -> None:
-        """Admit new nodes; with `unseen`, after the last round, also those of unseen clients.
+        """Admit new nodes; with `unseen`, after the last round, also unseen clients.
 
         Raises a FedhetError with all reasons if no client can serve, or if refusals leave a single client.
         """
         roster, round = self.federation.roster, self.run.round
         assert self.federation.grid is not None
         if simulated(self.federation.grid):
-            # By which another machine of a Ray cluster knows that it shares the folder.
+            # The folder shows another machine of a Ray cluster that it shares the path.
             state_folder(self.run.config.state_dir, self.run.state.run).mkdir(parents=True, exist_ok=True)
         if new := roster.new_nodes(self.federation.grid, unseen_clients=unseen):
             self._ask(new, unseen=unseen)
@@ -74,14 +74,14 @@ class Handshake:
     def _check_settings(self) -> None:
         """Raise a ConfigError if the user set keys that the clients' own data replace."""
         config = self.run.config
-        chosen = {key for key in config.chosen if not key.startswith("public-")}  # it may be the server's
+        chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
         if not is_complete(config.chosen):
             effective(config, self.run.traits, chosen, self._own)
 
     # ---- who is there
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask nodes for a report, and admit those that can serve; if they do not fit together, the majority."""
+        """Ask nodes for a report, and admit those that can serve; if they do not fit together, admit the majority."""
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.hooks.public_dataset(), Encoder()
         payload = Payload() if public is None else with_public_dataset(public)
@@ -123,7 +123,7 @@ class Handshake:
                 round.up[reply.client] += reply.payload.nbytes
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check what the server is to make for a client: it has room, and has received as much once if it is large."""
+        """Check that the server has room for a client's network, and that a large one has really been sent."""
         run, spec = self.run, reply.report.spec
         check_room(self.hooks.copies * bytes_of(spec), "for its network the server needs")
         if not self.hooks.copies or bytes_of(spec) <= UNSEEN:
@@ -135,7 +135,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "its network")
             run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("its network, of which the server is to make the weights, did not arrive")
+        raise FedhetError("its network is large, and it did not send it when asked")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, roster = self.run, reply.report, self.federation.roster
@@ -171,7 +171,7 @@ class Handshake:
             log.warning("client %s: %s", report.client, report.note)
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Let the method admit a client, and draw first values of shared arrays if the server does that."""
+        """Let the method admit a client, and draw first values of shared arrays if the method does that."""
         state, traits, spec = self.run.state, self.run.traits, reply.report.spec
         state.common = agree(state.common, self.hooks.common(reply))
         if reply.client not in state.clients:
@@ -187,12 +187,12 @@ class Handshake:
                 state.model = state.model | first
 
     def _test_on_own_parts(self) -> None:
-        """Evaluate on own test parts only, since a client has no common one; raise if the user chose `test-on`."""
+        """Evaluate on own test parts only, since a client has no common test set; raise if the user chose `test-on`."""
         run = self.run
         if "test-on" in run.config.chosen:
             raise FedhetError(
-                f"test-on = {run.config.test_on} needs a common test set, which data of one's own bring along: have "
-                "the data function return it as `common`, or set test-on = local"
+                f"test-on = {run.config.test_on} needs a common test set: return it as `common` from the data "
+                "function, or set test-on = local"
             )
         run.config = run.config.on_own_test_parts()
         log.info("%s", run.config.remarks[-1][1])
@@ -206,7 +206,7 @@ class Handshake:
             shared = {key for client in self.federation.present for key in self.federation.specs[client]}
             unknown = sorted(run.initial.keys() - shared)
             if unknown and not state.round:
-                log.warning("initial arrays that no client shares are left out: %s", ", ".join(unknown[:3]))
+                log.warning("initial arrays that no client shares are ignored: %s", ", ".join(unknown[:3]))
             if run.initial:
                 state.model = state.model | {key: array for key, array in run.initial.items() if key in shared}
                 run.initial = {}
@@ -244,7 +244,7 @@ class Handshake:
 
 
 def _comes_last(report: Report, count: int) -> bool:
-    """Whether a client is one of the last `count` partitions; raises a FedhetError if it reports no partition."""
+    """Return whether a client is one of the last `count` partitions; raise a FedhetError if it reports none."""
     if not count:
         return False
     if report.partition is None:

@@ -1,4 +1,4 @@
-"""Networks like the clients', for methods that hold client models at the server."""
+"""Client networks built at the server, for methods that need them there."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -15,25 +15,25 @@ from fedhet.wire import Reply, difference, spec_of
 
 
 class Networks:
-    """Builds networks of the clients' architectures; errors name the strategy's class."""
+    """Builds networks of the clients' architectures."""
 
     def __init__(self, run: Run, strategy: str) -> None:
         self.run = run
         self._way_out = f"give it the clients' models, make_server_app(model=...) or {strategy}(model=...)"
 
     def like(self, client: str) -> nn.Module:
-        """Return a network of a client's architecture, of weights that mean nothing, or raise a FedhetError."""
+        """Return a network of a client's architecture with arbitrary weights; raise a FedhetError if it is unknown."""
         known = self.run.state.clients[client]
         return self._build(client, known.architecture, known.partition)
 
     def check(self, reply: Reply) -> None:
-        """Check by an answer to the handshake that `like` gives that network, all shared; else a FedhetError."""
+        """Raise a FedhetError unless `like` can build the network that a client described in its handshake."""
         report = reply.report
         build = partial(self._build, report.client, report.architecture, report.partition)
         if not self.run.model:
-            population.dataset_of(self.run.config)  # which is kept, and so is not to be read where there are no values
+            population.dataset_of(self.run.config)  # it is cached, and cannot be read on the meta device
         try:
-            # Without its weights, which nobody has asked for before they are known to be those of the client.
+            # On the meta device: a false claim of a large network costs no memory.
             with nullcontext() if self.run.model else torch.device("meta"):
                 built = build()
         except (NotImplementedError, RuntimeError):  # it computes while it is built
@@ -50,8 +50,8 @@ class Networks:
         node = {"architecture": architecture} if architecture and not model else {}
         if partition is None and not node and not model:
             raise FedhetError(
-                f"client {client} tells neither its architecture (disclose-architecture) nor its partition-id, and the "
-                f"server needs a network like its own"
+                f"client {client} discloses neither its architecture (disclose-architecture) nor its partition-id, and "
+                "the server needs to build its network"
             )
         info = ClientInfo(client, partition, partitions, self.run.config, node)
         owner = population.owner_of_weights(self.run.config, client)

@@ -1,4 +1,4 @@
-"""Who is there: clients by their own names, whatever nodes they are at, and what each shares."""
+"""The admitted clients, and the checks that they fit together."""
 
 import math
 import time
@@ -17,19 +17,19 @@ from fedhet.text import log
 from fedhet.wire import Payload, Reply, Report, Spec, WireError, difference, without_widths
 
 GRACE = 10.0
-"""Seconds to wait for nodes that must be there and are only just starting."""
+"""Seconds to wait for nodes that are required."""
 
 UNLIKE = "needs equal architectures"
-"""Words in the reason for which a client with a network unlike the others' is refused."""
+"""Words of the message that refuses a client whose network differs."""
 
 TAKES_UNLIKE = "layer-average, or fedproto with fedproto.width, takes networks that differ"
 
 MOST_PREDICTIONS = 2**28
-"""Predictions of one example: a text has one for each character, a scan one for each pixel."""
+"""The largest number of predictions of one example: a text has one for each character, a scan one for each pixel."""
 
 
 class Common(NamedTuple):
-    """A value that all clients of a run must have in common, and what to do if they have not."""
+    """A value that all clients of a run must have in common, with advice for one that differs."""
 
     value: int | str
     remedy: str
@@ -82,7 +82,7 @@ class Roster:
         whose = (
             "which had it first" if name in self.nodes else "and nobody can tell whose it is: none of them is admitted"
         )
-        return f"it goes by the name {name!r}, as {also}, {whose}; each needs a partition-id (or name) of its own"
+        return f"it goes by the name {name!r}, as {also}, {whose}; each needs its own partition-id (or name)"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
         """Raise a FedhetError if a client does not fit the known ones.
@@ -121,19 +121,19 @@ class Roster:
                 )
 
     def check_that_clients_can_be_scored(self, test_on: str) -> None:
-        """Check that a client has a test example, or raise a FedhetError, unless the common test set alone counts."""
+        """Raise a FedhetError if no client has a test example, unless all are evaluated on the common test set."""
         without = [client for client in self.nodes if not self.known[client].test_examples]
         if test_on == "global" or not without:
             return
         if len(without) == len(self.nodes):
             raise FedhetError(
-                f"no client has a test example, so nothing could be said of what is learnt (test-on = {test_on}): give "
+                f"no client has a test example, so no model can be scored (test-on = {test_on}): give "
                 "clients test parts, or a common test set with test-on = global"
             )
         log.warning("%s: no test examples, so their own models are not scored", named(without))
 
     def check_counts(self, reply: Reply) -> None:
-        """Raise a WireError if a reply has other numbers of examples than the handshake, or metrics of more."""
+        """Raise a WireError if a reply's numbers of examples differ from the handshake, or its metrics have more."""
         known = self.known[reply.client]
         for kind, count, before in (
             ("training", reply.examples, known.examples),
@@ -165,10 +165,10 @@ def _task(report: Report) -> str:
 
 
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:
-    """Return nodes in the order in which they are admitted, so that one alone does not decide for all.
+    """Return nodes in the order of admission, so that the majority decides which clients fit.
 
-    Those of the most frequent kind (`compatibility`) come first, and of a kind those whose arrays most others have
-    alike, where arrays of one shared key are averaged.
+    Clients with the most frequent compatibility value come first; among equals, if shared arrays are averaged, those
+    whose arrays have the most frequent shapes.
     """
     kinds = Counter(kind for kind, _ in opened.values())
     arrays = {node: reply.report.spec.items() if averaged else () for node, (_, reply) in opened.items()}
@@ -181,24 +181,21 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
 
 
 def with_remedy(reasons: str) -> str:
-    """Return reasons for refusals, and which methods would take the clients if networks that differ are one of them."""
+    """Return reasons for refusals; if networks differ, with the methods that would accept the clients."""
     return f"{reasons}; {TAKES_UNLIKE}" if UNLIKE in reasons else reasons
 
 
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Check that a client has the server's public dataset, or else that of the clients admitted before it.
+    """Raise a FedhetError unless a client has the public dataset of the server or, without one, of earlier clients.
 
     Args:
-        state: the run's state, in which it is kept.
-        reply: the client's answer to the handshake.
+        state: the run's state, which keeps its digest.
+        reply: the client's handshake.
         public: the server's public dataset.
         labelled: whether labels are needed.
-        without_labels: the settings by which they are not; may be empty.
-
-    Raises:
-        FedhetError: it has none, or another one.
+        without_labels: the settings with which they are not needed; may be empty.
     """
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
@@ -218,7 +215,7 @@ def agree_on_public_dataset(
 
 
 def agree(known: Mapping[str, int | str], values: Mapping[str, Common]) -> dict[str, int | str]:
-    """Return what clients have in common, with a new client's values; one unlike the known value is a FedhetError."""
+    """Return the common values of all clients, a new one included; raise a FedhetError if one of its values differs."""
     for name, (value, remedy) in values.items():
         if (other := known.get(name, value)) != value:
             raise FedhetError(f"its {name} is {value}, that of the other clients {other}: {remedy}")
@@ -226,7 +223,7 @@ def agree(known: Mapping[str, int | str], values: Mapping[str, Common]) -> dict[
 
 
 def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> None:
-    """Wait until so many nodes are there, or at least so many after so many seconds; a FedhetError if they are not."""
+    """Wait up to `patience` seconds for `wanted` nodes (with `exact` no more); raise a FedhetError without them."""
     started = time.monotonic()
     while True:
         count, waited = len(list(grid.get_node_ids())), time.monotonic() - started

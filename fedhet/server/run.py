@@ -1,4 +1,4 @@
-"""Values of a run that a strategy and the parts that it holds share, and the round under way."""
+"""The values of a run and of its current round, which the server's objects share."""
 
 import time
 from collections import Counter
@@ -37,21 +37,21 @@ class Round:
     up: Counter[str] = field(default_factory=Counter)
 
     def fail(self, client: str, reason: str) -> None:
-        """Note a client's failure."""
+        """Record a client's failure."""
         self.failures.append({"client": client, "reason": reason})
 
     def name_cuts(self, cuts: Iterable[Mapping[str, Any]]) -> None:
-        """Note whose updates were cut, each client once."""
+        """Record clipped updates, each client once."""
         named = {cut["client"] for cut in self.cuts}
         self.cuts += [dict(cut) for cut in cuts if cut["client"] not in named]
 
     def lines(self) -> list[str]:
-        """Return all failures in words, one for each reason, with how many clients it hit."""
+        """Return a line for each reason of failure, with its clients."""
         hit = grouped((failure["reason"], failure["client"]) for failure in self.failures)
         return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
     def reasons(self, otherwise: str = "") -> str:
-        """Return all failures as indented lines; without any, the words given."""
+        """Return the lines of all failures, indented, or `otherwise` if there are none."""
         return "\n".join(f"  {line}" for line in self.lines() or [otherwise])
 
 
@@ -62,18 +62,18 @@ class Run:
     Attributes:
         method: the method as a value.
         config: the complete configuration; `override` changes it.
-        state: all that outlives a round.
-        public: the public dataset that the server was given or that is configured, if there is one.
-        model: the clients' models, where they are a user's own.
-        round: the round under way.
-        metric: name of the task's metric, the same for all clients.
-        own_data: whether clients have data that are not the configured data set's.
-        devices: where the clients compute, in words, each once.
-        initial: shared values that the caller gave, until it is known what is shared.
-        flower: whether the loop is Flower's, or that of one of its wrappers, and not `FederatedStrategy.start`.
-        further: values that Flower's loop wants its clients to be told.
-        noise: noise multipliers of clients' `LocalDpMod`s, by name; 0 without.
-        privacy: the privacy that rounds cost under Flower's wrappers or mods for it; None without one.
+        state: what is kept between rounds.
+        public: the public dataset of the server, if it has one.
+        model: the user's model function, if the clients' models are the user's own.
+        round: the current round.
+        metric: name of the task's metric.
+        own_data: whether clients have data other than the configured data set.
+        devices: descriptions of the devices of clients, each once.
+        initial: initial arrays that the caller gave, until the shared keys are known.
+        flower: whether Flower's loop or one of its wrappers runs the rounds, and not `FederatedStrategy.start`.
+        further: keys that Flower's loop sends to clients in addition to fedhet's.
+        noise: noise multiplier of each client's `LocalDpMod`; 0 without one.
+        privacy: the ledger of spent privacy, under Flower's wrappers or mods; None without them.
     """
 
     method: Method
@@ -93,21 +93,21 @@ class Run:
 
     @property
     def traits(self) -> Traits:
-        """The method's answers to the six questions, for these parameters."""
+        """The method's traits, for these parameters."""
         return self.method.traits_of(self.config.parameters)
 
     @property
     def training_rounds(self) -> int:
-        """The rounds of training: as configured, unless an observer ended training."""
+        """The number of rounds of training: as configured, unless an observer ended training."""
         return self.state.stopped or self.config.rounds
 
     @property
     def last_round(self) -> int:
-        """The last round: the closing round, if there is one."""
+        """The number of the last round: the closing round, if there is one."""
         return self.training_rounds + bool(self.config.closing_epochs)
 
     def evaluates(self, round: int) -> bool:
-        """Whether clients are evaluated in a round of training."""
+        """Return whether clients are evaluated in a round of training."""
         return round % self.config.evaluate_every == 0
 
     def override(self, settings: Mapping[str, Any]) -> None:
@@ -118,14 +118,14 @@ class Run:
             self.config = changed.but(chosen=self.config.chosen, remarks=self.config.remarks)
 
     def take(self, settings: Mapping[str, Any]) -> None:
-        """Take a configuration of Flower's: keys of ours change the run's, others are for mods around the clients."""
+        """Apply the keys of a configuration of Flower's that are fedhet's; others are for mods around the clients."""
         flat = self.config.flat()
         ours, self.further = flower_settings.split(settings, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:
-    """Clients in words: their number, and the names of the first ones."""
+    """Return the number of clients with the names of the first `most`."""
     if len(clients) == 1:
         return f"client {clients[0]}"
     return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"

@@ -97,7 +97,7 @@ def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
     roster = roster_with(handshake("3"))
     assert roster.rivals({7: "3", 8: "4"}) == {7: [1]}
     assert roster.contest("3", [1]) == (
-        "it goes by the name '3', as node 1 does, which had it first; each needs a partition-id (or name) of its own"
+        "it goes by the name '3', as node 1 does, which had it first; each needs its own partition-id (or name)"
     )
     roster.refused[7] = "3"
     assert roster.new_nodes(Present(1, 7), unseen_clients=False) == []
