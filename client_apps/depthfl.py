@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.client import ClientSide
-from fedhet.client.size import Size
+from fedhet.client.submodel import Submodel
 from fedhet.graphs import PermutationGroups
 from fedhet.graphs.exits import EXITS, Exits, groups_by_depth
 from fedhet.learning import Loss, Phase, Step, divergence
@@ -28,9 +28,26 @@ from fedhet.wire import Payload
 D = TypeVar("D", bound=DepthParameters)
 
 
-class ByDepth(ClientSide[D]):
-    """Has the first blocks, and the exits behind them; the runtime has cut off the rest."""
+class FirstBlocks(Submodel):
+    """The first blocks of a network, with their exits."""
 
+    @classmethod
+    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
+        """Return one group, the blocks."""
+        return groups_by_depth(cast(Exits, model), inputs)
+
+    def cut(self, model: nn.Module) -> nn.Module:
+        """Return the first blocks with their exits."""
+        cast(Exits, model).add_exits(self.groups)
+        part = cast(Exits, super().cut(model))
+        part.depth = len(self.units[0])
+        return part
+
+
+class ByDepth(ClientSide[D]):
+    """A client with the first blocks of a network, and the exits behind them."""
+
+    parts = FirstBlocks
     kind: ClassVar[type[Exits]] = Exits
 
     @classmethod
@@ -43,19 +60,6 @@ class ByDepth(ClientSide[D]):
     def head_of(cls, config: Config) -> str:
         """Return the first exit, which all clients have; the configured head if there is none but that."""
         return f"{EXITS}.0" if max(config.parameters.all_sizes) > 1 else config.head
-
-    @classmethod
-    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return one group, the blocks."""
-        return groups_by_depth(cast(Exits, model), inputs)
-
-    @classmethod
-    def cut(cls, model: nn.Module, size: Size) -> nn.Module:
-        """Return the first blocks with their exits."""
-        cast(Exits, model).add_exits(size.groups)
-        part = cast(Exits, size.cut(model))
-        part.depth = len(size.units[0])
-        return part
 
 
 class DepthFL(ByDepth[DepthFLParameters]):

@@ -109,7 +109,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             parts = unpack_all(payload.arrays["target"], self.parameters.parts)
             for part in parts:
                 check_rows(part, len(client.public))
-            return [client.beside(part) for part in parts]
+            return [client.to_device(part) for part in parts]
 
     # ---- descriptors
 

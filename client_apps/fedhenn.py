@@ -93,7 +93,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
         """Return the received target, or the one that the client's network gives before this round's training."""
-        settings, beside = self.parameters, self.client.beside
+        settings, to_device = self.parameters, self.client.to_device
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             features = self.represent(rad)
             return mean_rbf_blocks([features], settings.rad_batch) if settings.kernel == "rbf" else features
@@ -101,10 +101,10 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             if settings.kernel == "rbf":
                 blocks = unpack_blocks(payload.arrays["target"])
                 check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
-                return [beside(block) for block in blocks]
+                return [to_device(block) for block in blocks]
             values = unpack(payload.arrays["target"])
             check_rows(values, len(rad))
-            return beside(values)
+            return to_device(values)
 
     def posteriors(self, rad: PublicRows) -> Tensor:
         """Return the class posteriors of these rows, (n, C), in evaluation mode."""

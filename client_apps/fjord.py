@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.client import ClientSide
-from fedhet.client.size import Size
+from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
 from fedhet.graphs import cut_out, entries_of, resize
 from fedhet.learning import Phase, Step, divergence
@@ -23,6 +23,8 @@ from fedhet.wire import Payload
 
 class FjORD(ClientSide[FjORDParameters]):
     """Trains its widest network through narrower ones."""
+
+    parts = Submodel
 
     def handshake(self, payload: Payload) -> Payload:
         """Check the task."""
@@ -36,7 +38,7 @@ class FjORD(ClientSide[FjORDParameters]):
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """One phase of ordered dropout."""
-        client, size, distil = self.client, self.client.size, self.parameters.distil
+        client, size, distil = self.client, self.client.part, self.parameters.distil
         assert size is not None
         widths = sorted({*(each for each in self.parameters.all_widths if each < size.width), size.width})
         ordered = Ordered(client.model, size, widths, client.generator("widths"), keeps_widest=distil)
@@ -58,11 +60,17 @@ class Ordered(nn.Module):
     narrow: Tensor
 
     def __init__(
-        self, network: nn.Module, size: Size, widths: Sequence[float], generator: torch.Generator, *, keeps_widest: bool
+        self,
+        network: nn.Module,
+        size: Submodel,
+        widths: Sequence[float],
+        generator: torch.Generator,
+        *,
+        keeps_widest: bool,
     ) -> None:
         super().__init__()
         self.network, self._generator, self._keeps_widest = network, generator, keeps_widest
-        self._cuts = [Cut(network, size, Size(width, size.groups)) for width in widths[:-1]]
+        self._cuts = [Cut(network, size, Submodel(width, size.groups)) for width in widths[:-1]]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs in the network's own width, or in the width that was drawn."""
@@ -77,7 +85,7 @@ class Ordered(nn.Module):
 class Cut:
     """A narrower network within one: it computes with the first units of each hidden layer."""
 
-    def __init__(self, network: nn.Module, size: Size, narrow: Size) -> None:
+    def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
         self._entries = {
             name: [(axis, torch.from_numpy(at)) for axis, at in enumerate(axes) if at is not None]

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TypeVar
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fedhet.client import Client, ClientSide
-from fedhet.client.size import Size
+from fedhet.client import ClientSide
+from fedhet.client.submodel import Submodel
 from fedhet.learning import Phase, Step
 from fedhet.methods.heterofl import SizedParameters
 from fedhet.models.arrays import tied_names
@@ -23,18 +22,25 @@ from fedhet.wire import Payload
 
 P = TypeVar("P", bound=SizedParameters)
 
-_scaled: "WeakSet[nn.Module]" = WeakSet()
+
+class Scaled(Submodel):
+    """A part of a network whose layers with hidden units divide their outputs by its width."""
+
+    def cut(self, model: nn.Module) -> nn.Module:
+        """Return the part with the scaler."""
+        part = super().cut(model)
+        slots = [slot for group in self.groups for slot in group.rows + group.completes]
+        for name in {slot.parameter.rpartition(".")[0]: None for slot in slots if self.width < 1}:
+            module = part.get_submodule(name)
+            if isinstance(module, nn.Linear | _ConvNd | nn.Embedding):
+                module.register_forward_hook(partial(_divided, self.width))
+        return part
 
 
 class HeteroFL(ClientSide[P]):
-    """Trains its part of the network; the runtime has cut it out."""
+    """Trains its part of the network."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        size = client.size
-        if size and size.width < 1 and client.model not in _scaled:
-            _scale(client.model, size)
-            _scaled.add(client.model)
+    parts = Scaled
 
     @cached_property
     def absent(self) -> Tensor | None:
@@ -72,15 +78,6 @@ class HeteroFL(ClientSide[P]):
             rows = torch.nonzero(~self.absent).flatten().cpu().numpy()
             reply.arrays["rows"] = dict.fromkeys(self._by_class(len(self.absent)), rows)
         return reply
-
-
-def _scale(model: nn.Module, size: Size) -> None:
-    """Divide the outputs of layers with hidden units by the width."""
-    slots = [slot for group in size.groups for slot in group.rows + group.completes]
-    for name in {slot.parameter.rpartition(".")[0]: None for slot in slots}:
-        module = model.get_submodule(name)
-        if isinstance(module, nn.Linear | _ConvNd | nn.Embedding):
-            module.register_forward_hook(partial(_divided, size.width))
 
 
 def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedhet.client import ClientSide
+from fedhet.client.submodel import Submodel
 from fedhet.errors import ModelError
 from fedhet.graphs import PermutationGroup, PermutationGroups, Segment
 from fedhet.learning import Phase
@@ -24,8 +25,24 @@ from fedhet.representations import head_name
 from fedhet.wire import Arrays, Payload, WireError, to_tensor
 
 
+class Ranks(Submodel):
+    """The first ranks of all adapters."""
+
+    @classmethod
+    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
+        """Return one group, the ranks of all adapters."""
+        trained = {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
+        axes = {name: [(Segment(None, size),) for size in shape] for name, shape in trained.items()}
+        for name in adapters(model):
+            axes[f"{name}.{A}"][0] = axes[f"{name}.{B}"][1] = (Segment(0, ranks := trained[f"{name}.{A}"][0]),)
+        group = PermutationGroup(0, "rank", ranks, rows=(), completes=())
+        return PermutationGroups((group,), {name: tuple(each) for name, each in axes.items()}, (), {})
+
+
 class LoRA(ClientSide[LoRAParameters]):
-    """Trains adapters of its rank; the runtime has cut them to it."""
+    """Trains adapters of its rank."""
+
+    parts = Ranks
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
@@ -43,16 +60,6 @@ class LoRA(ClientSide[LoRAParameters]):
             _start(layer)
             layer.register_forward_hook(_with_adapter, with_kwargs=True)
         return model
-
-    @classmethod
-    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return one group, the ranks of all adapters."""
-        trained = {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
-        axes = {name: [(Segment(None, size),) for size in shape] for name, shape in trained.items()}
-        for name in adapters(model):
-            axes[f"{name}.{A}"][0] = axes[f"{name}.{B}"][1] = (Segment(0, ranks := trained[f"{name}.{A}"][0]),)
-        group = PermutationGroup(0, "rank", ranks, rows=(), completes=())
-        return PermutationGroups((group,), {name: tuple(each) for name, each in axes.items()}, (), {})
 
     def handshake(self, payload: Payload) -> Payload:
         """Return a digest of the frozen network; raises a ModelError if an adapter has no effect."""

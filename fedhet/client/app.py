@@ -1,4 +1,4 @@
-"""The client side's runtime: one ClientApp for every method, from a message to the reply."""
+"""The ClientApp that serves every method: from a message to its reply."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,20 +10,20 @@ import torch
 
 from fedhet import registry, supplied
 from fedhet.client import jobs, node
-from fedhet.client.beginning import check_unchanged
 from fedhet.client.client import Client
 from fedhet.client.clients import Clients
 from fedhet.client.jobs import Job, Loop
+from fedhet.client.memory import memory_limited, with_measured_size
 from fedhet.client.policy import Policy
 from fedhet.client.state import LostState
+from fedhet.client.trial import check_unchanged
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import DataError, FedhetError
-from fedhet.flower import ClientApp, ConfigRecord, Context, Message, decode, write_reply
+from fedhet.flower import ClientApp, Context, Message, decode, write_reply
 from fedhet.flower.insides import cluster_machine, failure
 from fedhet.flower.mods import check_one_model, clips, in_flowers_format, log_once, noise_multiplier
 from fedhet.machine import describe as describe_device
-from fedhet.matching import describe
 from fedhet.method import Method
 from fedhet.options import Config
 from fedhet.population import ClientInfo
@@ -32,6 +32,9 @@ from fedhet.task import Task, as_task
 from fedhet.text import log
 from fedhet.wire import Payload, Refusal, Reply, Report, Request, spec_of
 from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
+
+LoopOf = Callable[[Config, Message, Context], Loop]
+"""Returns a user's own training and evaluation for a message."""
 
 
 def make_client_app(
@@ -45,62 +48,74 @@ def make_client_app(
     """Return a Flower ClientApp that serves every method of fedhet; a message names the method.
 
     Args:
-        model: from a `ClientInfo` to any `nn.Module`, or what else `fedhet.supplied.model_function` takes; by default
-            the configured architecture. Its initial weights are drawn from torch's global generator, seeded for each
-            client. Of outputs that are a tuple the first counts, of an object its `.logits`.
+        model: from a `ClientInfo` to any `nn.Module`, or any other form that `fedhet.supplied.model_function` takes; by
+            default the configured architecture. Its initial weights are drawn from torch's global generator, seeded for
+            each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
         data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
             `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common` (the common
             test set), `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch);
-            each part in a form that `fedhet.data.own` knows. Inputs go to the model as they are, but bytes are scaled
-            to [0, 1]. By default the configured data set's part.
-        task: a `fedhet.Task` or the name of one, for data of one's own; by default what labels and outputs look like.
-        methods: methods of one's own that no installed package announces.
-        mods: Flower mods around every message, and those of Flower's that clip and add noise (`LocalDpMod`,
-            `fixedclipping_mod`, `adaptiveclipping_mod`) around training alone, which they are made for.
+            each part in a form that `fedhet.data.own` knows. Inputs are passed to the model as they are, except that
+            bytes are scaled to [0, 1]. By default the configured data set's part.
+        task: a `fedhet.Task` or the name of one, for your own data; by default inferred from labels and outputs.
+        methods: your own methods, if no installed package announces them.
+        mods: Flower mods around every message. Flower's mods that clip and add noise (`LocalDpMod`,
+            `fixedclipping_mod`, `adaptiveclipping_mod`) are put around training alone.
 
     Raises:
-        FedhetError: a method goes by the name of another, there is no such task, or `model` or `data` is none.
+        FedhetError: a method has the name of another, the task does not exist, or `model` or `data` cannot be used.
     """
     for method in methods:
         registry.give(method)
     clipping = [mod for mod in mods or () if clips(mod)]
-    app = ClientApp(mods=[in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None)
-    supplied.Supplied(model, data, task)  # which says what cannot be used
+    others = [in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None
+    supplied.Supplied(model, data, task)  # raises for what cannot be used
     clients = Clients(supplied.model_function(model), supplied.data_function(data), as_task(task))
-    answer = Answers(clients, flower=bool(mods), clipping=clipping)
-    app.query()(partial(answer, answer.question))
-    app.train(mods=clipping)(partial(answer, jobs.train))
-    app.evaluate()(partial(answer, jobs.evaluate))
-    return app
+    return Answers(clients, flower=bool(mods), clipping=clipping).app(others)
 
 
 class Answers:
-    """Answers messages, in Flower's format where mods of Flower's stand around them; `clipping`: those that clip."""
+    """Answers messages.
 
-    def __init__(self, clients: Clients, *, flower: bool, clipping: Sequence[Any] = ()) -> None:
-        self._clients, self._flower, self._clipping = clients, flower, clipping
+    Args:
+        clients: makes the client for a message.
+        flower: whether arrays are sent in Flower's format, which Flower's mods need.
+        clipping: the mods of Flower's around training that clip.
+        loop: the user's own training and evaluation; None for fedhet's.
+    """
+
+    def __init__(
+        self, clients: Clients, *, flower: bool = False, clipping: Sequence[Any] = (), loop: LoopOf | None = None
+    ) -> None:
+        self._clients, self._flower, self._clipping, self._loop = clients, flower, clipping, loop
+
+    def app(self, mods: list[Any] | None = None) -> ClientApp:
+        """Return the ClientApp of these answers."""
+        app = ClientApp(mods=mods)
+        app.query()(partial(self, self.question))
+        app.train(mods=[*self._clipping])(partial(self, jobs.train))
+        app.evaluate()(partial(self, jobs.evaluate))
+        return app
 
     def __call__(self, work: Callable[[Job], Payload], message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
         name, policy, machine = node.name_of(context), Policy(), cluster_machine()
-        asked = message.metadata.message_type
+        asked, refused = message.metadata.message_type, False
         try:
             info, request, policy = node.opened(message, context, in_cluster=bool(machine))
             asked = f"{asked} {request.question}".strip()
             asked = f"{asked} ({info.config.method_name}, run {request.run}, round {request.round})"
-            loop = self.loop(info.config, message, context)
+            loop = self._loop(info.config, message, context) if self._loop else None
             with (
-                node.memory_limited(context),
+                memory_limited(context),
                 nothing_downloaded(policy.deployed or bool(machine)),
-                self._job(info, request, policy, message, context) as job,
+                self._job(info, request, policy, message, context, loop) as job,
             ):
-                job.loop = loop
                 payload = policy.outgoing(work(job), job.side)
                 reply = self._reply(job, payload, info)
                 record = write_reply(reply, flower=request.flower or self._flower)
                 outcome = f"sent {policy.account(reply, job.side)}"
             if request.final:
-                self._clients.let_go(job.client)
+                self._clients.forget_data(job.client)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except Exception as error:  # elsewhere Flower would tell the server what was raised
@@ -110,37 +125,30 @@ class Answers:
                 log_once(self, str(error))
                 return failure(message, str(error))
             reason = policy.reason(name, error)
-            reason = reason.removeprefix(f"client {name}: ")  # the server knows who it is, and counts alike ones
+            reason = reason.removeprefix(f"client {name}: ")  # the server knows the name, and counts equal reasons
             reason = f"on machine {machine}: {reason}" if machine else reason
             again = not isinstance(error, FedhetError) or error.may_pass
             refusal = Refusal(name, reason, lost=isinstance(error, LostState), again=again)
-            record, outcome = write_reply(refusal), f"refused: {reason}"
-        if policy.deployed or outcome.startswith("refused"):
+            record, outcome, refused = write_reply(refusal), f"refused: {reason}", True
+        if policy.deployed or refused:
             log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)
 
     @contextmanager
     def _job(
-        self, info: ClientInfo, request: Request, policy: Policy, message: Message, context: Context
+        self, info: ClientInfo, request: Request, policy: Policy, message: Message, context: Context, loop: Loop | None
     ) -> Iterator[Job]:
-        """Make the client for a message; a size that is measured counts for the whole run."""
+        """Make the client for a message."""
         payload = decode(message.content)
-        if node.is_to_measure(info):
-            info = self._clients.largest(info, request, policy, payload, node.memory_limit(info.node_config))
-            name = info.config.parameters.size_name
-            context.state[node.SIZE] = ConfigRecord({name: info.node_config[name]})
-        with self._clients.job(info, request, policy, payload) as job:
+        info = with_measured_size(self._clients, info, request, policy, payload, context)
+        with self._clients.job(info, request, policy, payload, loop) as job:
             if self._clipping:
                 specs = [spec_of(job.side.shared())]
                 check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
             yield job
 
-    def loop(self, config: Config, message: Message, context: Context) -> Loop | None:
-        """The user's own training and evaluation, if they stand in for fedhet's."""
-        return None
-
     def question(self, job: Job) -> Payload:
-        """Answer the handshake, a question for the first weights of all, or a method's own question."""
+        """Answer the handshake, the question for the weights from which all start, or a method's own question."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return jobs.first(job)
@@ -182,31 +190,31 @@ class Answers:
         )
 
     def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:
-        """Add the facts about the client that the server hears in the handshake."""
+        """Add the facts about the client that the server needs before the first round."""
         client = job.client
         report.metric, report.own_data = client.task.metric, client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
-        report.labels = client.task.outputs.numbers(client.data.train.labels, job.tried.outputs)
+        report.labels = client.task.outputs.numbers(client.data.train.labels, job.checked.outputs)
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None:
             report.partition = info.partition_id, info.num_partitions
-        report.device, report.note = describe_device(client.device), job.tried.note
-        report.outputs = job.tried.outputs if client.task.plain else 0
-        if report.note and job.policy.deployed:  # it was found with examples of the client's own
+        report.device, report.note = describe_device(client.device), job.checked.note
+        report.outputs = job.checked.outputs if client.task.plain else 0
+        if report.note and job.policy.deployed:  # it was found with the client's examples
             log_once(self, f"client {client.name}: {report.note}")
             report.note = ""
         if not job.policy.tells_metrics:
             report.note = "its node lets out no metrics (allow), so its accuracy is not known"
         report.spec = spec_of(job.side.shared())
         report.noise = noise_multiplier(self._clipping)
-        report.groups = describe(client.size.groups) if client.size else ""
+        report.groups = client.part.describe() if client.part else ""
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
 
 
 def _check_public_labels(client: Client) -> None:
-    """Check that the network has an output for each label of the public dataset; raises `DataError`."""
+    """Raise `DataError` unless the network has an output for each label of the public dataset."""
     public = client.public
     if public.labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), public.labels)):
         raise DataError(f"it cannot learn the public dataset: {problem}")

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedhet.client.size import Size
 from fedhet.client.state import ClientStore
+from fedhet.client.submodel import Submodel
 from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs
@@ -28,23 +28,23 @@ class Client:
     """One client while it handles one message.
 
     Attributes:
-        name: the client's own name.
+        name: the client's name.
         config: the run's configuration, with this node's own settings.
         request: the server's request.
         data: its examples, on the device.
-        representation: its network, on the device, whose inner layer gives Phi; not shared during a message.
+        representation: its network, on the device, with the inner layer that gives Phi.
         architecture: the network's name.
         task: loss, metric and prediction.
         device: the device on which it computes.
-        transform: from raw inputs to a model's.
+        transform: from raw inputs to the network's.
         augment: draws variants of a raw training batch; None without augmentation.
         store: its files.
-        own_data: whether its data come from a user's function, not from the configured data set.
+        own_data: whether its data come from a user's function instead of the configured data set.
         tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
         least: least number of examples behind every number that leaves the node.
-        secret: seed of a node with a policy, which no server knows; None for other nodes.
+        secret: secret seed of a node with a policy; None for other nodes.
         outputs: number of scores, or numbers, of a prediction.
-        size: its part of the configured network, if clients may have parts.
+        part: its part of the configured network, if the method's clients have parts.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
         trained: the result of the phases so far.
     """
@@ -65,13 +65,13 @@ class Client:
     least: int = 1
     secret: int | None = None
     outputs: int = 0
-    size: Size | None = None
+    part: Submodel | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)
     trained: Trained = field(default_factory=Trained)
 
     @property
     def model(self) -> nn.Module:
-        """The network itself."""
+        """The network."""
         return self.representation.model
 
     @property
@@ -94,7 +94,7 @@ class Client:
         """The floating dtype of the network's parameters; None without parameters."""
         return self.representation.precision
 
-    def beside(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         """Move a tensor to the network's device, and convert floats to its dtype."""
         return in_precision(tensor.to(self.device), self.precision)
 
@@ -123,13 +123,13 @@ class Client:
         return relabelled(resident(self.find_public(), self.device), self.task.outputs.labels)
 
     def work_on(self, model: nn.Module) -> None:
-        """Continue with another network of the same structure and other widths."""
+        """Continue with another network of the same structure."""
         places, self.representation = self.representation.places, Representation(model, self.head)
         self.representation.places = places
 
     @property
     def root(self) -> int:
-        """The seed of the client's own random streams: the run's, or at a node with a policy one that only it knows."""
+        """The seed of the client's random streams: the run's, or at a node with a policy a secret one."""
         return self.config.seed if self.secret is None else derive_seed(self.secret, self.config.seed)
 
     def seed(self, *purpose: object) -> int:
@@ -141,11 +141,11 @@ class Client:
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the configured optimisation for this round; the closing round has the last round's rate.
+        """Return the configured optimisation for this round; a closing round has the last round's rate.
 
         Args:
-            part: the phase of the round, if the rate changes by step; negative for one of the previous round.
-            parts: number of phases, which all have the same number of steps.
+            part: number of the phase in the round, for rates that change by step; negative for the previous round.
+            parts: number of phases of the round, which all have the same number of steps.
         """
         config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -155,9 +155,16 @@ class Client:
         def schedule(done: float) -> float:
             return learning_rate(config.lr_schedule, config.learning_rate, (before + done * share) / rounds)
 
-        settings = (config.momentum, config.weight_decay, self.data.batch_size or config.batch_size)
-        changing = schedule if stepwise else None
-        return Optimisation(config.optimizer, schedule(0.0), *settings, changing, self.least, config.clip_gradients)
+        return Optimisation(
+            optimizer=config.optimizer,
+            learning_rate=schedule(0.0),
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            batch_size=self.data.batch_size or config.batch_size,
+            schedule=schedule if stepwise else None,
+            least=self.least,
+            clip_gradients=config.clip_gradients,
+        )
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Transform raw inputs to a training batch, augmented with `generator` if that is configured."""
@@ -177,15 +184,15 @@ class Client:
         return read(self.model, inputs, self.transform, until=until, rows=rows, tokens=tokens)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
-        """Return class scores (n, C) of raw inputs in evaluation mode; raises `ModelError` for other outputs.
+        """Return class scores (n, C) of raw inputs in evaluation mode, or of one token (n,) of each input.
 
-        If the network has outputs for each token, `tokens` (n,) names one token of each input.
+        Raises `ModelError` for other outputs.
         """
         outputs = self.read(inputs, rows=ROWS_AT_ONCE, tokens=tokens)
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
 
     def check_classes(self, *, outputs: bool = False) -> None:
-        """Check that each example has one class, with `outputs` that each class has an output; raises `DataError`."""
+        """Raise `DataError` unless each example has one class and, with `outputs`, each class has an output."""
         if outputs and self.task.name == "binary":
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs an output for each class, and a binary task has "
@@ -198,12 +205,12 @@ class Client:
             )
 
     def check_scores(self, reason: str, *, tokens: bool = False, numbers: bool = False) -> None:
-        """Check that each example has one vector of class scores; raises `DataError` with the reason.
+        """Raise `DataError` unless each example has one vector of class scores.
 
         Args:
-            reason: why they are needed, a clause of the message.
-            tokens: whether one vector for each token is accepted.
-            numbers: whether a vector of numbers is accepted.
+            reason: why the method needs them, a clause of the message.
+            tokens: whether to accept one vector for each token.
+            numbers: whether to accept a vector of numbers.
         """
         outputs = self.task.outputs
         several = outputs.places == "pixels" or (self.tokens > 1 and not tokens)

@@ -1,11 +1,7 @@
-"""A client's work for a message: it trains, is evaluated, or joins after the last round.
-
-A job has a network and random streams of its own.
-"""
+"""A client's work for a message, top to bottom: restore, begin, evaluate, train the phases, end, evaluate, keep."""
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -19,7 +15,6 @@ from fedhet.client.side import AnySide
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.learning import Phase
-from fedhet.machine import peak_memory
 from fedhet.randomness import derive_seed, seed_everything, seeded, torch_generator
 from fedhet.task import LARGEST, Task
 from fedhet.text import log
@@ -27,8 +22,8 @@ from fedhet.wire import Payload, to_arrays
 from fedhet.wire.protocol import STARTS, WHOLE, Measured
 
 
-class Tried(NamedTuple):
-    """The findings about a client's network and data.
+class ModelCheck(NamedTuple):
+    """The result of checking a client's network on its data.
 
     Attributes:
         task: the task of its data.
@@ -44,29 +39,29 @@ class Tried(NamedTuple):
 
 
 class Loop(Protocol):
-    """A user's own functions that train and evaluate a client's network in the place of fedhet's."""
+    """A user's own functions that train and evaluate a client's network instead of fedhet's loop."""
 
     def train(self, job: "Job") -> None:
         """Train the network."""
 
     def measure(self, job: "Job", when: str) -> None:
-        """Evaluate the network, of what it `received` or `trained`."""
+        """Evaluate the network as `received` or `trained`."""
 
 
 @dataclass
 class Job:
-    """One client with a request.
+    """One client with a message to answer.
 
     Attributes:
         side: the method's client side.
         payload: what the server sent.
         policy: the rules of its node.
         build: builds the client's whole configured network, with the initial weights of a client or of `all`.
-        redraw: loads such weights into a network.
-        tried: the findings about its network and data.
-        measured: its evaluations so far.
+        redraw: loads such weights into the client's network.
+        checked: the result of checking its network on its data.
+        loop: the user's own training and evaluation; None for fedhet's.
+        measured: its evaluations so far, by name.
         lost: whether the state that the server expects is missing.
-        loop: the user's own training and evaluation, which replaces fedhet's; None for fedhet's.
         further: the user's own metrics, by name.
         batches: the random stream for the order of examples.
     """
@@ -75,16 +70,16 @@ class Job:
     payload: Payload
     policy: Policy
     build: Callable[[str], nn.Module]
-    redraw: Callable[[nn.Module, str], None]
-    tried: Tried
+    redraw: Callable[[str], None]
+    checked: ModelCheck
+    loop: Loop | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     lost: bool = False
-    loop: Loop | None = None
     further: dict[str, float] = field(default_factory=dict)
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the stream from client and round."""
+        """Derive the random stream from client and round."""
         self.batches = self.client.generator("batches")
 
     @property
@@ -93,8 +88,11 @@ class Job:
         return self.side.client
 
 
+# ---- what a message asks for
+
+
 def train(job: Job) -> Payload:
-    """Load the payload, train the method's phases, save lasting tensors, and return the reply."""
+    """Answer a message to train: one client's work of a round."""
     side, client = job.side, job.client
     restore(job)
     begin(job)
@@ -104,33 +102,19 @@ def train(job: Job) -> Payload:
     seed_everything(client.seed("dropout"))
     if job.loop:
         job.loop.train(job)
-    _run(job, phases)
+    run_phases(job, phases)
     reply = side.end(job.payload)
     if client.request.evaluate:
         measure(job, "trained")
-    kept = {f"model/{name}": tensor for name, tensor in _lasting(side).items()}
-    kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
-    if kept:
-        request = client.request
-        client.store.save(request.round, kept, after=request.expected, closing=request.closing)
+    keep(job)
     return reply
 
 
-def step_memory(job: Job) -> int:
-    """Return the bytes that a step of training takes at most, or an evaluation; the step changes the network."""
-    client = job.client
-
-    def step() -> None:
-        for phase in job.side.phases(job.payload)[:1]:
-            one, generator = replace(phase, epochs=0, steps=1), client.generator("size")
-            learning.train(client.model, one, client.data.train, client.task, client.prepare, generator=generator)
-        client.read(client.data.train.inputs[: learning.BATCH])
-
-    return peak_memory(step)
-
-
 def evaluate(job: Job) -> Payload:
-    """Measure the received model and, if clients keep models, the client's own, which is saved at the end of a run."""
+    """Answer a message to evaluate: the received model and, if clients keep models, the client's own.
+
+    At the end of a run the client's own model is saved.
+    """
     side, client = job.side, job.client
     restore(job)
     # Until a client has trained, the received model is its own.
@@ -143,19 +127,18 @@ def evaluate(job: Job) -> Payload:
         if trained:
             client.model.load_state_dict(weights)
         measure(job, "trained")
-    # If only a part of the network is shared, without statistics too, each client has its own, whatever it keeps.
-    shares_all = side.traits.whole and len(side.shared_names()) == len(client.names)
-    if client.request.final and (personal or not shares_all):
+    if not client.request.final:
+        return Payload()
+    if personal or not _shares_all(side):  # else every client has the global model
         client.store.write_model(side.personal())
-    return side.finish(job.payload) if client.request.final else Payload()
+    return side.finish(job.payload)
 
 
 def join(job: Job) -> Payload:
-    """Measure what an unseen client achieves by local training, from the received weights and from scratch.
+    """Answer an unseen client's message after the last round: train the received weights, and new ones, and evaluate.
 
-    Its network is trained for `unseen-epochs` with the task's loss, on the same batches from both starts, each with its
-    own rate, after BatchNorm's statistics are re-estimated. It is evaluated before the first epoch and after each.
-    Nothing is computed at a node that tells no metrics.
+    Both starts are trained for `unseen-epochs` with the task's loss on the same batches, each with its own learning
+    rate, after BatchNorm's statistics are re-estimated, and evaluated before the first epoch and after each.
     """
     client, config = job.client, job.client.config
     if not job.policy.tells_metrics:
@@ -164,7 +147,7 @@ def join(job: Job) -> Payload:
     for start in reversed(STARTS):  # the received network may have other widths
         optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
         if start == "scratch":
-            initialise(job, client.name)
+            job.redraw(client.name)
         else:
             restore(job)
             job.side.begin(job.payload)
@@ -173,24 +156,27 @@ def join(job: Job) -> Payload:
         seed_everything(derive_seed(client.root, "newcomer dropout", client.name))
         for epoch in range(config.unseen_epochs + 1):
             if epoch:
-                _run(job, [Phase(1, optimisation, continues=epoch > 1)])
-            with _evaluating(client):
+                run_phases(job, [Phase(1, optimisation, continues=epoch > 1)])
+            with seeded(client.root, "evaluation", client.name):
                 _score(job, f"{start}-{epoch}", client.model)
     return Payload()
 
 
 def first(job: Job) -> Payload:
     """Return the weights from which all clients start; those of the whole network if clients have parts of it."""
-    if job.client.size is None:
-        initialise(job, "all")
+    if job.client.part is None:
+        job.redraw("all")
         return job.side.share()
     whole = job.build("all").state_dict()
     shared = {key: whole[name] for name, key in job.side.shared_names().items()}
     return Payload({WHOLE: to_arrays(shared, job.client.config.wire_dtype)})
 
 
+# ---- the steps
+
+
 def restore(job: Job) -> None:
-    """Restore the model and the method's memory to the state that the server expects."""
+    """Restore the network and the method's memory to the state that the server expects."""
     client, side, expected = job.client, job.side, job.client.request.expected
     saved: dict[str, Tensor] | None = {}
     if expected >= 0 and (side.remembers or _lasting(side)):
@@ -203,7 +189,7 @@ def restore(job: Job) -> None:
     known = {name for name, key in side.shared_names().items() if key in sent}
     known |= {name.removeprefix("model/") for name in saved}
     if not known.issuperset(client.names):
-        initialise(job, population.owner_of_weights(client.config, client.name))
+        job.redraw(population.owner_of_weights(client.config, client.name))
     tensors = client.tensors if saved else {}
     with torch.no_grad():
         for name, tensor in saved.items():
@@ -214,21 +200,6 @@ def restore(job: Job) -> None:
                 client.memory[key] = tensor.to(client.device)
 
 
-def _lasting(side: AnySide) -> dict[str, Tensor]:
-    """Return the network's tensors that the client keeps between rounds."""
-    if side.traits.keeps == "nothing":
-        return {}
-    shared = side.shared_names() if side.traits.keeps == "rest" else {}
-    own = [name for name in side.client.names if name not in shared]
-    tensors = side.client.tensors if own else {}
-    return {name: tensors[name] for name in own}
-
-
-def initialise(job: Job, name: str) -> None:
-    """Draw initial weights: those of the client of this name, or with `all` those common to all clients."""
-    job.redraw(job.client.model, name)
-
-
 def begin(job: Job) -> None:
     """Load the payload; re-estimate BatchNorm's statistics if that is configured and weights were received."""
     job.side.begin(job.payload)
@@ -236,88 +207,8 @@ def begin(job: Job) -> None:
         job.client.reestimate()
 
 
-def measure(job: Job, when: str) -> None:
-    """Measure metric and loss on the configured parts; training by `refine` is undone afterwards."""
-    if not job.policy.tells_metrics:
-        return
-    with _evaluating(job.client):
-        if job.loop:
-            job.loop.measure(job, when)
-        else:
-            _measure(job, when)
-
-
-def _evaluating(client: Client) -> AbstractContextManager[None]:
-    """Return a context in which user code draws the same in every evaluation of a client; training is not affected."""
-    return seeded(client.root, "evaluation", client.name)
-
-
-def _measure(job: Job, when: str) -> None:
-    client, outputs = job.client, job.side.evaluate(when)
-    if outputs is None:
-        return
-    phases = job.side.refine(when)
-    if not phases:
-        _score(job, when, outputs)
-        return
-    before = {name: tensor.clone() for name, tensor in client.tensors.items()}
-    batches, trained = job.batches, client.trained
-    job.batches = client.generator("refinement", when)
-    seed_everything(client.seed("refinement dropout", when))
-    _run(job, phases)
-    _score(job, when, outputs)
-    job.batches, client.trained = batches, trained
-    client.model.load_state_dict(before)
-
-
-def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
-    client = job.client
-    sets = {"": client.data.test} if client.config.test_on != "global" else {}
-    if client.config.test_on != "local" and (common := _common(job, when)) is not None:
-        sets["common-"] = common
-    if client.config.validation and client.data.validation is not None:
-        sets["validation-"] = client.data.validation
-    for prefix, examples in sets.items():
-        if 0 < len(examples) < job.policy.least:
-            log.warning(
-                "client %s has %d examples for the metric %s%s, which at least %d must be behind (min-examples)",
-                *(client.name, len(examples), prefix, when, job.policy.least),
-            )
-            continue
-        score = learning.evaluate(client.model, examples, client.task, client.transform, scores=outputs)
-        if score is not None:
-            if not abs(score.loss) <= LARGEST:
-                if client.request.round <= 1 and when == "received" and not math.isfinite(score.loss):
-                    raise ModelError(
-                        f"the loss of what it received is {score.loss:.3g} before anybody has trained: for some test "
-                        "example its network returns no finite numbers"
-                    )
-                raise ModelError(
-                    f"the loss of what it {when} is {score.loss:.3g}: training diverged, a lower learning-rate than "
-                    f"{client.config.learning_rate:g} may help"
-                )
-            behind, ranked = score.examples_behind, client.task.metric == "auc"
-            job.measured[f"{prefix}{when}"] = job.policy.measured(
-                score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
-            )
-
-
-def _common(job: Job, when: str) -> Examples | None:
-    """Return the common test set if the client evaluates on it; None if the server does.
-
-    The server evaluates a global model, unless BatchNorm's statistics stay with the clients.
-    """
-    client, traits = job.client, job.side.traits
-    if when in ("received", "trained") and when != traits.scored:
-        return None
-    if client.own_data:
-        return client.data.common
-    if when == "received" and traits.whole and len(job.side.shared_names()) == len(client.names):
-        return None
-    return resident(population.dataset_of(client.config).test, client.device)
-
-
-def _run(job: Job, phases: Iterable[Phase]) -> None:
+def run_phases(job: Job, phases: Iterable[Phase]) -> None:
+    """Train the client's network for the phases in order."""
     client = job.client
     for phase in phases:
         if phase.epochs or phase.steps:
@@ -332,3 +223,115 @@ def _run(job: Job, phases: Iterable[Phase]) -> None:
             )
         if phase.measured and client.request.evaluate:
             measure(job, phase.measured)
+
+
+def keep(job: Job) -> None:
+    """Save the tensors that the client keeps between rounds."""
+    client, request = job.client, job.client.request
+    kept = {f"model/{name}": tensor for name, tensor in _lasting(job.side).items()}
+    kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
+    if kept:
+        client.store.save(request.round, kept, after=request.expected, closing=request.closing)
+
+
+def _lasting(side: AnySide) -> dict[str, Tensor]:
+    """Return the network's tensors that the client keeps between rounds."""
+    if side.traits.keeps == "nothing":
+        return {}
+    shared = side.shared_names() if side.traits.keeps == "rest" else {}
+    own = [name for name in side.client.names if name not in shared]
+    tensors = side.client.tensors if own else {}
+    return {name: tensors[name] for name in own}
+
+
+def _shares_all(side: AnySide) -> bool:
+    """Return whether all clients have one global model, statistics included."""
+    return side.traits.whole and len(side.shared_names()) == len(side.client.names)
+
+
+# ---- evaluation
+
+
+def measure(job: Job, when: str) -> None:
+    """Evaluate the network as `received`, `trained` or after a phase, unless the node's policy keeps metrics.
+
+    User code draws the same random numbers in every evaluation of a client; training is not affected.
+    """
+    client = job.client
+    if not job.policy.tells_metrics:
+        return
+    with seeded(client.root, "evaluation", client.name):
+        if job.loop:
+            job.loop.measure(job, when)
+        elif (outputs := job.side.evaluate(when)) is not None:
+            if phases := job.side.refine(when):
+                _score_refined(job, when, outputs, phases)
+            else:
+                _score(job, when, outputs)
+
+
+def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> None:
+    """Evaluate the network after these phases, which are undone afterwards."""
+    client = job.client
+    before = {name: tensor.clone() for name, tensor in client.tensors.items()}
+    batches, trained = job.batches, client.trained
+    job.batches = client.generator("refinement", when)
+    seed_everything(client.seed("refinement dropout", when))
+    run_phases(job, phases)
+    _score(job, when, outputs)
+    job.batches, client.trained = batches, trained
+    client.model.load_state_dict(before)
+
+
+def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
+    """Evaluate outputs on the configured parts of the data."""
+    client, policy = job.client, job.policy
+    sets = {"": client.data.test} if client.config.test_on != "global" else {}
+    if client.config.test_on != "local" and (common := _common(job, when)) is not None:
+        sets["common-"] = common
+    if client.config.validation and client.data.validation is not None:
+        sets["validation-"] = client.data.validation
+    for prefix, examples in sets.items():
+        if 0 < len(examples) < policy.least:
+            log.warning(
+                "client %s has %d examples for the metric %s%s, which at least %d must be behind (min-examples)",
+                *(client.name, len(examples), prefix, when, policy.least),
+            )
+            continue
+        score = learning.evaluate(client.model, examples, client.task, client.transform, scores=outputs)
+        if score is not None:
+            _check_loss(client, score.loss, when)
+            behind, ranked = score.examples_behind, client.task.metric == "auc"
+            job.measured[f"{prefix}{when}"] = policy.measured(
+                score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
+            )
+
+
+def _check_loss(client: Client, loss: float, when: str) -> None:
+    """Raise `ModelError` if a loss is not finite or so large that training diverged."""
+    if abs(loss) <= LARGEST:
+        return
+    if client.request.round <= 1 and when == "received" and not math.isfinite(loss):
+        raise ModelError(
+            f"the loss of what it received is {loss:.3g} before anybody has trained: for some test example its network "
+            "returns no finite numbers"
+        )
+    raise ModelError(
+        f"the loss of what it {when} is {loss:.3g}: training diverged, a lower learning-rate than "
+        f"{client.config.learning_rate:g} may help"
+    )
+
+
+def _common(job: Job, when: str) -> Examples | None:
+    """Return the common test set if the client evaluates on it; None if the server does.
+
+    The server evaluates a global model, unless BatchNorm's statistics stay with the clients.
+    """
+    client, traits = job.client, job.side.traits
+    if when in ("received", "trained") and when != traits.scored:
+        return None
+    if client.own_data:
+        return client.data.common
+    if when == "received" and _shares_all(job.side):
+        return None
+    return resident(population.dataset_of(client.config).test, client.device)

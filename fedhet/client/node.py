@@ -1,13 +1,12 @@
-"""A node: its config, and the settings for which the server's values are used there.
+"""A node's config, and the run's configuration at the node.
 
-Paths count only from a server on the same machine or cluster (a simulation); elsewhere the node says where data and
-state lie.
+Paths are taken from a server on the same machine or cluster only (a simulation); elsewhere the node names the places of
+data and state.
 """
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,95 +17,38 @@ from fedhet.client.policy import Policy, Refused
 from fedhet.errors import ConfigError
 from fedhet.files import plain_name, state_folder
 from fedhet.flower import ConfigRecord, Context, Message, read_request
-from fedhet.machine import out_of_memory, proof
+from fedhet.machine import proof
 from fedhet.options import Config, keys_about, keys_that
 from fedhet.population import ClientInfo
 from fedhet.wire import Request
 
 SIZE = "fedhet.size"
-"""The record of a node's context that holds the size of its client that was found by measuring."""
+"""Record of a node's context with the measured size of its client (`fedhet.client.submodel`)."""
 
 PINNED = "fedhet.split"
-"""The record of a node's context that holds the settings by which its data are split in this run."""
+"""Record of a node's context with the settings by which its data are split in this run."""
 
 
 def name_of(context: Context) -> str:
-    """The client's own name: its `name`, or else its partition id, which it keeps when its node comes back."""
+    """Return the client's name: its `name`, or else its partition id, which it keeps when its node comes back."""
     config = context.node_config
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-@contextmanager
-def memory_limited(context: Context) -> Iterator[None]:
-    """Within it this process has no more memory than `memory-limit` in the node config says, in GB; on Linux.
-
-    The limit is on all data of the process, imports included (`RLIMIT_DATA`).
-
-    Raises:
-        ConfigError: the limit is no number above 0 that a machine may have.
-        Refused: more was needed.
-    """
-    if "memory-limit" not in context.node_config:
-        yield
-        return
-    import resource  # which not every system has
-
-    limit, most = context.node_config["memory-limit"], memory_limit(context.node_config)
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    try:
-        yield
-    except Exception as error:  # of whichever library runs out of memory
-        if not out_of_memory(error):
-            raise
-        raise Refused(f"it needs more memory than its node allows (memory-limit = {limit} GB)") from error
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def memory_limit(node_config: Mapping[str, Any]) -> int:
-    """Return the bytes of `memory-limit`; raises a ConfigError if it is no number above 0 that a machine may have."""
-    limit = node_config["memory-limit"]
-    try:
-        most = int(float(limit) * 1e9)
-    except (ValueError, OverflowError):
-        most = 0
-    if not 0 < most < 10**18:  # bytes that no machine has
-        raise ConfigError(f"the node's memory-limit is {limit!r}, must be a number of GB above 0 and below 1e+09")
-    return most
-
-
-def is_to_measure(info: ClientInfo) -> bool:
-    """Whether the client's size is to be found by measuring: its node says `auto`, such as `width = "auto"`.
-
-    Raises:
-        ConfigError: the node has no memory-limit.
-    """
-    name = info.config.parameters.size_name
-    if info.node_config.get(name) != "auto" or registry.traits(info.config).shares.units is None:
-        return False
-    if "memory-limit" not in info.node_config:
-        raise ConfigError(
-            f"the node's {name} is 'auto', the largest that fits in its memory-limit, which it lacks: set memory-limit "
-            f"(GB), or a {name}"
-        )
-    return True
-
-
 def opened(message: Message, context: Context, *, in_cluster: bool = False) -> tuple[ClientInfo, Request, Policy]:
-    """Who is asked, with the configuration that came and the node's own settings; what; and the node's policy.
+    """Return the client with its configuration, the request, and the node's policy.
 
     Nothing is loaded or computed for a message that the policy refuses.
 
     Args:
-        message: the one that came.
-        context: the node's.
+        message: the received message.
+        context: the node's context.
         in_cluster: whether this process simulates clients on a Ray cluster of several machines.
 
     Raises:
-        WireError: the message is not that of fedhet's server.
-        ConfigError: the node's name cannot be that of a file, or its own settings are none; this machine of a cluster
-            lacks the folder of the clients' state.
+        WireError: the message is not from fedhet's server.
+        ConfigError: the node's name cannot be a file name, or its settings are invalid; this machine of a cluster lacks
+            the folder of the clients' state.
         Refused: the policy refuses the method, or the run would split the node's data in another way than before.
     """
     request, settings = read_request(message.content)
@@ -139,7 +81,7 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
 
 
 def _whole(node: Mapping[str, Any], name: str) -> int | None:
-    """Return a number of the node's config, None if it has none; raises a ConfigError for one that is not whole."""
+    """Return a number of the node's config, or None; raises a ConfigError if it is not a whole number."""
     value = node.get(name)
     if value is not None and not str(value).isdecimal():
         raise ConfigError(f"the node's {name} must be a whole number, from 0")
@@ -147,10 +89,10 @@ def _whole(node: Mapping[str, Any], name: str) -> int | None:
 
 
 def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's config with its folder under both names, `data` and Flower's usual `data-path`.
+    """Return a node's config with its data folder under both names, `data` and Flower's usual `data-path`.
 
     Raises:
-        ConfigError: it has both, and unlike.
+        ConfigError: they name different folders.
     """
     places = [node_config[name] for name in ("data", "data-path") if name in node_config]
     if len({*places}) > 1:

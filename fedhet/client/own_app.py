@@ -1,16 +1,14 @@
-"""A ClientApp of the user's own under fedhet's strategies: its train and evaluate functions stay as they are."""
+"""A user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from fedhet import registry, supplied
-from fedhet.client import jobs
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
-from fedhet.client.jobs import Job, Loop, Tried
+from fedhet.client.jobs import Job
 from fedhet.data import ClientData, Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
@@ -19,7 +17,7 @@ from fedhet.flower.settings import OURS
 from fedhet.keys import kebab
 from fedhet.learning import Trained
 from fedhet.options import Config
-from fedhet.task import Metric, Task, as_task
+from fedhet.task import Metric, as_task
 from fedhet.text import log
 from fedhet.wire import Payload, check, load_into, spec_of, to_arrays
 
@@ -33,38 +31,50 @@ def wrap(
     loss: str = "eval_loss",
     train_loss: str = "train_loss",
 ) -> ClientApp:
-    """A ClientApp that answers fedhet's strategies with the train and evaluate functions of another.
+    """Return a ClientApp that answers fedhet's strategies with the train and evaluate functions of another ClientApp.
 
-    These functions receive what Flower's own strategies send, and return what those expect: `arrays`, the network's
-    state dict, and `config` with `server-round`, `lr`, `local-epochs`, `batch-size` and the method's own keys; arrays
-    come back from training, metrics from both. All metrics reach the run's history by their names; one of training that
-    evaluation has, too, has `train_` before it. fedhet keeps what stays with the client, and sends what the method
-    shares. A method that needs fedhet's training loop is refused.
+    These functions receive what Flower's own strategies send: `arrays`, the network's state dict, and `config` with
+    `server-round`, `lr`, `local-epochs`, `batch-size` and the method's own keys. They return what Flower's strategies
+    expect: arrays from training, metrics from both. All metrics are in the run's history by their names; a metric of
+    training that evaluation returns, too, gets the prefix `train_`. Arrays that the method does not share stay with the
+    client. A method that needs fedhet's training loop is refused.
 
     Args:
-        app: the user's own, with `@app.train()` and `@app.evaluate()`.
-        model: as of `fedhet.make_client_app`; its state dict has the arrays that the functions receive and return.
+        app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
+        model: as for `fedhet.make_client_app`; its state dict has the arrays that the functions receive and return.
         examples: a function of a client, such as of its `partition_id`, that returns its numbers of training and test
             examples, which do not change within a run.
         accuracy: name of the metric of `evaluate` that is the score, from 0 to 1.
-        loss: name of the mean loss there.
-        train_loss: name of the mean loss among the metrics of `train`; it may be missing.
+        loss: name of the mean loss of `evaluate`.
+        train_loss: name of the mean loss of `train`; it may be missing.
 
     Raises:
-        ModelError: `model` is none.
-        ConfigError: `app` is no ClientApp, or `examples` needs arguments that it cannot be given.
+        ModelError: `model` is None.
+        ConfigError: `app` is not a ClientApp, or `examples` needs arguments that it cannot be given.
     """
     if not isinstance(app, ClientApp):
         raise ConfigError(f"app must be a flwr.clientapp.ClientApp, not {type(app).__name__}")
     if (function := supplied.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model whose arrays the app's functions receive: fedhet.wrap(app, Net)")
-    clients = _Clients(function, supplied.counts_function(examples, _unread), as_task(None))
-    answers = _Answers(clients, app, (accuracy, loss, train_loss))
-    wrapped = ClientApp()
-    wrapped.query()(partial(answers, answers.question))
-    wrapped.train()(partial(answers, jobs.train))
-    wrapped.evaluate()(partial(answers, jobs.evaluate))
-    return wrapped
+
+    def loop(config: Config, message: Message, context: Context) -> _Loop:
+        _check_method(config)
+        return _Loop(app, message, context, (accuracy, loss, train_loss))
+
+    return Answers(Clients(function, supplied.counts_function(examples, _unread), as_task(None)), loop=loop).app()
+
+
+def _check_method(config: Config) -> None:
+    """Raise a ConfigError for a method or a setting that needs fedhet's training loop."""
+    if not registry.client_side(config.method_name).takes_any_loop:
+        able = [name for name in registry.own_methods() if registry.client_side(name).takes_any_loop]
+        raise ConfigError(
+            f"{config.method_name} needs fedhet's training loop, and this client's app trains with its own "
+            f"(fedhet.wrap): make it with fedhet.make_client_app, or take one of {', '.join(able)}"
+        )
+    if config.validation or config.unseen_clients:
+        key = "validation" if config.validation else "unseen-clients"
+        raise ConfigError(f"{key} needs fedhet's own loop, and this client's app has its own (fedhet.wrap)")
 
 
 class _Unread:
@@ -78,7 +88,7 @@ class _Unread:
 
 
 def _unread(client: str, counts: Any) -> ClientData:
-    """So many examples as a client has, none of which can be read; a DataError for what are no two numbers."""
+    """Return data with these numbers of examples, which cannot be read; raises a DataError for other values."""
     try:
         train, test = (int(count) for count in counts)
     except (TypeError, ValueError):
@@ -88,43 +98,12 @@ def _unread(client: str, counts: Any) -> ClientData:
             f"client {client}: examples must return the numbers of training and test examples, at least (1, 0), not "
             f"{counts!r}"
         )
-    return ClientData(_examples(train), _examples(test))
-
-
-def _examples(count: int) -> Examples:
-    return Examples(LazyInputs(_Unread(), None, torch.arange(count)), torch.zeros(count, dtype=torch.int64))
-
-
-class _Clients(Clients):
-    """Clients whose networks and data are tried out by nobody here."""
-
-    def _try(self, *_: Any) -> Tried:
-        return Tried(Task("classification"), 0)
-
-
-class _Answers(Answers):
-    """Answers messages with a user's own app; `names` are those of its accuracy, loss and training loss."""
-
-    def __init__(self, clients: Clients, app: ClientApp, names: tuple[str, str, str]) -> None:
-        super().__init__(clients, flower=False)
-        self._app, self._names = app, names
-
-    def loop(self, config: Config, message: Message, context: Context) -> Loop:
-        """The app's functions for a message; a ConfigError for a method or a setting that needs fedhet's loop."""
-        if not registry.client_side(config.method_name).takes_any_loop:
-            able = [name for name in registry.own_methods() if registry.client_side(name).takes_any_loop]
-            raise ConfigError(
-                f"{config.method_name} needs fedhet's training loop, and this client's app trains with its own "
-                f"(fedhet.wrap): make it with fedhet.make_client_app, or take one of {', '.join(able)}"
-            )
-        if config.validation or config.unseen_clients:
-            key = "validation" if config.validation else "unseen-clients"
-            raise ConfigError(f"{key} needs fedhet's own loop, and this client's app has its own (fedhet.wrap)")
-        return _Loop(self._app, message, context, self._names)
+    parts = (LazyInputs(_Unread(), None, torch.arange(count)) for count in (train, test))
+    return ClientData(*(Examples(part, torch.zeros(len(part), dtype=torch.int64)) for part in parts))
 
 
 class _Loop:
-    """The train and evaluate functions of a user's app, as one message asks for them."""
+    """Trains and evaluates by the functions of a user's app; `names` are those of accuracy, loss and training loss."""
 
     def __init__(self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str]) -> None:
         self._app, self._message, self._context, self._names = app, message, context, names
@@ -142,10 +121,10 @@ class _Loop:
         if train_loss in metrics:
             client.trained = Trained(loss=metrics[train_loss], epochs=1)
         self._metrics["train"] = metrics
-        self._tell(job)
+        self._report(job)
 
     def measure(self, job: Job, when: str) -> None:
-        """Evaluate the client's network, of what it `received` or `trained`, on its test examples."""
+        """Evaluate the client's network as `received` or `trained` on its test examples."""
         count, (accuracy, loss, _) = len(job.client.data.test), self._names
         if count < max(job.policy.least, 1):
             log.warning("client %s has %d test examples, too few for a metric (min-examples)", job.client.name, count)
@@ -160,9 +139,9 @@ class _Loop:
         job.measured[when] = job.policy.measured(metric, metrics[loss], examples=count, ranked=False)
         if when == job.side.traits.scored:
             self._metrics["evaluate"] = metrics
-            self._tell(job)
+            self._report(job)
 
-    def _tell(self, job: Job) -> None:
+    def _report(self, job: Job) -> None:
         """Report the metrics of both functions; a name that both use is that of evaluation."""
         (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
         taken = {accuracy, loss, *evaluated}
@@ -170,6 +149,7 @@ class _Loop:
         job.further = trained | evaluated
 
     def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
+        """Call one of the app's functions; return the arrays and metrics of its reply."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.parameters).items()}
         family = f"{config.family}."

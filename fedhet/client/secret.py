@@ -1,9 +1,9 @@
-"""A node's secret: what a node with a policy fixes once for all runs, so that no server knows its batches.
+"""A node's secret: the random streams and groups of examples that a node with a policy uses in all runs.
 
 A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
 in which step, and could solve for single examples from the differences between rounds. A node with `allow` therefore
-draws from a secret of its own, trains on fixed groups of at least `min-examples` examples, and has the same examples
-in all runs. Whatever a server computes linearly from many rounds and runs is then a sum over whole groups.
+draws from a secret, trains on fixed groups of at least `min-examples` examples, and has the same examples in all runs.
+Whatever a server computes linearly from many rounds and runs is then a sum over whole groups.
 """
 
 import json
@@ -25,46 +25,59 @@ from fedhet.randomness import torch_generator
 from fedhet.text import log
 
 FOLDER = "nodes"
-"""The folder in a node's `state-dir` that has a file for each client."""
+"""Folder in a node's `state-dir` with a file for each client."""
 
 
 class ChangedExamples(FedhetError):
-    """A run would choose other examples of a node's data than its first run did."""
+    """A run would choose other examples of a node's data than the node's first run did."""
 
 
 class NodeSecret:
-    """The secret of one client, and how its examples are chosen: `state-dir`/nodes/NAME.json.
+    """The secret of one client and how its examples are chosen, in `state-dir`/nodes/NAME.json.
+
+    Args:
+        state_folder: the node's state folder.
+        client: the client's name.
+        data: name of the data set.
 
     Attributes:
         seed: the seed of all random streams that decide which private examples are in which step.
+
+    Raises:
+        FedhetError: the file is damaged.
     """
 
     def __init__(self, state_folder: Path, client: str, data: str) -> None:
-        """Read the client's file, or make one; `data` is the name of the data set. Raises FedhetError if damaged."""
         self._path, self._client, self._data = state_folder / FOLDER / f"{file_name(client)}.json", client, data
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
                 self._write({"seed": secrets.randbits(62), "examples": {}})
-        self.seed = int(self._read()["seed"])
+        self._content = self._read()
+        self.seed = int(self._content["seed"])
 
     def keep(self, choice: Mapping[str, Any]) -> None:
-        """Store what decides which examples there are, or check it against the node's first run.
+        """Store settings that decide which examples there are, or compare them with the node's first run.
 
         Raises:
             ChangedExamples: a value is not that of the first run; two sums could then differ by one example.
         """
-        with locked(self._path.parent, wait=True):
-            content = self._read()
-            kept = content["examples"].setdefault(self._data, {})
-            if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
-                raise ChangedExamples(
-                    f"this node's examples are those of its first run with {self._data}, and {changed[0]} is another "
-                    f"now: set {changed[0]} as it was, in the run or in the node config, or let the node's owner "
-                    f"remove {FOLDER}/{self._path.name} in its state-dir"
-                )
-            if missing := {key: value for key, value in choice.items() if key not in kept}:
-                kept |= missing
-                self._write(content)
+        if self._new(choice):
+            with locked(self._path.parent, wait=True):
+                self._content = self._read()  # another process may have stored a choice
+                new = self._new(choice)
+                self._content["examples"].setdefault(self._data, {}).update(new)
+                self._write(self._content)
+
+    def _new(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that are not stored; raises `ChangedExamples` if a stored one has another value."""
+        kept = self._content["examples"].get(self._data, {})
+        if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
+            raise ChangedExamples(
+                f"this node's examples are those of its first run with {self._data}, and {changed[0]} is another "
+                f"now: set {changed[0]} as it was, in the run or in the node config, or let the node's owner "
+                f"remove {FOLDER}/{self._path.name} in its state-dir"
+            )
+        return {key: value for key, value in choice.items() if key not in kept}
 
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups (see `groups_of`).
@@ -104,7 +117,7 @@ def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_clas
         least: smallest size of a group.
         generator: random stream on the CPU.
         by_class: whether examples of a group have the same label. The gradient of a linear layer separates classes, so
-            a mixed group would disclose sums over few examples. Examples of rarer labels are then in no group.
+            a mixed group would disclose sums over few examples. Examples of rarer labels are in no group.
 
     Returns:
         For each group the rows (k,) int64 of its examples, on the device of the labels.

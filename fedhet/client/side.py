@@ -1,4 +1,4 @@
-"""The contract of a method's client side: its hooks."""
+"""The client side of a method: its hooks and their defaults."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from fedhet import registry
 from fedhet.client.client import Client
-from fedhet.client.size import Size
+from fedhet.client.submodel import Submodel
 from fedhet.errors import FedhetError
-from fedhet.graphs import PermutationGroups, resizable_groups
 from fedhet.learning import Loss, Phase
 from fedhet.method import Traits
 from fedhet.models.arrays import Kind, kinds_of
@@ -24,15 +23,15 @@ P = TypeVar("P", bound=Parameters)
 class ClientSide(Generic[P]):
     """The client side of a method. An object is made for every message. Subclasses override hooks.
 
-    By default the network is trained on the client's examples, and shared arrays travel. The hooks are called in this
+    By default the network is trained on the client's examples, and shared arrays are sent. The hooks are called in this
     order, depending on the message:
 
-    - a network is built: `adapt`, `head_of`, and `groups_of` and `cut` if clients have parts of one network;
-    - a question: `handshake` or `answer`;
-    - training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
-    - evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
+    - when a network is built: `adapt`, `head_of`;
+    - for a question: `handshake` or `answer`;
+    - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
+    - for evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
 
-    An evaluation calls `evaluate`, then `refine`. A phase can be followed by one, too (`Phase.measured`).
+    An evaluation calls `evaluate`, then `refine`. It can also follow a phase (`Phase.measured`).
     """
 
     role: ClassVar[str] = "client"
@@ -40,6 +39,8 @@ class ClientSide(Generic[P]):
     """Whether `client.memory` is kept between rounds."""
     takes_any_loop: ClassVar[bool] = True
     """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
+    parts: ClassVar[type[Submodel] | None] = None
+    """How clients get parts of one network; None if each client has a whole one."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -58,21 +59,6 @@ class ClientSide(Generic[P]):
         """Return the name of the head of a model from `adapt`; empty for the last `nn.Linear`."""
         return config.head
 
-    @classmethod
-    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return the groups of units by which clients have parts of a model from `adapt`; by default all hidden ones.
-
-        Args:
-            model: the whole network.
-            inputs: (2, ...) transformed examples.
-        """
-        return resizable_groups(model, inputs, partly=True)
-
-    @classmethod
-    def cut(cls, model: nn.Module, size: Size) -> nn.Module:
-        """Return a client's part of a model from `adapt`, or the whole, where that is the size."""
-        return size.cut(model)
-
     @property
     def parameters(self) -> P:
         """The method's own parameters."""
@@ -81,11 +67,11 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def traits(self) -> Traits:
-        """The method's traits, for these parameters."""
+        """The method's traits for these parameters."""
         return registry.traits(self.client.config)
 
     def shared_names(self) -> dict[str, str]:
-        """Return the shared key of each shared array of the network, by name (see `Sharing`)."""
+        """Return the shared key of each shared array of the network, by the array's name (see `Sharing`)."""
         return self._names
 
     @cached_property
@@ -113,12 +99,12 @@ class ClientSide(Generic[P]):
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
     def share(self) -> Payload:
-        """Return the shared arrays, as they travel."""
+        """Return the shared arrays in the precision in which they are sent."""
         shared = self.shared()
         return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return what the method needs to know at the handshake."""
+        """Return what the method needs to know about the client before the first round."""
         return Payload()
 
     def answer(self, question: str, payload: Payload) -> Payload:
@@ -131,11 +117,11 @@ class ClientSide(Generic[P]):
             load_into(self.shared(), model)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the terms that are added to the task's loss."""
+        """Return the terms to add to the task's loss."""
         return ()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return the phases of training, in order."""
+        """Return the phases of training in order; by default one on the client's examples."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
@@ -149,7 +135,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return a function from batch to outputs for an evaluation (of `received`, `trained` or a phase), or None."""
+        """Return the function from batch to outputs to evaluate (`received`, `trained` or after a phase), or None."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:
@@ -157,7 +143,7 @@ class ClientSide(Generic[P]):
         return Payload()
 
     def personal(self) -> dict[str, Tensor]:
-        """Return the tensors to save as the client's own model at the end of a run; by default those of its network."""
+        """Return the tensors to save as the client's personal model at the end of a run; by default its network's."""
         return self.client.tensors
 
 

@@ -1,7 +1,7 @@
-"""A client's lasting things: its state by round, its personal model, and public datasets.
+"""The files of a client: its state by round, its personal model, and public datasets.
 
-The server names the round that it expects. A client whose answer was lost goes back to the state before it, one that
-died in mid-round trains again from where it was, and none ever trains twice on top of itself.
+The server names the round whose state it expects. A client whose reply was lost goes back to the state before it, and
+one that died within a round trains again from where it was.
 """
 
 import json
@@ -14,27 +14,29 @@ from pathlib import Path
 import torch
 
 from fedhet.data import PublicDataset
-from fedhet.errors import FedhetError
+from fedhet.errors import FedhetError, in_words
 from fedhet.files import file_name, read_tensors, state_folder, write_tensors, write_text
 from fedhet.text import log
 from fedhet.toml import from_json
 
 KEPT_DAYS = 90
-"""Runs and public datasets not touched for so long are removed from a node's own folder when a new run begins there."""
-
+"""Runs and public datasets that were not used for so many days are removed from a node's folder by a new run."""
 
 BEGINNING = "beginning"
-"""Folder of a run for what its clients' numbers depend on as it begins."""
+"""Folder of a run with digests of what its clients' numbers depend on."""
 
 
 class LostState(FedhetError):
-    """A client lacks a state that the server expects; the server repeats its handshake."""
+    """A client lacks a state that the server expects, so that the server repeats its handshake."""
 
 
 class ClientStore:
-    """The files of one client in one run: written atomically; of its states by round the last two are kept.
+    """The files of one client in one run, written atomically.
 
-    `state_dir` is empty for this user's own folder, `run` (the run's identity) if the folder is one run's alone.
+    Args:
+        state_dir: the folder; empty for this user's own.
+        run: the run's identity; empty if the folder belongs to one run.
+        client: the client's name.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
@@ -55,18 +57,23 @@ class ClientStore:
                 log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int, closing: bool = False) -> None:
-        """Write the state after `round`, and keep of the earlier ones only that of the round `after`.
+        """Write the state after `round`, and remove earlier ones but that of round `after`, on which it builds.
 
-        That is what the server goes back to if this answer is lost. A `closing` round leaves all, since a run with more
-        rounds goes on before the last one of training.
+        The server goes back to that one if this reply is lost. A `closing` round removes none, since a run that is
+        resumed with more rounds goes on before it.
         """
-        write_tensors(self._states / f"{round}.safetensors", tensors)
+        try:
+            write_tensors(self._states / f"{round}.safetensors", tensors)
+        except OSError as error:
+            raise FedhetError(
+                f"its state cannot be saved: {in_words(error)}; make room, and continue the run with --resume"
+            ) from error
         for path in self._states.glob("*.safetensors"):
             if not closing and path.stem not in (str(round), str(after)):
                 path.unlink(missing_ok=True)
 
     def load(self, round: int) -> dict[str, torch.Tensor] | None:
-        """Return the state after `round`; None if it is missing or damaged."""
+        """Return the state after `round`, or None if it is missing or damaged."""
         try:
             return read_tensors(self._states / f"{round}.safetensors")
         except FedhetError as error:
@@ -78,11 +85,11 @@ class ClientStore:
         return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
 
     def note_beginning(self, digests: Mapping[str, str]) -> None:
-        """Note what the client's numbers depend on as the run begins (`fedhet.client.beginning`)."""
+        """Save digests of what the client's numbers depend on, as the run begins."""
         write_text(self._beginning, json.dumps(digests))
 
     def beginning(self) -> dict[str, str]:
-        """Return what was noted as the run began; empty if nothing was. Raises a `FedhetError` if it is damaged."""
+        """Return the digests that were saved as the run began, or none; raises a `FedhetError` if they are damaged."""
         path = self._beginning
         return from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
 
@@ -103,7 +110,7 @@ class ClientStore:
             write_tensors(path, {"public": public.inputs, **labels})
 
     def public_dataset(self, digest: str) -> PublicDataset:
-        """Return the stored public dataset with this digest; raises `LostState` if there is none (any more)."""
+        """Return the stored public dataset with this digest; raises `LostState` if there is none."""
         try:
             return _public_dataset(self._public(digest))
         except LookupError as error:
@@ -114,7 +121,7 @@ class ClientStore:
 
 
 def _public_dataset(path: Path) -> PublicDataset:
-    """Read a public dataset; raises a LookupError if there is none, or if it is damaged, and then removes it."""
+    """Return a public dataset; raises a LookupError if there is none, or if it is damaged, after removing it."""
     try:
         return _read_public(path, path.stat().st_mtime_ns)
     except FileNotFoundError as error:
@@ -123,7 +130,7 @@ def _public_dataset(path: Path) -> PublicDataset:
 
 @lru_cache(maxsize=4)
 def _read_public(path: Path, modified: int) -> PublicDataset:
-    """Read a public dataset once in a process, as long as the file does not change (see `_public_dataset`)."""
+    """Read a public dataset, once in a process as long as the file does not change."""
     try:
         if (tensors := read_tensors(path)) is None:
             raise LookupError(path)
@@ -140,7 +147,7 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
 def remove_old(base: Path, days: float) -> list[Path]:
     """Remove the runs and public datasets in a node's folder that were not written to for so many days; return them.
 
-    A folder that holds anything else is not a run's, and stays.
+    A folder with other content is not a run's and stays.
     """
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}

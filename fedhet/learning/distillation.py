@@ -1,4 +1,4 @@
-"""How far a network's class scores are from another one's."""
+"""Divergences between the class scores of two networks."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,10 +7,10 @@ from fedhet.task import Task
 
 
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
-    """Mean over predictions of KL(wanted || outputs) of logits (n, ..., classes), both divided by a temperature T.
+    """Return the mean over predictions of KL(wanted || outputs) of logits (n, ..., classes) divided by a temperature T.
 
-    `wanted` is a constant. Of many labels each output is a probability of its own, whose divergences are averaged over
-    labels as the task's loss is. The gradient falls as 1 / T^2, which is for the caller to make good.
+    `wanted` is a constant. With many labels each output is a probability of its own, and divergences are averaged over
+    labels. The gradient falls as 1 / T^2, for which the caller must compensate.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
     if not many_labels:

@@ -1,6 +1,7 @@
-"""Passes over examples in evaluation mode, without gradients: scores, outputs, and BatchNorm's statistics."""
+"""Forward passes, and what is computed in evaluation mode: outputs, scores and BatchNorm's statistics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +9,45 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
-from fedhet.learning.passes import forward
 from fedhet.models.arrays import kinds_of
-from fedhet.representations import Representation
+from fedhet.representations import Capturing, RandomStream, Representation, isolated
 from fedhet.task import Score, Task
 
 BATCH = 1024
+"""Number of examples in a batch of an evaluation."""
+
+NOTHING: Mapping[str, Capturing] = {}
+
+
+def forward(
+    model: nn.Module,
+    inputs: Tensor,
+    captures: Mapping[str, Capturing] = NOTHING,
+    *,
+    until: Representation | None = None,
+    learns: bool = True,
+    stream: RandomStream | None = None,
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Pass a batch through a network in its current mode; return the outputs and the captured values by name.
+
+    Args:
+        model: the network.
+        inputs: (n, ...) transformed examples.
+        captures: inner values to capture, by name.
+        until: stop at the head and return Phi (n, d) instead of outputs.
+        learns: whether a graph is built.
+        stream: the random stream of dropout in a pass that must not change the network's buffers.
+    """
+    if not (captures or stream) and learns:  # most training steps
+        return (until or model)(inputs), {}
+    with ExitStack() as stack:
+        if stream:
+            stack.enter_context(isolated(model, stream))
+        if not learns:
+            stack.enter_context(torch.no_grad())
+        sites = {name: stack.enter_context(site.capture()) for name, site in captures.items()}
+        outputs = (until or model)(inputs)
+    return outputs, {name: site.features for name, site in sites.items()}
 
 
 def evaluate(
@@ -24,14 +58,14 @@ def evaluate(
     *,
     scores: nn.Module | Callable[[Tensor], Tensor] | None = None,
 ) -> Score | None:
-    """Return the score of a model, left in evaluation mode, over all examples together; None without an example.
+    """Return the score of a model over all examples, or None without examples; the model stays in evaluation mode.
 
     Args:
-        model: on the device of the examples.
-        examples: what it is scored on.
+        model: the network, on the device of the examples.
+        examples: the examples to evaluate.
         task: gives metric and loss.
-        prepare: makes a float batch of raw inputs.
-        scores: from a prepared batch to outputs, where a method predicts otherwise than by the model's own outputs.
+        prepare: transforms raw inputs.
+        scores: from transformed inputs to outputs, for methods that do not predict by the model's own outputs.
     """
     model.eval()
     predict: Callable[[Tensor], Tensor] = model if scores is None else scores
@@ -53,15 +87,15 @@ def read(
     rows: int = BATCH,
     tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return a model's outputs (n, ...) for raw inputs, without a graph and not all rows at once.
+    """Return a model's outputs (n, ...) for raw inputs, without a graph; the model stays in evaluation mode.
 
     Args:
-        model: left in evaluation mode.
-        inputs: (n, ...) as they are stored.
+        model: the network.
+        inputs: (n, ...) raw examples.
         transform: from raw inputs to the model's.
-        until: for Phi (n, d) instead of outputs.
-        rows: at once.
-        tokens: (n,) int64, for values (n, tokens, ...): of which token of each row; None for all.
+        until: return Phi (n, d) instead of outputs.
+        rows: batch size.
+        tokens: (n,) int64, the token of each row to return values of; None for all.
     """
     model.eval()
     values = []
@@ -72,7 +106,7 @@ def read(
 
 
 def of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
-    """The values (n, ...) of one token (n,) of each row, of those (n, tokens, ...) of all."""
+    """Return the values (n, ...) of one token (n,) of each row of `values` (n, tokens, ...)."""
     return values[torch.arange(len(values), device=values.device), tokens]
 
 
@@ -82,16 +116,16 @@ def reestimate(
     transform: Callable[[Tensor], Tensor],
     chosen: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """Re-estimate the running statistics of BatchNorm and InstanceNorm, as means over batches, weighted by their sizes.
+    """Re-estimate running statistics of BatchNorm and InstanceNorm as means over batches, weighted by batch size.
 
-    Averaged weights give other activations than those that the statistics were taken of. A unit that does not vary here
-    (one that a client never had, whose inputs are still zeros) counts as of variance 1.
+    Averaged weights give other activations than those from which their statistics were taken. A unit that does not vary
+    gets variance 1.
 
     Args:
-        model: left in evaluation mode, if it has such layers.
+        model: the network; it stays in evaluation mode if it has such layers.
         inputs: (n, ...) raw examples; with fewer than two nothing is done.
         transform: from raw inputs to the model's.
-        chosen: the layers whose statistics are taken, by the names of their running means.
+        chosen: whether a layer is re-estimated, by the name of its running mean.
     """
     kinds = kinds_of(model)
     layers: list[_NormBase] = []

@@ -1,4 +1,4 @@
-"""How parameters are stepped: torch's optimisers, and learning rates over a run."""
+"""Optimisers and learning rate schedules."""
 
 import inspect
 import math
@@ -15,7 +15,7 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How parameters are stepped.
+    """The optimiser of a phase of training.
 
     Attributes:
         optimizer: sgd, adam, amsgrad (Adam with the largest second moment so far: Reddi et al., 2018) or adamw.
@@ -23,9 +23,9 @@ class Optimisation:
         momentum: of SGD.
         weight_decay: on matrices and filters, not on biases and normalisation.
         batch_size: examples in a mini-batch.
-        schedule: from how much of the phase is done, 0 to 1, to the learning rate of a step.
-        least: examples in the smallest mini-batch: a smaller rest of an epoch joins the one before it.
-        clip_gradients: largest norm of the gradient of all parameters of a step, which is scaled down to it; 0: any.
+        schedule: from the fraction of the phase that is done to the learning rate of a step.
+        least: examples in the smallest mini-batch: a smaller rest of an epoch joins the batch before it.
+        clip_gradients: largest norm of a step's gradient of all parameters; 0 for no limit.
     """
 
     optimizer: str = "sgd"
@@ -38,11 +38,11 @@ class Optimisation:
     clip_gradients: float = 0.0
 
     def at(self, rate: float) -> "Optimisation":
-        """The same at a constant learning rate; 0: at its own."""
+        """Return a copy with a constant learning rate; with rate 0 return this one."""
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser."""
+        """Return a new optimiser of the parameters."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
@@ -56,10 +56,10 @@ class Optimisation:
 
 
 def learning_rate(schedule: str, largest: float, done: float) -> float:
-    """The learning rate when a part of the run, 0 to 1, is done, by a `schedule`.
+    """Return the learning rate of a schedule when a fraction of the run is done.
 
-    It is constant, falls to zero by a line (linear) or a cosine, or (one-cycle: Smith and Topin, 2018) rises by a
-    cosine from a 25th of the largest, which it has at 0.3 of the run, and falls by another to a 100th.
+    `constant`; `linear` and `cosine` fall to zero; `one-cycle` (Smith and Topin, 2018) rises along a cosine from a 25th
+    of the largest rate, which it reaches at 0.3 of the run, and falls along another to a 100th.
     """
     done = min(max(done, 0.0), 1.0)
     falling = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}
@@ -73,10 +73,10 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 
 @cache
 def eager(kind: type[Kind]) -> type[Kind]:
-    """One of torch's optimisers as a class that computes the same, without torch's compiler and profiler.
+    """Return a subclass of one of torch's optimisers that computes the same without torch's compiler and profiler.
 
-    What torch wraps the methods in imports the compiler, which takes seconds, and profiles each step and calls its
-    hooks, which takes a third of a small network's step.
+    Torch's wrappers import the compiler, which takes seconds, and profile each step, which takes a third of a small
+    network's step.
     """
     step = torch.no_grad()(_bare(kind.step))
     vars(step)["hooked"] = True  # torch takes its hooks to be there
@@ -84,7 +84,7 @@ def eager(kind: type[Kind]) -> type[Kind]:
 
 
 def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Without what torch wraps it in; somebody else's wrapper stays, and what is in it."""
+    """Return a method without torch's own wrappers; other wrappers stay."""
 
     def others(function: Callable[..., Any]) -> bool:
         module = getattr(function, "__globals__", {}).get("__name__", "")  # a wrapper's `__module__` is what it wraps

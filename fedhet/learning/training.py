@@ -1,12 +1,13 @@
-"""The one training loop, and its arguments: phases of training, and loss terms.
+"""The training loop of all methods, its phases and its loss terms.
 
-Every method's local training is a list of `Phase`s: FedAvg is one, FedRep trains the head, then the body. A method's
-regulariser is a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
+A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
+a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
 """
 
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 
@@ -15,9 +16,8 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning.frozen import forget_gradients, normalises, only_trained
+from fedhet.learning.evaluation import forward
 from fedhet.learning.optimizers import Optimisation
-from fedhet.learning.passes import forward
 from fedhet.machine import brought
 from fedhet.representations import Capturing, RandomStream, Representation
 from fedhet.rows import Work
@@ -29,15 +29,15 @@ class Step:
     """One mini-batch, as a loss term sees it.
 
     Attributes:
-        number: of the step in its phase, from 0.
-        model: what is trained, in training mode, with the gradients of this step still to come.
+        number: number of the step in its phase, from 0.
+        model: the network in training mode, before this step's gradients.
         parameters: its parameters by name, frozen ones included.
-        inputs: (n, ...) the transformed batch on the device.
-        labels: (n, ...) its labels.
-        rows: (n,) int64, where these examples stand among the phase's.
-        outputs: what the model returned.
-        captured: what the phase captures, by its names; each (n, ...), part of the graph.
-        further: examples that terms have passed beside the batch.
+        inputs: (n, ...) transformed examples on the device.
+        labels: (n, ...) their labels.
+        rows: (n,) int64, positions of these examples in the phase's examples.
+        outputs: the network's outputs.
+        captured: the inner values that the phase captures, by name; each (n, ...), part of the graph.
+        further: number of examples outside the batch that loss terms passed through the network.
     """
 
     number: int
@@ -51,17 +51,16 @@ class Step:
     further: int = 0
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return Phi (m, d) of a further prepared batch (m, ...), part of the graph; dropout draws from `stream`.
+        """Return Phi (m, d) of further transformed examples (m, ...), part of the graph; dropout draws from `stream`.
 
-        It leaves no trace in buffers or the task's randomness.
+        Buffers and the task's random stream do not change.
         """
         self.further += len(inputs)
         return forward(self.model, inputs, until=representation, stream=stream)[0]
 
 
 Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
-"""A scalar to add to the task's loss, and scalars to record if there are any; None in a step that it leaves out. An
-example that does not count has weight 0."""
+"""A loss term: returns a scalar to add to the task's loss, optionally with scalars to record; None to skip the step."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +69,20 @@ class Phase:
 
     Attributes:
         epochs: passes over the examples.
-        optimisation: how parameters are stepped.
-        steps: mini-batches, instead of whole epochs.
-        module: what is trained, if not the client's network: one that writes it, or that stands beside it.
-        trains: which arrays are trained, by their names; other parameters, and the buffers of modules none of whose
-            parameters (or buffers, without parameters) is in this part, do not change. A parameter that does not
-            require gradients is never trained.
-        terms: added to the task's loss.
-        task_weight: weight of the task's own loss; with 0 it is not taken, and labels may be whatever the terms need.
-        captures: inner values of every batch that the terms see, by name.
-        examples: what is trained on, if not the client's training part.
-        augmented: whether batches of these `examples` are augmented as the training part's are. By default they are
-            not: a target that was computed for an example is for the example as it is.
-        continues: go on with the optimiser of the phase before, state and all; both train the same parameters.
-        measured: by what name the network is evaluated after it, in rounds that are evaluated; empty: it is not.
+        optimisation: the optimiser.
+        steps: number of mini-batches, instead of whole epochs.
+        module: the network to train, if not the client's.
+        trains: whether an array is trained, by its name. Other parameters do not change, nor do buffers of modules that
+            have no parameters (or, without parameters, no buffers) to train. A parameter that does not require
+            gradients is never trained.
+        terms: loss terms, added to the task's loss.
+        task_weight: weight of the task's own loss; with 0 labels may be anything that the terms need.
+        captures: inner values of every batch for the terms, by name.
+        examples: the examples to train on, if not the client's training part.
+        augmented: whether batches of `examples` are augmented; by default not, since targets that were computed for an
+            example hold for the example as it is.
+        continues: continue with the optimiser of the previous phase, which must train the same parameters.
+        measured: name of the evaluation after this phase; empty for none.
     """
 
     epochs: int
@@ -102,13 +101,13 @@ class Phase:
 
 @dataclass
 class Trained:
-    """The result of a phase, or of several.
+    """The result of one or several phases.
 
     Attributes:
-        loss: sum over epochs of the mean of the whole loss over an epoch's steps, weighted by batch size.
-        epochs: passes over the examples, in part where a phase counts steps.
-        recorded: for each value that a term records its sum, a scalar tensor, and in how many steps.
-        optimizer: the optimiser with its state, for a phase that continues this one.
+        loss: sum over epochs of the mean loss of an epoch's steps, weighted by batch size.
+        epochs: passes over the examples, fractional for phases that count steps.
+        recorded: sum (a scalar tensor) and number of steps of each value that a term recorded.
+        optimizer: the optimiser with its state.
         work: gradient steps and forward passes.
     """
 
@@ -120,7 +119,7 @@ class Trained:
 
     @property
     def mean_loss(self) -> float | None:
-        """The mean loss over all epochs; None without one."""
+        """The mean loss over all epochs; None if nothing was trained."""
         return self.loss / self.epochs if self.epochs else None
 
     @property
@@ -139,14 +138,14 @@ def train(
     generator: torch.Generator,
     before: Trained | None = None,
 ) -> Trained:
-    """Train a model in place.
+    """Train a model in place for one phase.
 
     Args:
         model: the model, unless the phase has a module.
         phase: the phase of training.
         examples: the client's training part, on the model's device, unless the phase has its own.
         task: gives the loss.
-        prepare: turns raw inputs into a float batch, augmented with the given generator, or not if it is None.
+        prepare: transforms raw inputs, augmented with the given generator if there is one.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         before: the result of earlier phases.
 
@@ -160,7 +159,7 @@ def train(
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
     size, device = phase.optimisation.batch_size, examples.labels.device
-    least = max(phase.optimisation.least, 1 + normalises(model.train()))  # BatchNorm cannot train on one example
+    least = max(phase.optimisation.least, 1 + _uses_batch_norm(model.train()))  # which cannot train on one example
     total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
     if examples.groups is None:
         orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
@@ -172,7 +171,7 @@ def train(
     losses: list[Tensor] = []
     sizes: list[int] = []
     recorded, further = dict(before.recorded), 0
-    with only_trained(model, named, phase.trains) as parameters:
+    with _only_trained(model, named, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
         for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, augmenting), rows):
             loss = _loss(step, phase, task, recorded)
@@ -183,14 +182,15 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(step.number / total)
             optimizer.step()
-            forget_gradients(parameters)
+            _forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
             sizes.append(step.rows.numel())
             further += step.further
     if not losses:
         return before
     values = torch.stack(losses).tolist()
-    _check_losses(values, sizes, len(examples), parameters, phase, first=not before.work.steps)
+    rate = phase.optimisation.learning_rate
+    _check_losses(values, sizes, len(examples), parameters, rate, first=not before.work.steps)
     mean = math.fsum(map(operator.mul, values, sizes)) / sum(sizes)
     epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
     work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
@@ -212,7 +212,7 @@ def _passes(
         try:
             outputs, captured = forward(model, inputs, phase.captures)
         except ValueError as error:
-            if len(index) > 1 or not normalises(model):
+            if len(index) > 1 or not _uses_batch_norm(model):
                 raise
             few = "there is one training example" if len(examples) == 1 else "batch-size is 1"
             raise ModelError(
@@ -223,7 +223,7 @@ def _passes(
 
 
 def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
-    """Return the sum of the task's loss and the terms; values that terms record are added to `recorded`."""
+    """Return the sum of the task's loss and the terms; add the values that terms record to `recorded`."""
     loss = task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
     if phase.task_weight != 1:
         loss = phase.task_weight * loss
@@ -240,15 +240,9 @@ def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor
 
 
 def _check_losses(
-    losses: Sequence[float],
-    sizes: Sequence[int],
-    examples: int,
-    parameters: Sequence[nn.Parameter],
-    phase: Phase,
-    *,
-    first: bool,
+    losses: list[float], sizes: list[int], examples: int, parameters: list[nn.Parameter], rate: float, *, first: bool
 ) -> None:
-    """Losses, and weights after the last step, must be of a size from which training comes back; else `ModelError`."""
+    """Raise `ModelError` if the first loss is not finite, or if losses or weights are too large to recover."""
     if first and not math.isfinite(losses[0]):
         raise ModelError(
             f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: for some example of "
@@ -256,18 +250,12 @@ def _check_losses(
         )
     step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
     with torch.inference_mode():
-        norms = torch._foreach_norm(tuple(parameters))  # a quarter of the time that the largest value takes
-        if step is None and torch.stack(norms).max().item() <= LARGEST:
-            return
-        largest = torch.stack(torch._foreach_norm(tuple(parameters), math.inf)).max().item()
-    if step is None and largest <= LARGEST:
+        norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
+    if step is None and norm <= LARGEST:
         return
     epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
-    sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights are up to {largest:.3g}"
-    raise ModelError(
-        f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {phase.optimisation.learning_rate:g} "
-        "may help"
-    )
+    sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
+    raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
 
 
 def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained) -> torch.optim.Optimizer:
@@ -279,10 +267,53 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
     return before.optimizer
 
 
+def _uses_batch_norm(model: nn.Module) -> bool:
+    """Return whether a network in training mode normalises by the statistics of the batch."""
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training for each in model.modules())
+
+
+@contextmanager
+def _only_trained(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
+) -> Iterator[list[nn.Parameter]]:
+    """Yield the chosen parameters, without gradients; the rest of the network is frozen within the context."""
+    model.train()
+    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
+    if not live:
+        raise ModelError(
+            f"a phase of training has no parameters to train: of {len(trainable)} trainable ones of "
+            f"{model._get_name()}, none is in the part that it trains"
+        )
+    _forget_gradients(live)
+    if trains is None:
+        yield live
+        return
+    for name, parameter in trainable.items():
+        parameter.requires_grad_(trains(name))
+    for prefix, module in model.named_modules():  # without an array that is trained, a module keeps its buffers
+        arrays = (module._parameters, module._buffers)
+        own = next((names for each in arrays if (names := [name for name in each if each[name] is not None])), [])
+        if own and not any(trains(f"{prefix}.{name}".removeprefix(".")) for name in own):
+            module.training = False
+    try:
+        yield live
+    finally:
+        for parameter in trainable.values():
+            parameter.requires_grad_(True)
+        model.train()
+
+
+def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    # Optimizer.zero_grad without its profiling, which is a tenth of a small network's step.
+    for parameter in parameters:
+        parameter.grad = None
+
+
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Mini-batches of one shuffled epoch of `count` examples, as index tensors on a device; the last may be smaller.
+    """Yield the mini-batches of one shuffled epoch of `count` examples as index tensors on a device.
 
     A last batch of fewer than `least` examples joins the one before it.
     """
@@ -297,9 +328,9 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Mini-batches of one shuffled epoch, each of whole groups of rows (k,) int64, of about `size` examples.
+    """Yield the mini-batches of one shuffled epoch, each of whole groups of rows (k,) int64, of about `size` examples.
 
-    The last may be smaller, but not than `least` examples.
+    The last may be smaller, but has at least `least` examples.
     """
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))

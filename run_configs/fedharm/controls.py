@@ -27,7 +27,7 @@ class Own(FedHARMClient):
         sent = [part.cpu() for part in self.sent()]
         generator = self.client.generator("parallel analysis")
         made = target_of(self.parameters.align, [sent], generator=generator)
-        return [self.client.beside(part) for part in made]
+        return [self.client.to_device(part) for part in made]
 
 
 class Shuffled(FedHARMServer):

@@ -31,7 +31,7 @@ class OwnTarget(FedHeNNClient):
         if self.parameters.target == "kernel":
             return super().target(payload, rad)
         generator, posteriors = self.client.generator("parallel analysis"), self.posteriors(rad)
-        return self.client.beside(cluster_rows([posteriors], generator=generator))
+        return self.client.to_device(cluster_rows([posteriors], generator=generator))
 
 
 class InputsTarget(FedHeNNClient):

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedhet
 from fedhet import config as configuration
-from fedhet.client import clients, node, state
+from fedhet.client import app, memory, node, state
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.files import name_of, state_home
@@ -239,16 +239,16 @@ def wide():
 )
 def test_a_size_is_the_largest_that_fits_in_the_memory(name, setting, keys, sizes, federate, monkeypatch):
     """Beside what the process has; it is measured in the handshake alone, and a size that never fits is refused."""
-    measured, measure = [], clients.step_memory
+    measured, measure = [], memory.step_memory
 
     def spying(job):
-        width, needed = job.client.size.width, measure(job)
+        width, needed = job.client.part.width, measure(job)
         measured.append((job.client.name, width))
         return needed
 
-    monkeypatch.setattr(clients, "step_memory", spying)
-    monkeypatch.setattr(clients, "data_in_use", lambda: 0)
-    monkeypatch.setattr(node, "memory_limited", lambda context: contextlib.nullcontext())
+    monkeypatch.setattr(memory, "step_memory", spying)
+    monkeypatch.setattr(memory, "data_in_use", lambda: 0)
+    monkeypatch.setattr(app, "memory_limited", lambda context: contextlib.nullcontext())
     limits = [0.006, 0.0026, 0.0021][: len(sizes)]
     nodes = {n: {setting: "auto", "memory-limit": limit} for n, limit in enumerate([*limits, 0.00001])}
     watch, strategy = federate(name, wide, nodes, clients=len(nodes), momentum=0.9, **keys)

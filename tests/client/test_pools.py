@@ -84,7 +84,7 @@ def test_without_any_public_dataset_the_way_to_one_is_told(tiny, watch):
 
 
 def test_a_client_whose_public_dataset_is_another_is_refused(tiny, watch):
-    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "1")), watch)
+    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "1")), watch, clients=3)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
     assert "its public dataset is not that of the other clients" in failure["reason"]
@@ -98,9 +98,9 @@ def test_the_public_dataset_that_most_bring_along_is_that_of_all_whoever_comes_f
 
 def test_labels_that_differ_make_another_public_dataset(tiny, watch):
     def shared(client):
-        return PUBLIC.inputs, PUBLIC.labels.roll(client.partition_id)
+        return PUBLIC.inputs, PUBLIC.labels.roll(int(client.partition_id == 1))
 
-    start("labelled", bringing(tiny, shared), watch)
+    start("labelled", bringing(tiny, shared), watch, clients=3)
     assert [failure["client"] for failure in watch.rows[0]["failures"]] == ["1"]
 
 

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, Dataset, random_split
 
 from fedhet import config as configuration
 from fedhet.client.app import make_client_app
-from fedhet.client.beginning import ROWS
-from fedhet.client.unsaved_state import unsaved_state
+from fedhet.client.trial import ROWS, unsaved_state
 from fedhet.engines.local import run_locally
 from fedhet.errors import ModelError
 from fedhet.models.copies import copied, separated

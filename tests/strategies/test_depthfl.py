@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet import models, population
-from fedhet.client.size import Size
+from fedhet.client.submodel import Submodel
 from fedhet.errors import ConfigError, ModelError
 from fedhet.graphs import UnsupportedArchitecture
 from fedhet.graphs.exits import Exits, groups_by_depth
@@ -231,7 +231,7 @@ def test_the_first_blocks_of_a_network_compute_its_first_exits(name):
     outputs = network.eval()(inputs)
     torch.testing.assert_close(model.eval()(inputs), (sum(seen.values()) + outputs) / count)
     for depth in range(1, count):
-        size = Size(depth / count, groups)
+        size = Submodel(depth / count, groups)
         part = size.cut(model)
         part.depth = depth
         names = {key for key in before if groups.needs[key][1] <= depth}

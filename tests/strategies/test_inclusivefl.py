@@ -9,7 +9,6 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet import population
-from fedhet.client.size import Size
 from fedhet.errors import FedhetError
 from fedhet.graphs.exits import groups_by_depth
 from fedhet.supplied import Supplied
@@ -131,7 +130,7 @@ def test_a_client_alone_in_its_depth_cannot_move_earlier_blocks_against_a_median
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_inclusivefls_scores_are_the_last_exits(depth):
     model, inputs = LastExit(Stack(), 3, "layers.0,layers.1"), torch.rand(4, 1, 8, 8)
-    part = InclusiveFL.cut(model, Size(depth / 3, groups_by_depth(model, inputs)))
+    part = InclusiveFL.parts(depth / 3, groups_by_depth(model, inputs)).cut(model)
     for mode in (True, False):
         torch.testing.assert_close(part.train(mode)(inputs), of_stack(part.state_dict(), inputs, depth))
 

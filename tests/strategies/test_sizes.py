@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhet import config as configuration
 from fedhet import models, population
-from fedhet.client.size import Size
+from fedhet.client.submodel import Submodel
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.graphs import HeadAttention, architecture_graph, permutation_groups, widths_of
 from fedhet.matching import describe
@@ -261,7 +261,7 @@ def test_fedrolexs_windows_have_every_entry_of_a_network_in_a_full_turn(name):
     model, inputs = network(name)
     groups = permutation_groups(architecture_graph(model, inputs), partly=True)
     rounds = {1, *(1 + math.ceil(width / 2) for width in groups.widths)}
-    widths = widths_of({name: tensor.shape for name, tensor in Size(0.5, groups).state(model).items()}, groups)
+    widths = widths_of({name: tensor.shape for name, tensor in Submodel(0.5, groups).state(model).items()}, groups)
     parts = [parts_of(describe(groups), ROLLING_UNITS.units, widths, round) for round in sorted(rounds)]
     assert len(rounds) > 1
     assert parts[0]
@@ -351,7 +351,7 @@ def test_settings_that_cannot_be(settings, words):
 def test_networks_of_bfloat16_are_cut(federate):
     """They travel as float32, in which every value of bfloat16 is one."""
     model, inputs = Small().bfloat16(), torch.rand(2, 1, 8, 8, dtype=torch.bfloat16)
-    part = Size(0.5, permutation_groups(architecture_graph(model, inputs))).cut(model)
+    part = Submodel(0.5, permutation_groups(architecture_graph(model, inputs))).cut(model)
     for name, axes in entries(first, 0.5).items():
         assert torch.equal(part.state_dict()[name], model.state_dict()[name][np.ix_(*axes)])
     done = federate("heterofl", model=lambda client: Small().bfloat16(), rounds=1, **{"heterofl.widths": "1,0.5"})
@@ -441,7 +441,7 @@ class SmallViT(nn.Module):
 def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name):
     """A quarter where a layer reads and writes units that are cut, half where one of both, or in depthwise layers."""
     model, inputs = network(name)
-    size = Size(0.5, permutation_groups(architecture_graph(model, inputs), partly=True))
+    size = Submodel(0.5, permutation_groups(architecture_graph(model, inputs), partly=True))
     whole, half = multiplications(model, inputs), multiplications(size.cut(model), inputs)
     assert whole.keys() == half.keys()
     layers = {layer: module for layer, module in model.named_modules() if layer in whole}
@@ -457,7 +457,7 @@ def test_arrays_that_are_no_part_of_the_network_are_refused():
     example = torch.zeros(2, 1, 8, 8)
 
     def told(width=1.0, **changes):
-        size = Size(width, permutation_groups(architecture_graph(Small(), example)))
+        size = Submodel(width, permutation_groups(architecture_graph(Small(), example)))
         kinds = kinds_of(Small())
         spec = spec_of({name: tensor for name, tensor in size.state(Small()).items() if kinds[name] != "statistic"})
         return Report("1", **{"spec": spec, "groups": describe(size.groups), **changes})

@@ -1,0 +1,132 @@
+"""A node's memory limit, and the size of a client that fits in it."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from fedhet import learning, registry
+from fedhet.client.clients import Clients
+from fedhet.client.jobs import Job
+from fedhet.client.node import SIZE
+from fedhet.client.policy import Policy, Refused
+from fedhet.errors import ConfigError
+from fedhet.flower import ConfigRecord, Context
+from fedhet.machine import data_in_use, out_of_memory, peak_memory
+from fedhet.population import ClientInfo
+from fedhet.wire import Payload, Request
+
+
+@contextmanager
+def memory_limited(context: Context) -> Iterator[None]:
+    """Context in which this process has at most `memory-limit` GB, of the node config, of memory; on Linux.
+
+    The limit applies to all data of the process, imports included (`RLIMIT_DATA`).
+
+    Raises:
+        ConfigError: the limit is not a number above 0 that a machine can have.
+        Refused: more was needed.
+    """
+    if "memory-limit" not in context.node_config:
+        yield
+        return
+    import resource  # which not every system has
+
+    limit, most = context.node_config["memory-limit"], memory_limit(context.node_config)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        yield
+    except Exception as error:  # of whichever library runs out of memory
+        if not out_of_memory(error):
+            raise
+        raise Refused(f"it needs more memory than its node allows (memory-limit = {limit} GB)") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def memory_limit(node_config: Mapping[str, Any]) -> int:
+    """Return `memory-limit` in bytes; raises a ConfigError if it is not a number above 0 that a machine can have."""
+    limit = node_config["memory-limit"]
+    try:
+        most = int(float(limit) * 1e9)
+    except (ValueError, OverflowError):
+        most = 0
+    if not 0 < most < 10**18:  # bytes that no machine has
+        raise ConfigError(f"the node's memory-limit is {limit!r}, must be a number of GB above 0 and below 1e+09")
+    return most
+
+
+def with_measured_size(
+    clients: Clients, info: ClientInfo, request: Request, policy: Policy, payload: Payload, context: Context
+) -> ClientInfo:
+    """Return `info` with the largest size that fits in the node's memory limit, if the node asks for it (`auto`).
+
+    The size is measured once and kept in the node's context for the whole run.
+
+    Raises:
+        ConfigError: the node has no memory-limit.
+        Refused: the smallest size needs more memory.
+    """
+    name = info.config.parameters.size_name
+    if info.node_config.get(name) != "auto" or registry.client_side(info.config.method_name).parts is None:
+        return info
+    if "memory-limit" not in info.node_config:
+        raise ConfigError(
+            f"the node's {name} is 'auto', the largest that fits in its memory-limit, which it lacks: set memory-limit "
+            f"(GB), or a {name}"
+        )
+    size = _largest(clients, info, request, policy, payload)
+    context.state[SIZE] = ConfigRecord({name: size})
+    return replace(info, node_config={**info.node_config, name: size})
+
+
+def _largest(clients: Clients, info: ClientInfo, request: Request, policy: Policy, payload: Payload) -> Any:
+    """Return the largest size with which a client can train within its node's memory limit.
+
+    The limit covers the process's data, a measured step of training or evaluation, and three copies of the whole
+    network, which is built before it is cut.
+    """
+    most, keys = memory_limit(info.node_config), info.config.parameters
+    largest = None
+    for size in reversed(keys.sizes):  # from the smallest, so that a trial leaves little memory behind for the next
+        sized = replace(info, node_config={**info.node_config, keys.size_name: size})
+        try:
+            with clients.job(sized, request, policy, payload) as job:
+                room = most - data_in_use() - 3 * _bytes_of_whole(job)
+                fits = room > 0 and step_memory(job) <= room
+        except Exception as error:  # of whichever library runs out of memory
+            if not out_of_memory(error):
+                raise
+            fits = False
+        clients.forget_networks()
+        if not fits:
+            break
+        largest = size
+    if largest is None:
+        raise Refused(
+            f"its smallest {keys.size_name}, {keys.sizes[-1]:g}, needs more memory to train than its node allows "
+            f"(memory-limit = {most / 1e9:g} GB)"
+        )
+    return largest
+
+
+def step_memory(job: Job) -> int:
+    """Return the most bytes that a step of training, or an evaluation, takes; the step changes the network."""
+    client = job.client
+
+    def step() -> None:
+        for phase in job.side.phases(job.payload)[:1]:
+            one, generator = replace(phase, epochs=0, steps=1), client.generator("size")
+            learning.train(client.model, one, client.data.train, client.task, client.prepare, generator=generator)
+        client.read(client.data.train.inputs[: learning.BATCH])
+
+    return peak_memory(step)
+
+
+def _bytes_of_whole(job: Job) -> int:
+    part = job.client.part
+    assert part is not None
+    shapes = part.groups.shapes(part.groups.widths)
+    return sum(map(math.prod, shapes.values())) * next(iter(job.client.tensors.values())).itemsize

@@ -1,0 +1,79 @@
+"""Parts of a common network, for methods whose clients have parts of different sizes (HeteroFL, DepthFL, LoRA, ...).
+
+A method's client side names its kind of part in `ClientSide.parts`; nothing else in a client depends on it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedhet import population
+from fedhet.graphs import PermutationGroups, cut_out, entries_of, resizable_groups, resize
+from fedhet.matching import describe
+from fedhet.population import ClientInfo
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """A client's part of a network: a share of the units of each hidden layer, rounded up.
+
+    Attributes:
+        width: the share, above 0 and at most 1.
+        groups: the whole network's permutation groups.
+    """
+
+    width: float
+    groups: PermutationGroups
+
+    @classmethod
+    def width_of(cls, info: ClientInfo) -> float:
+        """Return a client's share."""
+        return population.width_of(info)
+
+    @classmethod
+    def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
+        """Return the groups of units by which a whole network can be cut; by default all hidden ones.
+
+        Args:
+            model: the whole network, as `ClientSide.adapt` returns it.
+            inputs: (2, ...) transformed examples.
+        """
+        return resizable_groups(model, inputs, partly=True)
+
+    @property
+    def whole(self) -> Self:
+        """The part that is the whole network."""
+        return replace(self, width=1.0)
+
+    @cached_property
+    def units(self) -> dict[int, NDArray[np.int64]]:
+        """The units of each group: the first ones."""
+        return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
+
+    def cut(self, model: nn.Module) -> nn.Module:
+        """Return this part of a newly built network, or the network itself if the part is the whole."""
+        if self.width == 1:
+            return model
+        state = self.state(model)
+        return resize(model, state, model.state_dict().keys() - state.keys())
+
+    def state(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Return the state dict of this part of a whole network."""
+        whole = model.state_dict()
+        if self.width == 1:
+            return whole
+        entries = entries_of(self.groups, self.units)
+        kept = {name: tensor for name, tensor in whole.items() if entries.get(name) != ()}
+        parts = {name: whole[name] for name, axes in entries.items() if axes}
+        return kept | {n: torch.from_numpy(array) for n, array in cut_out(parts, self.groups, self.units).items()}
+
+    def describe(self) -> str:
+        """Return the groups in the form that the server reads in the handshake."""
+        return describe(self.groups)
