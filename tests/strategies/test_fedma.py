@@ -44,11 +44,6 @@ TINY = {
 GROUPS = 4  # of the CNN: two convolutions, two linear layers
 
 
-def some_of(values, *quick):
-    """All of these values, as parameters of a test that is slow with any but the quick ones."""
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
-
-
 @dataclass
 class Wire:
     """A ClientApp that keeps all training messages; `before` and `after` may raise or change them."""
@@ -268,13 +263,6 @@ def test_what_is_trained_when(tmp_path, monkeypatch):
     assert rates == [(0.05, 0.1), (0.05, 0.0), (0.005, 1e-4)]
 
 
-def test_half_the_bytes_in_half_precision(ordinary, tmp_path):
-    half = run(tmp_path / "run", wire_dtype="float16", fedma__passes=1)
-    assert half.rows[2]["bytes_up"] < 0.51 * ordinary.rows[2]["bytes_up"]
-    assert half.rows[-1]["received"]["accuracy"]["mean"] > 0.05
-    assert {array.dtype.name for array in half.model.values()} == {"float32"}
-
-
 # ---- who is missing
 
 
@@ -304,7 +292,7 @@ def test_survivors_are_matched_and_who_comes_back_catches_up(tmp_path):
     assert done.rows[-1]["received"]["clients"] == 3
 
 
-@pytest.mark.parametrize("gone", some_of([[1], [5], [1, 2, 3, 4], [4, 5]], [1], [4, 5]))
+@pytest.mark.parametrize("gone", [[1], [4, 5]])
 def test_a_pass_is_completed_whoever_misses_what(gone, tmp_path):
     done = run(tmp_path / "run", wire=Wire(before=crash(gone)), fedma__passes=2)
     assert [failure["client"] for row in done.rows for failure in row["failures"]] == ["1"] * len(gone)
@@ -348,13 +336,8 @@ def test_a_client_that_lost_its_state_starts_the_pass_anew(tmp_path):
     ("round", "spoil", "reason"),
     [
         (2, {"body.3.weight": lambda a: a[:, :-1]}, r"update for group 1: body.3.weight is float32\[32, 3[0-9]"),
-        pytest.param(
-            *(2, {"body.3.bias": lambda a: a.astype(np.float64)}, "body.3.bias is float64"), marks=pytest.mark.slow
-        ),
         (3, {"body.7.weight": lambda a: np.full_like(a, np.nan)}, "body.7.weight has values that are not finite"),
-        pytest.param(3, {"body.7.weight": None}, "missing .'body.7.weight'", marks=pytest.mark.slow),
         (5, {"counts": lambda a: -a}, "class counts are negative"),
-        pytest.param(5, {"counts": None}, "class counts: missing", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_reply_is_refused_by_name(round, spoil, reason, tmp_path):
@@ -399,11 +382,10 @@ def test_other_layers_between_are_refused_by_name(tmp_path):
 # ---- going on
 
 
-@pytest.mark.parametrize("number", some_of(range(2 * GROUPS + 2), 3))
-def test_resuming_at_any_group_equals_not_stopping(number, ordinary, tmp_path):
+def test_resuming_within_a_pass_equals_not_stopping(ordinary, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(folder, watch=Watch(stop=number), fedma__passes=2)
+        run(folder, watch=Watch(stop=3), fedma__passes=2)
     fedhet.run(resume=folder)
     resumed = Run(folder, ordinary.wire, ordinary.watch)
     assert resumed.rows == ordinary.rows
@@ -442,28 +424,23 @@ def test_clients_of_three_widths_are_matched_and_get_their_own_units_back(of_thr
     assert done.rows[-1]["received"]["clients"] == 3
 
 
-@pytest.mark.parametrize("number", some_of([1, 2, 3, 4], 2))
-def test_resuming_among_clients_of_three_widths_equals_not_stopping(number, of_three_widths, tmp_path):
+def test_resuming_among_clients_of_three_widths_equals_not_stopping(of_three_widths, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(folder, wire=Wire(before=crash([1], "0")), watch=Watch(stop=number), fedma__passes=2, **WIDTHS)
+        run(folder, wire=Wire(before=crash([1], "0")), watch=Watch(stop=2), fedma__passes=2, **WIDTHS)
     fedhet.run(resume=folder)
     assert Run(folder, of_three_widths.wire, of_three_widths.watch).rows == of_three_widths.rows
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedma", marks=pytest.mark.slow), "pfnm"])
-def test_a_client_wider_than_the_global_model_begins_with_weights_of_its_own(method, tmp_path):
-    """The widest client misses the first pass, which leaves a global model narrower than it."""
-    first = [1, 2, 3] if method == "fedma" else [1]
-    again, own = len(first) + 1, {f"{method}__max_growth": 1.0}
-    settings = WIDTHS | own | ({"fedma__passes": 2} if method == "fedma" else {"rounds": 2})
-    done = run(tmp_path / "run", method=method, wire=Wire(before=crash(first, "2")), **settings)
-    assert len(done.watch.states[len(first)].model["body.1.weight"]) == 150
-    assert [row["round"] for row in done.rows if row["failures"]] == first
-    assert done.wire.sent[again, "1"].arrays.keys() >= {"last" if method == "fedma" else "model"}
-    assert done.wire.sent[again, "2"].arrays == {}
+def test_a_client_wider_than_the_global_model_begins_with_weights_of_its_own(tmp_path):
+    """The widest client misses the first round, which leaves a global model narrower than it."""
+    settings = WIDTHS | {"pfnm__max_growth": 1.0, "rounds": 2, "method": "pfnm"}
+    done = run(tmp_path / "run", wire=Wire(before=crash([1], "2")), **settings)
+    assert len(done.watch.states[1].model["body.1.weight"]) == 150
+    assert done.wire.sent[2, "1"].arrays.keys() >= {"model"}
+    assert done.wire.sent[2, "2"].arrays == {}
     assert len(done.model["body.1.weight"]) == 200
-    assert [len(done.watch.states[again].assignments[client]["0"]) for client in "012"] == [100, 150, 200]
+    assert [len(done.watch.states[2].assignments[client]["0"]) for client in "012"] == [100, 150, 200]
 
 
 def test_other_widths_cannot_start_from_one_network(tmp_path):
@@ -509,11 +486,10 @@ def permuted(client):
     return model
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedma", marks=pytest.mark.slow), "pfnm"])
-def test_permuted_copies_give_their_function_back(method, tmp_path):
+def test_permuted_copies_give_their_function_back(tmp_path):
     app = make_client_app(model=permuted, data=common_data)
-    own = {f"{method}__average": "mean", f"{method}__gamma": 1.0}
-    done = run(tmp_path / "run", wire=Wire(app=app), method=method, local_epochs=0, test_on="local", **own)
+    own = {"pfnm__average": "mean", "pfnm__gamma": 1.0}
+    done = run(tmp_path / "run", wire=Wire(app=app), method="pfnm", local_epochs=0, test_on="local", **own)
     model = permuted(population.ClientInfo("0", 0, 3, resolve(TINY)))
     inputs = torch.rand(20, 1, 8, 8)
     merged = resize(model, {name: to_tensor(array) for name, array in done.model.items()})
@@ -558,27 +534,16 @@ def test_matching_can_be_taken_away(matching, tmp_path, controls_of):
     assert seeded == [matching == "identity"] * 3
 
 
-def residual(tmp_path, **changes):
-    return run(tmp_path, architectures="resnet8", samples_per_client=64, learning_rate=0.05, momentum=0.9, **changes)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_norm", ["aggregate", "local"])
 def test_a_residual_network_with_batch_norm(batch_norm, tmp_path):
-    done = residual(tmp_path / "run", local_epochs=4, batch_norm=batch_norm)
+    settings = {"architectures": "resnet8", "samples_per_client": 64, "learning_rate": 0.05, "momentum": 0.9}
+    done = run(tmp_path / "run", local_epochs=4, batch_norm=batch_norm, **settings)
     assert done.rows[-1]["received"]["accuracy"]["mean"] > 0.8
     sent = done.wire.answered[7, "0"].arrays["update"]
     assert any("running_var" in name for name in sent) == (batch_norm == "aggregate")
     assert "body.1.running_var" in done.model
     assert not any("running" in name for n in range(1, 7) for name in done.wire.answered[n, "0"].arrays["update"])
-
-
-@pytest.mark.slow
-def test_residual_networks_catch_up_too(tmp_path):
-    done = residual(tmp_path / "run", local_epochs=2, wire=Wire(before=crash([1, 2, 6])))
-    assert done.rows[-1]["received"]["clients"] == 3
-    assert all(np.isfinite(array).all() for array in done.model.values())
-    assert done.rows[-1]["received"]["accuracy"]["mean"] > 0.5
 
 
 @pytest.mark.slow
