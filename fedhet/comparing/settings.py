@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -131,7 +131,6 @@ def shared_settings(
     of_siblings = keys_of_siblings(variants, base)
     base = _method_keys_of_presets(variants, base) | of_siblings | base
     rounds = _rounds(variants, base, supplied)
-
     by_hand = frozenset(flat.keys() - {"preset"} | of_siblings.keys())
 
     def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
@@ -149,11 +148,10 @@ def shared_settings(
     if strict and (problems := list(without_effect(variants, flat | of_siblings, completed))):
         raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
-    in_vain = {name: {key for key, _ in config.remarks} for name, config in alike.items()}
 
     def first(key: str) -> Variant:
-        """The first variant for which a chosen key has an effect: others put it back to its default."""
-        return next((variant for variant in variants if key not in in_vain[variant.name]), variants[0])
+        """Return the first variant for which a chosen key has an effect: others put it back to its default."""
+        return next((v for v in variants if key not in dict(alike[v.name].remarks)), variants[0])
 
     values = {name: complete(config, by_hand).flat() for name, config in alike.items()}
     for_all = {key: values[first(key).name][key] for key in fields_of(Config)}
@@ -161,39 +159,45 @@ def shared_settings(
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
-    by_variant: dict[str, dict[str, Value]] = {}
+    own: dict[str, dict[str, Value]] = {}
     equalised, notes = set[str](), list[str]()
     for variant in variants:
         name, config_of = variant.name, completed[variant.name]
-        settings = {key: value for key, value in config_of.flat().items() if key.startswith(f"{config_of.family}.")}
-        settings["disclose-architecture"] = config_of.disclose_architecture  # a method's promise, whoever comes first
-        if not config_of.shared_init and for_all["shared-init"]:  # it matches or keeps what clients bring
-            settings["shared-init"] = False
-            notes.append(f"{name}: clients start from initial weights of their own (shared-init = false)")
-        training, said = _own_training(variant, _suited_training(config_of, base, supplied), for_all, by_hand)
-        notes += said
-        settings |= training | {"method": variant.method, "rounds": rounds[name], **variant.settings}
-        configs = [configuration.resolve({**for_all, **settings, "seed": seed}, strict=False) for seed in seeds]
+        wanted = _suited_training(config_of, base, supplied)
+        own[name], said = _own_settings(variant, config_of, for_all, wanted, by_hand)
+        own[name]["rounds"] = variant.settings.get("rounds", rounds[name])
+        notes += [*said, *_note_on_rounds(variant, rounds, completed)]
+        configs = [configuration.resolve({**for_all, **own[name], "seed": seed}, strict=False) for seed in seeds]
         if supplied.model is None and any(map(population.must_be_equal, configs)):
             equalised.add(name)
-            settings |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
-        by_variant[name] = settings
-        if 0 in rounds.values() and rounds[name] and "rounds" not in variant.settings:
-            settling = next(other for other, each in completed.items() if not each.rounds)
-            one_shot = registry.method(variant.method).one_shot
-            why = "all that a one-shot method needs" if one_shot else f"as many as {settling} needs"
-            notes.append(f"{name}: rounds = {rounds[name]}, {why}")
+            own[name] |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
         if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:
             notes.append(UNSCORED.format(name))
+    fixed = {variant.name: frozenset(variant.settings) for variant in variants}
+    notes += _remarks(completed, by_hand)
+    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, supplied)
+
+
+def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
+    """Yield the remarks on keys of the variants' settings, each once, with the variants that it concerns."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
-        for name, config_of in completed.items()
-        for key, why in config_of.remarks
-        if "." not in key or key in config_of.specs()
+        for name, config in completed.items()
+        for key, why in config.remarks
+        if "." not in key or key in config.specs()
     )
-    notes += [why if len(names) == len(variants) else f"{', '.join(names)}: {why}" for why, names in remarks.items()]
-    fixed = {variant.name: frozenset(variant.settings) for variant in variants}
-    return SharedSettings(for_all, by_variant, fixed, frozenset(equalised), notes, supplied)
+    for why, names in remarks.items():
+        yield why if len(names) == len(completed) else f"{', '.join(names)}: {why}"
+
+
+def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapping[str, Config]) -> Iterator[str]:
+    """Yield a note if a variant's rounds are those that another one needs."""
+    if 0 not in rounds.values() or not rounds[variant.name] or "rounds" in variant.settings:
+        return
+    settling = next(name for name, config in completed.items() if not config.rounds)
+    one_shot = registry.method(variant.method).one_shot
+    why = "all that a one-shot method needs" if one_shot else f"as many as {settling} needs"
+    yield f"{variant.name}: rounds = {rounds[variant.name]}, {why}"
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
@@ -238,15 +242,26 @@ def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied
     return {key: values[key] for key in OPTIMISER if key in values}
 
 
-def _own_training(
-    variant: Variant, wanted: Mapping[str, Value], for_all: Mapping[str, Value], by_hand: Set[str]
+def _own_settings(
+    variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return the optimiser and rate of a method that does not train networks, unless the user set them, and a note."""
+    """Return a variant's own settings, and notes; `wanted` are an optimiser and rate that suit it, see above.
+
+    They count unless the user set them.
+    """
+    settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
+    settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
+    notes = []
+    if not config.shared_init and for_all["shared-init"]:  # it matches or keeps what clients bring
+        settings["shared-init"] = False
+        notes.append(f"{variant.name}: clients start from initial weights of their own (shared-init = false)")
     chosen = by_hand | variant.settings.keys()
-    own = {key: value for key, value in wanted.items() if value != for_all[key] and key not in chosen}
-    said = ", ".join(f"{key} = {toml_value(each)}" for key, each in own.items())
-    trains = registry.method(variant.method).trains
-    return own, [f"{variant.name}: its clients train {trains}, with {said} of its own"] if own else []
+    training = {key: value for key, value in wanted.items() if value != for_all[key] and key not in chosen}
+    if training:
+        said = ", ".join(f"{key} = {toml_value(each)}" for key, each in training.items())
+        trains = registry.method(variant.method).trains
+        notes.append(f"{variant.name}: its clients train {trains}, with {said} of its own")
+    return {**settings, **training, "method": variant.method, **variant.settings}, notes
 
 
 def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supplied) -> dict[str, int]:
