@@ -1,4 +1,4 @@
-"""The table of a comparison: on the terminal, as Markdown with notes below and, with every run, as rows of numbers."""
+"""The tables of a comparison for a terminal, Markdown and csv, and the notes below them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: S
 
 
 def _in_markdown(cell: str) -> str:
-    """A cell whose text is no markup: a client's architecture may have any name."""
+    """Escape markup in a cell: a client's architecture may have any name."""
     return re.sub(r"([|<`\\]|(?<=\])\()", r"\\\1", cell)
 
 
@@ -84,7 +84,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 
 def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return headings and a line for each variant: its accuracies, and their difference to the baseline."""
+    """Return headings and a line for each variant: accuracies and the difference to the baseline."""
     shown = _shown(results)
     words = ["after training" if name == "trained_accuracy" else name.removesuffix("_accuracy") for name in shown]
     p_values = corrected_p_values(results, baseline)
@@ -101,7 +101,7 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """Return the accuracies with a column; that after local training only if it is not the personal one."""
+    """Return the accuracies that have a column: all that differ from the personal one."""
     without = {
         "trained_accuracy": all(each.mean("trained_accuracy") in (None, each.mean(ACCURACIES[0])) for each in results),
         "common_accuracy": all(each.mean("common_accuracy") is None for each in results),
@@ -115,7 +115,7 @@ def _accuracy(result: VariantResult, measure: str) -> str:
 
 
 def _difference(result: VariantResult, baseline: VariantResult) -> str:
-    """The paired difference of personal accuracy and its interval."""
+    """Return the paired difference of personal accuracy and its interval."""
     difference = None if result is baseline else result.difference(baseline, "personal_accuracy")
     return "-" if difference is None else str(difference)
 
@@ -148,24 +148,21 @@ def notes_below(
     tuning: Tuning | None = None,
     tuned: Sequence[Search] = (),
 ) -> list[str]:
-    """Return what a reader of the table must know: how it was measured, `settings`, and what was `tuned`, if it was."""
+    """Return how the table was measured, notes on `settings`, and the settings that tuning chose."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}
     where = "the common test set" if common else "the clients' own data"
     notes = [
-        f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on {where}: "
-        "mean ± sample standard deviation over seeds (- with one seed). Examples (labelled, and unlabelled public "
-        "ones), gradient steps (on clients' own examples, and all), examples seen in training (one counts each time "
-        "that it passes a network), bytes (up and down) and time: mean of a run, all clients together."
+        f"{' and '.join(metrics).capitalize()} after the last round, weighted by examples, on {where}: mean ± sample "
+        "standard deviation over seeds. Examples (labelled, and unlabelled public ones), gradient steps (on clients' "
+        "own examples, and all), examples seen in training, bytes (up and down) and time: mean of a run, all clients "
+        "together."
     ]
     if "trained_accuracy" in _shown(results):
-        notes.append(
-            "After training: after the last local training, before the last aggregation, where the method is scored "
-            "after it."
-        )
+        notes.append("After training: after the last local training, before the last aggregation.")
     if "common_accuracy" in _shown(results):
-        notes.append("Common: on the common test set, of the global model where there is one, else of clients' models.")
+        notes.append("Common: on the common test set, of the global model or, without one, of the clients' models.")
     notes += _differences(results, baseline, metrics[0])
     if len(gains(results)[0]) > 1:
         notes.append(
@@ -178,14 +175,14 @@ def notes_below(
     if tuning:
         seeds = ", ".join(map(str, tuning.seeds))
         notes.append(
-            f"Tuned by validation accuracy with seeds {seeds}, of which nothing is in the table; then trained on whole "
-            f"training parts. Chosen for {'; '.join(each.text for each in tuned)}."
+            f"Tuned by validation accuracy with other seeds ({seeds}), then trained on whole training parts. Chosen "
+            f"for {'; '.join(each.text for each in tuned)}."
         )
     return [*notes, *_validation(results)]
 
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
-    """Yield sentences on how differences to the baseline are measured, and which are significant."""
+    """Yield sentences on how differences to the baseline are measured."""
     found = differences(results, baseline)
     if not found:
         return
@@ -194,32 +191,20 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
         covers = f"{max(few)} here: too few seeds for an interval"
     paired = "paired over the seeds that both completed"
     yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
-    if p_values := corrected_p_values(results, baseline):
-        number, level = len(p_values), 1 - CONFIDENCE
-        corrected = f", corrected for the {number} differences of the table (Holm)" if number > 1 else ""
-        clear = [name for name, p in p_values.items() if p < level]
-        unclear = [name for name in p_values if name not in clear]
-        parts = (
-            [f"{_listed(clear)} {'differ' if len(clear) > 1 else 'differs'} from {baseline.variant}"] if clear else []
-        )
-        parts += [f"no difference is shown for {_listed(unclear)}"] if unclear else []
-        yield f"p: of no difference{corrected}. At {level:.0%}, {'; '.join(parts)}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    if number := len(corrected_p_values(results, baseline)):
+        yield f"p: of no difference, corrected for the number of differences in the table ({number}, Holm)."
 
 
 def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Variants without some of the clients, which are compared with others that had them."""
+    """Yield a note for each variant that lacks clients which others have."""
     for result in results:
         if short := [each for each in result.outcomes if each.missing]:
             seeds = ", ".join(str(each.run.seed) for each in short)
             count = max(len(each.missing) for each in short)
             client, reason = next(iter(short[0].missing.items()))
             yield (
-                f"{result.variant} went without {count} of {short[0].run.settings.clients} clients (seeds {seeds}), so "
-                f"its numbers are of fewer clients than the others': client {client}: {reason}."
+                f"{result.variant} lacks {count} of {short[0].run.settings.clients} clients (seeds {seeds}), so its "
+                f"numbers are of fewer clients: client {client}: {reason}."
             )
 
 

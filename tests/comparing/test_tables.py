@@ -95,16 +95,16 @@ def test_the_common_test_set_is_a_column_where_it_was_evaluated():
 def test_a_variant_that_lacks_clients_is_said_to():
     short = result("fedproto", {0: 0.5, 1: 0.6}, refused={"3": "its representation has width 9"}, clients=4)
     notes = "\n".join(notes_below([LOCAL, short], LOCAL))
-    assert "fedproto went without 1 of 4 clients (seeds 0, 1)" in notes
+    assert "fedproto lacks 1 of 4 clients (seeds 0, 1)" in notes
     assert "client 3: its representation has width 9." in notes
-    assert "local went without" not in notes
+    assert "local lacks" not in notes
 
 
 def test_a_variant_of_which_clients_diverged_is_said_to_lack_them():
     """They took part in the first round, but the last scores are of the others."""
     short = result("fedproto", {0: 1.0, 1: 1.0}, diverged={"3": "training diverged"}, clients=4)
     notes = "\n".join(notes_below([LOCAL, short], LOCAL))
-    assert "fedproto went without 1 of 4 clients (seeds 0, 1)" in notes
+    assert "fedproto lacks 1 of 4 clients (seeds 0, 1)" in notes
     assert "client 3: training diverged." in notes
 
 
