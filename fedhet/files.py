@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: text, tables as CSV, and arrays as safetensors."""
+"""Write files atomically: text, tables as CSV, and arrays as safetensors; check and lock folders."""
 
 import contextlib
 import csv
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     import torch
 
 LOCK = ".lock"
-"""The file by which a folder is kept for one process."""
+"""Name of the file that locks a folder for one process."""
 
 SEAL = "fedhet"
-"""Under this name the metadata of a safetensors file hold its digest, and the text beside its arrays."""
+"""Key of a safetensors file's metadata, which hold its digest and text."""
 
 LONGEST_NAME = 200
-"""Bytes of a name; those of a file may have 255, with its ending and while it is being written."""
+"""Largest number of bytes of a name; a file name of up to 255 bytes also has an ending, and one while it is written."""
 
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
-"""Names that Windows has for devices, with any ending."""
+"""Device names that Windows reserves, with any ending."""
 
 TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "global"})
-"""Names that a folder of state or of models has for things of its own."""
+"""Names that folders of states and models use themselves."""
 
 
 def plain_name(text: str) -> bool:
-    """Whether text can name a file or folder of a client, a run or a public dataset, on any file system."""
+    """Return whether text can name a file or folder of a client, a run or a public dataset, on any file system."""
     return (
         text.isprintable()
         and 0 < len(file_name(text).encode()) <= LONGEST_NAME
@@ -50,33 +50,35 @@ def plain_name(text: str) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Return the name of a client's file or folder that any system can store; `name_of` is the inverse.
+    """Return the name of a client's file or folder, which any system can store; `name_of` is the inverse.
 
-    What Windows reserves is written as in a URL: `a?b` as `a%3Fb`, `con` as `%63on`, and a dot at the end as `%2E`.
+    Characters and names that Windows reserves are escaped as in a URL: `a?b` is `a%3Fb`, `con` is `%63on`.
     """
     escaped = re.sub(r'[%<>"|?*]|\.$', lambda found: f"%{ord(found[0]):02X}", name)
     return f"%{ord(name[0]):02X}{name[1:]}" if DEVICES.match(escaped) else escaped
 
 
 def name_of(file_name: str) -> str:
-    """Return the name for which a file or folder was called so."""
+    """Return the name of the client to which a file or folder belongs."""
     return unquote(file_name)
 
 
 def check_links(folder: Path, root: Path | None = None) -> None:
-    """Raise a ConfigError if `folder` or a link in it leads out of `root` (`folder` itself, by default).
+    """Raise a ConfigError if `folder` or a link in it leads out of `root`, by default `folder` itself.
 
-    A folder from elsewhere could have files written, or removed, wherever its links lead.
+    Links in a folder from elsewhere could make a run write or remove other files.
     """
     root = (root or folder).resolve()
     below = (Path(place, name) for place, *names in os.walk(folder) for name in (*names[0], *names[1]))
     for path in chain([folder], below):
         if path.is_symlink() and not (target := Path(os.path.realpath(path))).is_relative_to(root):
-            raise ConfigError(f"{path} is a link out of {root}, to {target}: put what it leads to in its place")
+            raise ConfigError(
+                f"{path} is a link out of {root}, to {target}: replace the link by the file or folder itself"
+            )
 
 
 def check_place(folder: Path) -> None:
-    """Check, and make nothing, that a folder is there or can be made and written to; a ConfigError if it cannot."""
+    """Raise a ConfigError unless the folder exists and is writable, or can be created."""
     try:
         there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
         if not there.is_dir():
@@ -117,9 +119,9 @@ def _save(
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keep a folder, made if missing, for this process alone, until the process ends in whatever way.
+    """Create a folder if it is missing, and lock it for this process.
 
-    A ConfigError if another process has it, and this one does not `wait`.
+    Raises a ConfigError if another process has locked it, unless this one is to `wait`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -137,23 +139,23 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, whole or not at all."""
+    """Write UTF-8 text atomically."""
     write_whole(path, lambda temporary: temporary.write_bytes(text.encode()))
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Write rows as CSV, whole or not at all; see `csv_lines`."""
+    """Write rows as CSV atomically; see `csv_lines`."""
     write_text(path, csv_lines(rows))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a table as CSV by name of column. An `OSError` says that there is no such file."""
+    """Return the rows of a CSV file by name of column; raises an OSError if the file is missing."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
-    """Rows as CSV, a line each; None is an empty cell, and no text does anything in a spreadsheet (`text.cell`)."""
+    """Return rows as lines of CSV; None is an empty cell, and text is never a formula (`text.cell`)."""
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
     return lines.getvalue()
@@ -201,15 +203,15 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise FedhetError(f"{path} is damaged: {error}") from error
     if not isinstance(metadata, dict) or not metadata.get("digest"):
-        raise FedhetError(f"{path} is damaged: it has no digest, or is of a version of fedhet that wrote none")
+        raise FedhetError(f"{path} is damaged: it has no digest")
     digest = metadata.pop("digest")
     if digest != _digest(arrays, metadata):
-        raise FedhetError(f"{path} is damaged: its content is not what its digest says")
+        raise FedhetError(f"{path} is damaged: its digest does not match its content")
     return arrays, metadata
 
 
 def _sealed(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of a file: one entry, since safetensors writes several in any order."""
+    """Return the metadata of a file: one entry, since safetensors writes several in any order."""
     return {SEAL: json.dumps({**text, "digest": _digest(arrays, text)})}
 
 
@@ -220,7 +222,7 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
     content = hashlib.blake2b(repr(sorted(text.items())).encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         content.update(repr((name, str(array.dtype).removeprefix("torch."), tuple(array.shape))).encode())
-        if not isinstance(array, np.ndarray):  # bfloat16, which NumPy does not know, among them
+        if not isinstance(array, np.ndarray):  # such as bfloat16, which NumPy does not know
             import torch
 
             array = array.reshape(-1).view(torch.uint8).numpy()
@@ -229,10 +231,10 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def state_home() -> Path:
-    """Where clients without a `state-dir` keep their state, in a folder for each run."""
+    """Return the folder where clients without a `state-dir` keep their state, in a folder for each run."""
     return Path.home() / ".fedhet" / "state"
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
-    """Where clients keep the state of a run; `run` is empty where `state_dir` is one run's alone."""
+    """Return the folder where clients keep the state of a run; `run` is empty if `state_dir` belongs to one run."""
     return Path(state_dir or state_home()) / run

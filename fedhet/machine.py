@@ -1,4 +1,4 @@
-"""The machine that a process is on."""
+"""Query and configure the machine and the process: cores, memory, devices, random generators."""
 
 import contextlib
 import ctypes
@@ -22,16 +22,16 @@ from fedhet.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-# Of glibc's malloc.h: how much free memory it keeps, and from which size it asks the system for each block.
+# glibc's malloc.h: how much free memory it keeps, and from which size on it maps each block.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_MMAP_THRESHOLD = 32 << 20  # that glibc chooses itself, as blocks are freed
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # the largest that glibc chooses itself
 _GIBIBYTE = 1 << 30
-_CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process takes before it holds a tensor, somewhat more
-_RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process of which nothing is known
+_CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process uses without any tensor, rounded up
+_RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
 
 
 def proof(text: str) -> str:
-    """Return a keyed digest by which clients know a server of this user on this machine; empty without a key."""
+    """Return a keyed digest that proves that the server is this user's on this machine; empty without a key."""
     return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
 
 
@@ -49,7 +49,7 @@ def _key(place: str) -> bytes:
         temporary.touch(mode=0o600)
         temporary.write_bytes(secrets.token_bytes(32))
         with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # of several processes the first one's stays
+            os.link(temporary, path)  # the first of several processes wins
         temporary.unlink()
         return path.read_bytes()
     except OSError:
@@ -57,18 +57,18 @@ def _key(place: str) -> bytes:
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def memory() -> int:
-    """Bytes of memory that this machine has."""
+    """Return the bytes of memory of this machine."""
     return psutil.virtual_memory().total
 
 
 def data_in_use() -> int:
-    """Return the bytes of this process's data, without freed memory if glibc can return it; on Linux."""
+    """Return the bytes of this process's data, without freed memory if glibc can return it; 0 except on Linux."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     return int(getattr(psutil.Process().memory_info(), "data", 0))
@@ -81,14 +81,11 @@ NO_MEMORY = (
     "can't start new thread",
     "bad_alloc",
 )
-"""Texts of the RuntimeErrors of PyTorch and its libraries where no memory is left, which raise no MemoryError."""
+"""Texts of RuntimeErrors that PyTorch and its libraries raise in place of a MemoryError."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or its cause, says that no memory is left.
-
-    Under a limit, the system's and threads' errors do, too.
-    """
+    """Return whether an error, or its cause, says that no memory is left."""
     if isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY):
         return True
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
@@ -97,8 +94,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def peak_memory(function: Callable[[], None]) -> int:
-    """Call a function, and return the most bytes that PyTorch's allocators gave out meanwhile, less those freed."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes to the terminal at every start and stop
+    """Call a function, and return the peak of the bytes that PyTorch allocated in it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it writes to the terminal
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
@@ -109,14 +106,14 @@ def peak_memory(function: Callable[[], None]) -> int:
 
 
 def check_device_name(name: str) -> None:
-    """Raise `ConfigError` where a device cannot be meant; whether it is there, `device_of` finds out."""
+    """Raise a ConfigError unless this can be the name of a device; `device_of` checks that the device exists."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ConfigError(f"device = {name!r}: must be auto, cpu, cuda, cuda:N (N from 0) or mps")
 
 
 @lru_cache(maxsize=8)
 def device_of(name: str) -> "torch.device":
-    """The device of that name, `auto` being the first GPU or else the CPU; raises `ConfigError` if it is not here."""
+    """Return the device of this name, for `auto` the first GPU or the CPU; raises a ConfigError if it is missing."""
     import torch
 
     check_device_name(name)
@@ -138,7 +135,7 @@ def brought(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
 
 
 def room_on(device: "torch.device") -> int:
-    """The number of processes like this one that have room beside it on a GPU; frees what this one does not need."""
+    """Return how many more processes like this one fit on a GPU; frees memory that this one does not need."""
     import torch
 
     each = (torch.cuda.max_memory_reserved(device) or _RUN_ON_GPU) + _CUDA_CONTEXT
@@ -148,7 +145,7 @@ def room_on(device: "torch.device") -> int:
 
 
 def runs_at_once(device: "torch.device") -> int:
-    """The number of runs at a time: as many as cores, and on a GPU one for each 4 GiB of its memory."""
+    """Return the number of runs at a time: one for each core, and on a GPU one for each 4 GiB of its memory."""
     import torch
 
     if device.type != "cuda":
@@ -157,12 +154,12 @@ def runs_at_once(device: "torch.device") -> int:
 
 
 def host() -> str:
-    """This kind of machine in words, without its name."""
+    """Return operating system, architecture and number of cores."""
     return f"{platform.system()} {platform.machine()}, {cores()} cores"
 
 
 def describe(device: "torch.device") -> str:
-    """A device in words that name the hardware."""
+    """Return a device and its hardware in words."""
     import torch
 
     if device.type == "cuda":
@@ -172,9 +169,9 @@ def describe(device: "torch.device") -> str:
 
 @cache
 def keep_freed_memory() -> None:
-    """Have this process keep freed memory, with glibc, instead of returning it to the system after every step.
+    """Have glibc keep freed memory instead of returning it to the system after every step.
 
-    Else a convolution's activations are mapped anew in each step, which is half of its time for 128 images of 28 x 28.
+    Otherwise a convolution's activations are mapped anew in each step: half of its time for 128 images of 28 x 28.
     """
     _set_malloc(_GIBIBYTE, _GIBIBYTE)
 
@@ -189,10 +186,10 @@ def _set_malloc(mmap_threshold: int, trim_threshold: int) -> None:
 
 @contextlib.contextmanager
 def process_restored() -> Iterator[None]:
-    """Within it clients may be trained in this process.
+    """Restore the process after clients have been trained in it.
 
-    Behind it torch's number of threads and the global generators of torch, NumPy and Python are as before, and freed
-    memory goes back to the system again, from the sizes on that glibc itself arrives at for large blocks.
+    That is torch's number of threads, the global generators of torch, NumPy and Python, and how glibc returns freed
+    memory to the system.
     """
     import numpy as np
     import torch
@@ -214,7 +211,7 @@ def process_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Products of matrices that round the same however many threads a process has."""
+    """Use one thread, so that matrix products round the same in every process."""
     import torch
 
     threads = torch.get_num_threads()

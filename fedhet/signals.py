@@ -1,4 +1,4 @@
-"""An orderly end: what asks a process to stop ends it as Ctrl-C does."""
+"""End a process in order on SIGTERM and SIGHUP, as on Ctrl-C."""
 
 import signal
 import threading
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 QUIET = 10.0
-"""Seconds behind a signal in which no further one disturbs what is being ended."""
+"""Seconds after a signal in which further signals are ignored, while the process is ending."""
 
 _WANTED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal that asks this process to end."""
+    """A signal asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -22,15 +22,15 @@ class Stopped(KeyboardInterrupt):
 
 
 def exit_code(stopped: KeyboardInterrupt) -> int:
-    """The exit code that tells which signal it was."""
+    """Return the exit code for a signal."""
     return 128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGINT)
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises its base class; in the main thread, and once.
+    """Raise `Stopped` on SIGTERM and SIGHUP, as Ctrl-C raises its base class; once, and in the main thread only.
 
-    Where nobody inside has caught `Stopped`, it is a SystemExit with the signal's exit code.
+    An uncaught `Stopped` becomes a SystemExit with the signal's exit code.
     """
     before = {each: handler for each in _WANTED if (handler := signal.getsignal(each)) != signal.SIG_IGN}
     ours = any(getattr(handler, "__module__", "") == __name__ for handler in before.values())

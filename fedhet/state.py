@@ -1,7 +1,7 @@
 """A strategy's state as a value, which is saved after every round and suffices to resume a run.
 
-A method adds fields of its own: a plain JSON value, `Arrays` (a group of named arrays), or `ArraysBy` (such groups by
-the name of a client, or of whatever else there are several).
+A method may add fields: plain JSON values, `Arrays` (a group of named arrays), or `ArraysBy` (such groups by name of a
+client or of something else).
 """
 
 import json
@@ -14,7 +14,7 @@ from fedhet.files import plain_name, read_arrays, write_arrays
 from fedhet.wire import Arrays
 
 ArraysBy = dict[str, Arrays]
-"""Groups of arrays by client."""
+"""Groups of arrays by name."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class ClientRecord:
         examples: number of its training examples.
         architecture: its name, empty where it is not disclosed.
         trained: last round whose training by this client counted; -1 for none.
-        partition: its partition id and the number of partitions, if its node has one.
+        partition: its partition id and the number of partitions; None if the node has none.
     """
 
     examples: int
@@ -36,18 +36,18 @@ class ClientRecord:
 
 @dataclass
 class State:
-    """Everything of a strategy that outlives a round.
+    """Everything of a strategy that is kept between rounds.
 
     Attributes:
-        serves: whether `model` is a network of the server's own, the global model of clients that share none.
+        serves: whether `model` is a global model that the server trains, while clients share no network.
         round: the last round that is complete; 0 before the first.
-        clients: what is known of each client, by name.
-        run: the run's identity, drawn by the server, by which clients keep their state; empty if they keep it in the
-            run's own directory.
+        clients: the record of each client, by name.
+        run: the run's identity, drawn by the server, under which clients keep their state; empty if they keep it in
+            the run directory.
         public: digest of the public dataset, empty without one.
-        public_size: examples in it.
-        common: values that all clients have in common, by name (`Hooks.common`).
-        model: what is shared, by key (if whole networks are, the global model), BatchNorm's statistics and counters.
+        public_size: number of public examples.
+        common: values in which all clients agree, by name (`Hooks.common`).
+        model: shared arrays by key; if whole networks are shared, the global model.
         stopped: the last round of training, if an observer set it to end training early; else 0.
     """
 
@@ -63,12 +63,12 @@ class State:
     stopped: int = 0
 
     def aside(self) -> Self:
-        """A copy to go back to: its dictionaries and lists are its own, arrays and records are not."""
+        """Return a copy with its own dictionaries and lists, but the same arrays and records."""
         copies: dict[str, Any] = {n: value.copy() for n, value in vars(self).items() if isinstance(value, dict | list)}
         return replace(self, **copies)
 
     def save(self, path: Path) -> None:
-        """Write the state to one safetensors file, whole or not at all; all but the arrays is its metadata."""
+        """Write the state to one safetensors file atomically; everything except arrays is in its metadata."""
         arrays: Arrays = {}
         values: dict[str, Any] = {}
         for name, kind in _kinds(type(self)).items():
@@ -87,7 +87,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file of `save`; raises a FedhetError if it is missing, damaged or another method's."""
+        """Read a file that `save` wrote; raises a FedhetError if it is missing, damaged or another method's."""
         try:
             arrays, text = read_arrays(path)
             saved = json.loads(text["state"])
@@ -105,7 +105,7 @@ class State:
             return state
         except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = error if isinstance(error, FedhetError) else repr(error)
-            raise FedhetError(f"{path} is no checkpoint that can be read: {why}") from error
+            raise FedhetError(f"{path} cannot be read as a checkpoint: {why}") from error
 
     def _place(self, group: str) -> Arrays:
         """Return the group of arrays with this name in a file."""
@@ -121,7 +121,7 @@ class State:
 
 
 def _kinds(state: type[State]) -> dict[str, Any]:
-    """The kind of each field: Arrays, ArraysBy, or None for a plain value."""
+    """Return the kind of each field: Arrays, ArraysBy, or None for a plain value."""
     hints = get_type_hints(state)
     names = [each.name for each in fields(state) if each.name not in ("round", "clients")]
     return {name: hints[name] if hints[name] in (Arrays, ArraysBy) else None for name in names}

@@ -1,4 +1,4 @@
-"""Makes untrusted text safe for terminals, logs and tables that a spreadsheet opens."""
+"""Make untrusted text safe for terminals, logs and spreadsheets."""
 
 import contextlib
 import logging
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FORMULA = tuple("=+-@＝＋－＠")
-"""A cell of a table that begins so is a formula to a spreadsheet."""
+"""Characters with which a formula begins in a spreadsheet."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Return the text with invisible characters, but for those to `keep`, as escapes such as `\x1b` and `\u202e`."""
+    r"""Escape invisible characters, such as `\x1b` and `\u202e`, except those to `keep`."""
     if text.isprintable():
         return text
     shown = (char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text)
@@ -22,7 +22,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """Return a JSON or TOML value with all its text, keys included, as `printable` gives it."""
+    """Apply `printable` to all text, including keys, of a JSON or TOML value."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -31,7 +31,7 @@ def all_printable(value: Any) -> Any:
 
 
 def cell(value: object) -> object:
-    """Return a value as a cell of a CSV file: printable, and text that would be a formula behind an apostrophe."""
+    """Return a value as a cell of a CSV file: printable, with an apostrophe before text that would be a formula."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -42,26 +42,26 @@ def cell(value: object) -> object:
 
 
 def console(**options: Any) -> "Console":
-    """Return a console of rich, with these options, that prints text as it is: `[red]` and `:smile:` are no markup."""
+    """Return a console of rich with these options that prints `[red]` and `:smile:` as they are."""
     from rich.console import Console
 
     return Console(**options, highlight=False, markup=False, emoji=False)
 
 
 def terminal() -> "Console":
-    """Return a console on standard output, whose lines are wrapped on a terminal only."""
+    """Return a console on standard output that wraps lines on a terminal only."""
     return console(soft_wrap=not sys.stdout.isatty())
 
 
 class PrintableLog(logging.Filter):
-    """Makes messages of a logger printable, whose arguments are names and reasons that clients send."""
+    """Make a logger's messages printable, since they contain names and reasons that clients send."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Format the message; no record is dropped."""
+        """Format the message, and keep every record."""
         record.msg, record.args = printable(record.getMessage(), keep="\n\t"), None
         return True
 
 
 log = logging.getLogger("flwr").getChild("fedhet")
-"""fedhet's messages, which are at the level of Flower's."""
+"""fedhet's logger, a child of Flower's."""
 log.addFilter(PrintableLog())

@@ -1,4 +1,4 @@
-"""The contents of messages as plain values: arrays, their names and shapes, requests and replies."""
+"""Contents of messages as plain values: arrays, their specifications, requests and replies."""
 
 from fedhet.wire.arrays import DTYPES as DTYPES
 from fedhet.wire.arrays import Arrays as Arrays

@@ -1,9 +1,9 @@
-"""Changes of arrays as truncated factors: each matrix travels as two narrow ones where these are smaller.
+"""Send changes of arrays as low-rank factors.
 
 A change (rows, columns) is approximated by its k largest singular values as `left` (rows, k) times `right` (k,
-columns), where k is the smallest number whose squares have a given part of the sum of all (the energy). An array of
-more axes is a matrix of a row for each entry of the first. Vectors, and matrices whose factors would be no smaller,
-travel whole, and whole numbers as their new values.
+columns), where k is the smallest number whose squares reach a given part of the sum of all (the energy). An array with
+more axes is a matrix with a row for each entry of the first axis. Vectors, and matrices whose factors would not be
+smaller, are sent whole; integers are sent as their new values.
 """
 
 import math
@@ -18,17 +18,17 @@ from fedhet.wire.arrays import Arrays, Spec, check, check_finite, narrowed
 Array = np.ndarray[Any, Any]
 
 LEFT, RIGHT = ":left", ":right"
-"""Behind the name of an array, in the names of its factors."""
+"""Suffixes of an array's name in the names of its factors."""
 
 
 def pack(after: Arrays, before: Arrays, energy: float, dtype: str) -> Arrays:
-    """Return the changes of arrays, factored; an array that is missing in `before` was zero.
+    """Return the changes of arrays as factors; an array that is missing in `before` was zero.
 
     Args:
-        after: the arrays.
-        before: what they were.
+        after: the new arrays.
+        before: the old arrays.
         energy: the part of each matrix's sum of squared singular values that is kept, up to 1.
-        dtype: the floating dtype in which changes travel; numbers beyond its range become its largest.
+        dtype: the floating dtype of the changes; numbers beyond its range become its largest.
     """
     packed, most = dict[str, Array](), float(np.finfo(dtype).max)
     for name, array in after.items():
@@ -45,14 +45,14 @@ def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -
     """Check received changes, and return the arrays after them (see `apply`).
 
     Args:
-        packed: the changes, of which nothing is trusted.
-        before: what the arrays were; one that is missing was zero.
+        packed: the received changes.
+        before: the old arrays; one that is missing was zero.
         spec: names, shapes and dtypes of the arrays.
-        dtype: the floating dtype in which changes travel.
-        group: what the changes are, for errors ("its update").
+        dtype: the floating dtype of the changes.
+        group: a name of the changes for errors ("its update").
 
     Raises:
-        WireError: a name, shape or dtype is wrong, or a number here or in the result is not finite or too large.
+        WireError: a name, shape or dtype is wrong, or a number is not finite or too large.
     """
     expected: Spec = {}
     for name, (shape, stored) in spec.items():

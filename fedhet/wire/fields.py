@@ -1,4 +1,4 @@
-"""Checked access to the fields of a received record: types, ranges and lengths are checked here only."""
+"""Checked access to the fields of a received record; all types, ranges and lengths are checked here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -14,16 +14,16 @@ Name = Annotated[str, "can be the name of a file"]
 """The type of a dataclass field that `Fields.name` reads."""
 
 LONGEST = 200
-"""Characters of a received name."""
+"""Largest number of characters of a received name."""
 
 MOST_IN_A_LIST = 2**16
-"""Entries of a received list, such as the slots of a block."""
+"""Largest number of entries of a received list."""
 
 
 class Fields:
     """The fields of a received record, or of a method's values; each is checked when it is read.
 
-    Every method raises a WireError for an invalid field, which names the field and its place (`where`).
+    Every method raises a WireError for an invalid field, which names the field and its record (`where`).
     """
 
     def __init__(self, fields: Mapping[str, Any], where: str = "its reply") -> None:
@@ -34,7 +34,7 @@ class Fields:
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Read those fields of a dataclass that are there: lines, names, counts (within their metadata) and flags."""
+        """Read the fields of a dataclass: lines, names, counts (within the limits in their metadata) and flags."""
         readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
         values = {}
         for each, key in named_fields(dataclass):
@@ -54,11 +54,11 @@ class Fields:
         return str(self._read(key, default, str.isprintable, "printable text of one line"))
 
     def name(self, key: str, default: str | None = None) -> str:
-        """Read text that can be a file's name, or is the default."""
+        """Read text that can name a file, or is the default."""
         self.text(key, default)
         right = (
-            f"a name that can be that of a file: printable, of at most {LONGEST_NAME} bytes, without slashes, not "
-            f"hidden, and not one of {', '.join(sorted(TAKEN_NAMES))}"
+            f"a name that a file can have: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
+            f"and not one of {', '.join(sorted(TAKEN_NAMES))}"
         )
         return str(self._read(key, default, lambda value: value == default or plain_name(value), right))
 
@@ -73,7 +73,7 @@ class Fields:
         return int(self._read(key, default, lambda value: _is_count(value, least, at_most), right))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Read a number up to `LARGEST`; larger ones come from diverged training."""
+        """Read a number up to `LARGEST`; larger numbers come from diverged training."""
 
         def good(value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
@@ -101,12 +101,12 @@ class Fields:
 
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
-    """Return the fields of a class, each with its name in a message."""
+    """Return the fields of a class with their names in messages."""
     return [(each, kebab(each.name)) for each in fields(dataclass)]
 
 
 def shortened(value: object) -> str:
-    """Return the first hundred characters of a received value, for an error, without formatting all of it."""
+    """Return the first hundred characters of a received value for an error, without formatting all of it."""
     shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
     return shown if len(shown) <= 100 else shown[:100] + "..."
 

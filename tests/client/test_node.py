@@ -136,7 +136,7 @@ def test_what_becomes_a_path_is_a_plain_name(field, federate, monkeypatch):
         return made
 
     monkeypatch.setattr(Federation, "request", request)
-    with pytest.raises(FedhetError, match=f"{field} is .*must be a name that can be that of a file"):
+    with pytest.raises(FedhetError, match=f"{field} is .*must be a name that a file can have"):
         federate("Local")
 
 

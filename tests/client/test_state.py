@@ -42,7 +42,7 @@ def test_one_flipped_bit_is_damage_and_a_lost_state(tmp_path, kind):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(FedhetError, match=r"1\.safetensors is damaged: its content is not what its digest says"):
+    with pytest.raises(FedhetError, match=r"1\.safetensors is damaged: its digest does not match its content"):
         read_tensors(path)
     assert store.load(1) is None
 

@@ -153,7 +153,7 @@ def test_names_that_a_file_can_have_come_through(name, tmp_path):
 def test_names_that_a_file_cannot_have_are_refused(name):
     """In bytes, as file systems count; neither hidden, nor a folder that a state folder has already."""
     assert not plain_name(name)
-    with pytest.raises(WireError, match="must be a name that can be that of a file|must be text of at most 200"):
+    with pytest.raises(WireError, match="must be a name that a file can have|must be text of at most 200"):
         Report.of({"client": name})
 
 

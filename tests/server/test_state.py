@@ -88,16 +88,16 @@ def test_a_crash_while_saving_leaves_the_state_before(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_is_missing_or_damaged_says_so(tmp_path):
     path = tmp_path / "state"
-    with pytest.raises(FedhetError, match="state is no checkpoint that can be read"):
+    with pytest.raises(FedhetError, match="state cannot be read as a checkpoint"):
         Own.load(path)
     state_of().save(path)
     content = path.read_bytes()
     for damage in (b"", content[: len(content) // 2], content.replace(b"clients", b"cliente")):
         path.write_bytes(damage)
-        with pytest.raises(FedhetError, match="state is no checkpoint that can be read"):
+        with pytest.raises(FedhetError, match="state cannot be read as a checkpoint"):
             Own.load(path)
     write_tensors(path, {"model/w": torch.ones(2)})
-    with pytest.raises(FedhetError, match="state is no checkpoint that can be read"):
+    with pytest.raises(FedhetError, match="state cannot be read as a checkpoint"):
         Own.load(path)
 
 
@@ -152,5 +152,5 @@ def test_a_checkpoint_without_a_digest_is_refused(tmp_path):
 @pytest.mark.parametrize("run", ["../../elsewhere", "/", "a/b"])
 def test_a_state_names_no_folder_elsewhere(tmp_path, run):
     State(run=run).save(tmp_path / "state")
-    with pytest.raises(FedhetError, match="is no checkpoint that can be read"):
+    with pytest.raises(FedhetError, match="cannot be read as a checkpoint"):
         State.load(tmp_path / "state")
