@@ -1,4 +1,4 @@
-"""Observers of a run, and the values that they are given."""
+"""Observers of a run, and the values that they receive."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from fedhet.state import State
 
 @dataclass
 class RoundReport:
-    """A round, as observers see it: its line of `history.jsonl`, and its rows of `clients.csv`."""
+    """A round for observers: its line of `history.jsonl` and its rows of `clients.csv`."""
 
     row: dict[str, Any]
     clients: list[ClientRow]
@@ -19,16 +19,16 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run, as observers see it.
+    """A run for observers.
 
     Attributes:
         method: the method's name.
-        traits: the method's answers to the six questions.
-        state: all that outlives a round, as it is now.
+        traits: the method's traits.
+        state: the current state.
         metric: name of the task's metric.
-        own_data: whether clients have data that are not the configured data set's.
-        devices: where the clients compute, in words, each once.
-        test_on: which test sets count (`Config.test_on`), as the handshake settled it; empty before.
+        own_data: whether clients have data of their own, not the configured data set.
+        devices: the different devices that clients compute on.
+        test_on: the test sets in use (`Config.test_on`), known after the handshake; empty before.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
         privacy: epsilon and delta under Flower's wrappers or mods for differential privacy; empty without one.
     """
@@ -45,16 +45,16 @@ class RunInfo:
 
 
 class Observer:
-    """Watches a run: writes its files, shows its progress. Subclasses override what they need."""
+    """Base class of observers of a run. Subclasses override the methods that they need."""
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """The rounds from `first` to `last` are about to run."""
+        """Called before rounds `first` to `last`."""
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """A round is complete and in the state."""
+        """Called after each round, which is in the state."""
 
     def finished(self, run: RunInfo) -> None:
-        """All rounds and the evaluation at the end are complete."""
+        """Called after the last round and the evaluation at the end."""
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """The run ended before its end."""
+        """Called if the run fails."""

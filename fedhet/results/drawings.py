@@ -1,4 +1,4 @@
-"""Drawings of the matrices that methods keep for their reports; which method has which, the registry says."""
+"""Drawings of the matrices that methods keep for their reports (`Method.drawings`)."""
 
 import math
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ from fedhet.results.tables import UNDISCLOSED
 from fedhet.rows import client_order
 
 MOST_LABELLED = 24
-"""Up to so many clients are named along an axis."""
+"""The most clients with names along an axis."""
 
 
 def cka_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Pairwise CKA between clients before and after training, side by side, clients in order of architecture.
+    """Draw pairwise CKA between clients before and after training, in order of architecture.
 
-    `matrices` has `clients` (names), `architectures` (may be empty), and `before` and `after` (clients x clients, 0 to
-    1), or one of them.
+    `matrices` has `clients` (names), `architectures` (may be empty), and `before` or `after` or both (clients x
+    clients, 0 to 1).
     """
     clients = [str(client) for client in matrices["clients"]]
     architectures = [str(name or "") for name in matrices.get("architectures") or [""] * len(clients)]
@@ -58,7 +58,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
 
 
 def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Which clients share which global units, layer by layer; the units of a layer that most clients share come first.
+    """Draw which clients share which global units, by layer; units that most clients share come first.
 
     `matrices` has `clients` and `layers`, each with its `name` and `units`, clients by global units, 1 or 0.
     """
@@ -79,12 +79,12 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
 
 
 def _middles(ends: list[int]) -> list[float]:
-    """Where the names of groups stand that lie side by side along an axis."""
+    """Return the middle of each group along an axis."""
     return [(start + end - 1) / 2 for start, end in pairwise(ends)]
 
 
 def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Cosines of clients' descriptors by round, a panel a block, the whole vector last.
+    """Draw cosines of clients' descriptors by round, with a panel for each block and one for the whole vector.
 
     `matrices` has `rounds`, each with its `round`, and by block the cosine for the `same` image and for `other` ones.
     """

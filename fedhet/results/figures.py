@@ -1,4 +1,4 @@
-"""The figures of one or several runs; a figure is None if there is nothing to draw."""
+"""The figures of one run or several; a figure is None if there is nothing to draw."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -39,7 +39,7 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
-    """Draw the figures of a report, by name in order of appearance; a matrix without a drawing is left out."""
+    """Draw the figures of a report, by name in order of appearance; matrices without a drawing are left out."""
     drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "losses": loss_figure(run)}
     for name, matrices in run.matrices.items():
         if name in drawings:
@@ -49,7 +49,7 @@ def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Fig
 
 
 def accuracy_figure(run: RunFiles) -> Figure | None:
-    """Accuracy by round: weighted over clients, with the range over clients behind it."""
+    """Draw the accuracy by round, weighted over clients, with the range over clients behind it."""
     figure, (axes,) = new_figure(2.9)
     colours: dict[Which, str] = {"received": ORANGE, "trained": BLUE}
     for which, colour in colours.items():
@@ -71,7 +71,7 @@ def accuracy_figure(run: RunFiles) -> Figure | None:
 
 
 def clients_figure(run: RunFiles) -> Figure | None:
-    """The clients' last accuracies by architecture, a dot a client and a bar at the mean."""
+    """Draw the clients' last accuracies by architecture, with a dot for each client and a bar at the mean."""
     rows = final_clients(run.clients)
     by_name = grouped((row.architecture, row.accuracy) for row in rows if row.accuracy is not None)
     if not by_name:
@@ -93,7 +93,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
-    """The loss in training, with what the method adds to it, and the loss on test data."""
+    """Draw the training loss, with the method's terms, and the loss on test data."""
     figure, (axes,) = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")

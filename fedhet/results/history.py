@@ -1,7 +1,7 @@
-"""Reads a run directory: the history by round, the clients by round, and all files together.
+"""Read a run directory: the history by round, the clients by round, or all files.
 
-Accuracies and losses are means over examples (the key `accuracy` holds whatever the task's metric is, see `metric` in
-`summary.json`), bytes are payload bytes, times are seconds.
+Accuracies and losses are means over examples; `accuracy` is the task's metric, which `summary.json` names. Bytes are
+payload bytes, times are seconds.
 """
 
 import csv
@@ -29,28 +29,28 @@ _log = logging.getLogger(__name__)
 
 
 def read_history(folder: Path | str) -> list[Row]:
-    """Read `history.jsonl` of a run, a row a round; no file gives [].
+    """Read the rows of `history.jsonl`, one for each round; an empty list if there is no file.
 
-    A torn last line is ignored with a warning; a `FedhetError` says that another line cannot be read.
+    An incomplete last line is ignored with a warning. Raises a `FedhetError` if another line cannot be read.
     """
     path = Path(folder) / "history.jsonl"
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.removesuffix("\n").split("\n") if text else []  # no round is complete yet
+    lines = text.removesuffix("\n").split("\n") if text else []
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(parse_object(line))
         except ValueError as error:
             if number < len(lines):
-                raise FedhetError(f"{path}, line {number}: damaged ({error}); every line must be one round") from None
-            _log.warning("%s, line %d: torn, probably by a crash in mid-write; ignored", path, number)
+                raise FedhetError(f"{path}, line {number}: damaged ({error})") from None
+            _log.warning("%s, line %d: incomplete, probably after a crash; ignored", path, number)
     return rows
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the object that JSON text holds, its strings printable; a `ValueError` if it holds none."""
+    """Parse a JSON object and make its strings printable; raises a `ValueError` for any other text."""
     try:
         value = all_printable(json.loads(text))
     except RecursionError:
@@ -61,15 +61,15 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def read_clients(folder: Path | str) -> list[ClientRow]:
-    """Read `clients.csv` of a run; lines that are torn, and a file that is missing, as in `read_history`."""
+    """Read `clients.csv` of a run; incomplete lines and missing files are treated as in `read_history`."""
     path = Path(folder) / "clients.csv"
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     whole, _, torn = text.rpartition("\n")
     if torn:
-        # A number cut short is still a number, so only the end of the line tells that the line is whole.
-        _log.warning("%s: the last line is torn, probably by a crash in mid-write; ignored", path)
+        # A shortened number is still a number, so only its end shows that a line is complete.
+        _log.warning("%s: the last line is incomplete, probably after a crash; ignored", path)
     reader = csv.DictReader(whole.split("\n"))
     try:
         return [_client_row(record) for record in reader]
@@ -85,7 +85,7 @@ def _client_row(record: Mapping[str, str]) -> ClientRow:
 
 
 def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:
-    """The last evaluated row of every client, in order of client name."""
+    """Return the last evaluated row of every client, in order of client name."""
     last = {row.client: row for row in sorted(rows, key=lambda row: row.round) if row.accuracy is not None}
     return [last[client] for client in sorted(last, key=client_order)]
 
@@ -97,7 +97,7 @@ def learning_curve(
     test: TestSet = "own",
     measure: str = "accuracy",
 ) -> list[tuple[int, float]]:
-    """The accuracy (or loss) by round: pairs (r, accuracy after round r) in order; of two evaluations the later.
+    """Return pairs (r, accuracy or loss after round r) in order; of two evaluations the later one.
 
     Args:
         rows: the history, see `read_history`.
@@ -130,12 +130,12 @@ def models_round(row: Row, which: Which) -> int:
 def scored_curve(
     rows: Sequence[Row], which: Which, measure: Literal["accuracy", "loss"] = "accuracy"
 ) -> list[tuple[int, float]]:
-    """The learning curve that a run is scored by: on the clients' own test parts, else on the common test set."""
+    """Return the learning curve on the clients' own test parts or, if there is none, on the common test set."""
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
 def flat(row: Row) -> dict[str, float]:
-    """The numbers of a round, under names such as `common/trained/accuracy/weighted` and `bytes/up`."""
+    """Return the numbers of a round by names such as `common/trained/accuracy/weighted` and `bytes/up`."""
     numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
     numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
     tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
@@ -147,7 +147,7 @@ def flat(row: Row) -> dict[str, float]:
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
-    """The weighted accuracy of unseen clients, before and after each epoch, by test set and start."""
+    """Return the weighted accuracy of unseen clients before and after each epoch, by test set and start."""
     record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
     return {
@@ -159,7 +159,7 @@ def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of a run directory; parts that a failed or unfinished run has not written are empty or None."""
+    """The content of a run directory; what an unfinished run has not written is empty or None."""
 
     folder: Path
     settings: dict[str, Any]
@@ -172,7 +172,7 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """The evaluation that is the personal model's score; None if there is no summary yet."""
+        """The evaluation that scores the personal models; None if there is no summary yet."""
         return self.summary.get("personal") if self.summary else None
 
     @property
@@ -187,32 +187,35 @@ class RunFiles:
 
     @property
     def has_global(self) -> bool:
-        """Whether the method has a global model, as far as the files tell."""
+        """Whether the method has a global model; assumed if there is no summary yet."""
         return self.summary is None or self.summary.get("global_accuracy") is not None
 
     @property
     def has_personal(self) -> bool:
-        """Whether the method's score is that of models which clients have for themselves, not of the global one."""
+        """Whether the method is scored by the clients' own models, not by the global one."""
         return self.personal != "received" or not self.has_global
 
     @property
     def scores(self) -> list[str]:
-        """Which of the accuracies `personal` and `global` the run has, its headline score first."""
+        """Those of the accuracies `personal` and `global` that the run has; the first one is its score."""
         return ["personal"] * self.has_personal + ["global"] * self.has_global
 
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
-        """A statistic of the accuracies `personal`, `global`, `received` or `trained` of the summary."""
+        """Return a statistic of the accuracy `personal`, `global`, `received` or `trained` of the summary."""
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
 
     @property
     def common_accuracy(self) -> float | None:
-        """The accuracy on the common test set: the global model's, or without one that of the clients' own models."""
+        """The accuracy on the common test set, of the global model or, without one, of the clients' models."""
         common = (self.summary or {}).get("common") or {}
         accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """How many clients measured the last score on a test set, and why others failed then; (0, {}) at the server."""
+        """Return the number of clients that measured the last score, and by client why others failed.
+
+        A score that the server measured gives (0, {}).
+        """
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))
@@ -227,7 +230,7 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """The method, and on what."""
+        """The method and the data set."""
         dataset = (self.summary or self.settings).get("dataset", "?")
         return f"{self.settings.get('method', '?')} on {'own data' if dataset == OWN else dataset}"
 
@@ -238,7 +241,7 @@ class RunFiles:
 
 
 def read_run(folder: Path | str) -> RunFiles:
-    """Read all that a run directory holds; a `FedhetError` if the folder is none, or one of its files is damaged."""
+    """Read all files of a run directory; raises a `FedhetError` if it is no run directory or a file is damaged."""
     folder = Path(folder)
     config = folder / "config.toml"
     if not folder.is_dir():
@@ -260,7 +263,7 @@ def read_run(folder: Path | str) -> RunFiles:
 
 @contextmanager
 def showing(folder: object) -> Iterator[None]:
-    """Turn whatever a run directory's values raise while they are used into a FedhetError: they are damaged."""
+    """Turn any error while values of a run directory are used into a `FedhetError`: they are damaged."""
     try:
         yield
     except (FedhetError, OSError):

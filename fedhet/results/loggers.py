@@ -1,6 +1,6 @@
-"""Observers that send a run to TensorBoard, Weights & Biases or MLflow (the key `log`); none of them is needed here.
+"""Observers that send a run to TensorBoard, Weights & Biases or MLflow (the key `log`), if these are installed.
 
-Where a server's own settings say nothing else, everything stays in the run directory.
+Everything stays in or next to the run directory unless the packages' own environment variables say otherwise.
 """
 
 import os
@@ -15,7 +15,7 @@ from fedhet.results.history import flat
 
 
 class Logger(Observer):
-    """Sends a run somewhere: `log` takes a round's numbers by name and the round, `end` whether the run completed."""
+    """Observer that calls `log` with the numbers of each round, and `end` with whether the run completed."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end
@@ -34,7 +34,7 @@ class Logger(Observer):
 
 
 def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Event files in `tensorboard/` of the run directory."""
+    """Return a logger that writes event files into `tensorboard/` of the run directory."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"))
@@ -47,7 +47,7 @@ def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Offline into `wandb/` of the run directory, unless WANDB_MODE says otherwise; `wandb sync` sends it."""
+    """Return a logger that writes into `wandb/` of the run directory, offline unless WANDB_MODE says otherwise."""
     import wandb
 
     place = {"project": "fedhet", "name": folder.name, "dir": str(folder)}
@@ -58,12 +58,12 @@ def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _mlflow(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Into `mlflow.db` beside the run directory, where runs are compared, unless MLFLOW_TRACKING_URI is set."""
+    """Return a logger that writes into `mlflow.db` next to the run directory, unless MLFLOW_TRACKING_URI is set."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:
         mlflow.set_tracking_uri(f"sqlite:///{(folder.parent / 'mlflow.db').as_posix()}")
-    with locked(folder.parent, wait=True):  # the first of several runs at a time makes the data base
+    with locked(folder.parent, wait=True):  # so that only one of several runs creates the data base
         mlflow.set_experiment("fedhet")
     mlflow.start_run(run_name=folder.name)
     mlflow.log_params({key: value for key, value in settings.items() if value != ""})
@@ -78,7 +78,7 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
-    """Return the observers of these names; raises a `ConfigError` if one is not installed or cannot start."""
+    """Return the loggers of these names; raises a `ConfigError` if one is not installed or cannot start."""
     observers: list[Observer] = []
     for name in names:
         try:

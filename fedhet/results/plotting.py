@@ -1,6 +1,6 @@
 """The look of all figures, and their files: PNG, and SVG for pages.
 
-Without pyplot: nothing here opens a display or leaves state behind. Who may draw nothing imports this late.
+It does without pyplot, which would open a display or keep state. Import it late: matplotlib takes long to import.
 """
 
 import io
@@ -30,13 +30,13 @@ PALETTE = (BLUE, ORANGE, GREEN, "#cc79a7", "#8c6bb1", "#56b4e9", "#b8860b", "#d5
 DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (2, 2)))
 
 LONGEST = 16
-"""So many letters of a name stand in one line along an axis."""
+"""The most letters of a name in one line along an axis."""
 WIDTH = 4.5
-"""The width of a page's figures in inches: their text is legible where a figure is as wide as a phone."""
+"""The width of a page's figures in inches, at which their text is legible on a phone."""
 
 
 class PlainFigure(Figure):
-    """A figure that a notebook shows, and whose text is drawn as it is written: `$` in a name begins no formula."""
+    """A figure that notebooks show, and whose text is drawn literally: `$` in a name begins no formula."""
 
     def draw(self, renderer: Any) -> None:
         """Draw it."""
@@ -44,7 +44,7 @@ class PlainFigure(Figure):
         super().draw(renderer)
 
     def write_plainly(self) -> None:
-        """Have no text that there is now taken for a formula."""
+        """Draw all existing text literally."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
 
@@ -55,10 +55,7 @@ class PlainFigure(Figure):
 def new_figure(
     height: float, panels: int = 1, rows: int = 1, *, width: float = WIDTH, ratios: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure, its size in inches, and its panels, row by row, in the plain look of all figures here.
-
-    The heights of the rows are in these `ratios`, by default equal.
-    """
+    """Return an empty figure of a size in inches, and its panels, row by row; `ratios` are the heights of the rows."""
     figure = PlainFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(rows, panels, squeeze=False, height_ratios=ratios).flat)
@@ -75,12 +72,12 @@ def new_figure(
 
 
 def faded(colour: str) -> Colormap:
-    """A colormap from nothing to a colour, so that zeros are the page, light or dark."""
+    """Return a colormap from transparent to a colour, so that zeros have the colour of the page."""
     return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 0.7)])
 
 
 def _lay_out(figure: Figure) -> None:
-    """Settle where everything in a finished figure stands, once for all its files: it takes as long as drawing."""
+    """Lay out a finished figure once for all its files, since this takes as long as drawing."""
     if isinstance(figure, PlainFigure):
         figure.write_plainly()
     if engine := figure.get_layout_engine():
@@ -89,16 +86,16 @@ def _lay_out(figure: Figure) -> None:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a finished figure as PNG on white, making the folder if it is missing."""
+    """Write a finished figure as PNG on white; create the folder if it is missing."""
     _lay_out(figure)
     white: dict[str, Any] = {"format": "png", "dpi": 220, "facecolor": "white", "metadata": {"Software": None}}
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
 def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
-    """A finished figure as a transparent SVG element; `on_page`, text and lines have the colours of the page around it.
+    """Return a finished figure as a transparent SVG element, with text and lines in the page's colours if `on_page`.
 
-    The name goes before every id, so that the figures of one page do not share ids.
+    The name is put before every id, so that ids are unique within a page.
     """
     _lay_out(figure)
     name = re.sub(r"[^\w-]", "_", name)
@@ -116,26 +113,26 @@ def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
 
 
 def look(position: int) -> dict[str, Any]:
-    """The colour and the dashes of one of many lines; those of the first forty-eight all differ."""
+    """Return colour and dashes of one of many lines; the first 48 all differ."""
     return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
 
 
 def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any) -> None:
-    """Draw points, if there are any, as a line, with a marker at each where they are few."""
+    """Draw points as a line, with markers if they are few; nothing without points."""
     if points:
         axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
 
 
 def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
-    """Draw a matrix as an image without a grid, and return the image."""
+    """Draw a matrix as an image without a grid; return the image."""
     axes.grid(visible=False)
     return axes.imshow(values, **{"interpolation": "nearest", **options})
 
 
 def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
-    """Name the axes, and put a legend of all that has a label above them; False if nothing is drawn in them.
+    """Name the axes and put a legend above them; return whether anything is drawn in them.
 
-    Ticks of the x axis are at `whole` numbers only, such as rounds. The figure grows by the lines of the legend.
+    With `whole`, ticks of the x axis are at whole numbers only. The figure grows by the lines of the legend.
     """
     axes.set(xlabel=x, ylabel=y)
     if whole:
@@ -157,17 +154,17 @@ def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
 
 
 def whole_numbers() -> MaxNLocator:
-    """Ticks at whole numbers."""
+    """Return a locator of ticks at whole numbers."""
     return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def rows_height(names: Sequence[str], least: float) -> float:
-    """The height of a row for each name along the y axis, in inches: `least` a row, or more for long names."""
+    """Return the height of rows with these names in inches: at least `least` each, more for long names."""
     return len(names) * max(least, 0.14 * max((fill(name, LONGEST).count("\n") + 1 for name in names), default=1))
 
 
 def name_ticks(axis: Axis, places: Sequence[float], names: Iterable[str], **options: Any) -> None:
-    """Write names at places of an axis, long ones in several lines, and along the x axis upright if they are many."""
+    """Write names at places of an axis: long ones in several lines, and on the x axis vertically if they are many."""
     lines = [fill(str(name), LONGEST) for name in names]
     if isinstance(axis, XAxis) and len("".join(lines)) > 40:
         options = {"rotation": 90, **options}
@@ -175,7 +172,7 @@ def name_ticks(axis: Axis, places: Sequence[float], names: Iterable[str], **opti
 
 
 def colour_bar(image: Any, panels: Sequence[Axes], label: str = "", **options: Any) -> None:
-    """Draw the scale of an image's colours beside the panels."""
+    """Draw the scale of an image's colours next to the panels."""
     bar = image.figure.colorbar(image, ax=panels, **{"pad": 0.02, **options})
     bar.set_label(label, color=INK)
     bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=8)

@@ -1,4 +1,4 @@
-"""Live progress: one line that renews itself on a terminal, plain log lines elsewhere."""
+"""Progress of a run: a live line on a terminal, plain lines elsewhere."""
 
 import time
 
@@ -12,7 +12,7 @@ from fedhet.text import printable
 
 
 class ProgressLine(Observer):
-    """Observer that shows round, clients, accuracy, bytes and time left."""
+    """Observer that shows round, clients, accuracy, bytes and remaining time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -22,16 +22,16 @@ class ProgressLine(Observer):
         self._news = ""
 
     def prepare(self, name: str, doing: str) -> None:
-        """Open the line before the run has begun, with what is done until then."""
+        """Show the line before the run starts, with what is being done."""
         self._open(name, None, 0, doing)
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Open the line."""
+        """Show the line."""
         self._first, self._last, self._started = first, last, time.monotonic()
         self._open(run.method, last, first - 1, "")
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Renew the line, or print one."""
+        """Update the line, or print one."""
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
         parts = [f"{len(row['participants'])} clients"] if row["participants"] else []
@@ -40,7 +40,7 @@ class ProgressLine(Observer):
         parts += [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]
         parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
         news = self._news = ", ".join([*parts, format_bytes(self._bytes)])
-        self._last = max(self._last, row["round"] - bool(row.get("final")))  # not known of every run beforehand
+        self._last = max(self._last, row["round"] - bool(row.get("final")))  # some methods determine it themselves
         if self._live is not None:
             self._live.update(self._live.task_ids[0], completed=min(row["round"], self._last), news=news)
         elif row["round"] and not row.get("final"):
@@ -49,17 +49,17 @@ class ProgressLine(Observer):
             self._say(f"round {row['round']}/{self._last}: {news}, {left:.0f} s left")
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self.close()
 
     def finished(self, run: RunInfo) -> None:
-        """Leave a last line."""
+        """Replace the line by a summary."""
         self.close()
         rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
         self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._live is not None:
             self._live.stop()
             self._live = None

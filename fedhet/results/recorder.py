@@ -1,4 +1,4 @@
-"""The run directory: written round by round, so that a run that stops at any moment can be resumed."""
+"""The run directory, written round by round so that a run that stops at any moment can be resumed."""
 
 import csv
 import dataclasses
@@ -36,15 +36,20 @@ S = TypeVar("S", bound=State)
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
 FILES, DIGESTS = ("history.jsonl", "clients.csv"), "digests.csv"
 EARLIER = "earlier"
-"""Folder in `checkpoint` with that before the last round of training."""
+"""Folder in `checkpoint/` with the checkpoint before the last round of training."""
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
 class RunDirectory(Observer):
-    """Observer that writes `config.toml`, `history.jsonl`, `clients.csv`, `checkpoint/`, `models/`, `summary.json`.
+    """Observer that writes the files of a run.
 
-    `resume` continues the run in the folder; `supplied` describes the user's model and data; `simulated` says whether
-    clients are simulated on this machine. Raises like `check_folder`.
+    Args:
+        folder: the run directory; raises like `check_folder`.
+        config: the settings.
+        engine: its name, for the summary.
+        resume: whether to continue the run in the folder.
+        supplied: descriptions of the user's model and data.
+        simulated: whether clients are simulated on this machine.
     """
 
     def __init__(
@@ -85,9 +90,9 @@ class RunDirectory(Observer):
         write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def resumed(self, fresh: S) -> S:
-        """Return the state after the last complete round; before the first one `fresh`, with the run's identity.
+        """Return the state after the last complete round; before the first one `fresh`.
 
-        It is empty if clients keep their state in this directory: then no other run's state is there.
+        The identity of `fresh` is empty if clients keep their state in this directory, where no other run's state is.
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""
@@ -116,10 +121,10 @@ class RunDirectory(Observer):
         if not report.row.get("final"):
             self._files.record(report.row["round"])
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
-            # With more rounds a run goes on before the last one of training, in which methods may do otherwise.
+            # A run that gets more rounds continues before its last one, which some methods treat differently.
             before_last = (run.state.stopped or self.config.rounds) - 1
             earlier = [old for old in self._checkpoints() if old != path]
-            # A new name, then the old one away: replacing a file makes the disk's journal wait for the data.
+            # A new file before the old one is removed: replacing a file makes the disk's journal wait for the data.
             run.state.save(path)
             for old in earlier:
                 if int(old.stem) == before_last:
@@ -130,7 +135,7 @@ class RunDirectory(Observer):
 
     def finished(self, run: RunInfo) -> None:
         """Write models, matrices, summary and report."""
-        # Clients leave them in their state folder; on a disk of another machine they stay there.
+        # Clients write their models into their state folder; those on other machines stay there.
         places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
         for place in places:
             for path in sorted((place / run.state.run / "models").glob("*.safetensors")):
@@ -154,7 +159,7 @@ class RunDirectory(Observer):
         self._write("summary.json", {**summary, "engine": self.engine, "seconds": seconds, "status": status, **further})
 
     def _show(self, matrices: Mapping[str, Any]) -> None:
-        """Write matrices and report; errors are warnings, since these files are not part of the result."""
+        """Write matrices and report; errors become warnings, since these files are not part of the result."""
         try:
             if matrices:
                 self._write("matrices.json", matrices)
@@ -164,9 +169,9 @@ class RunDirectory(Observer):
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
     def _rewind(self) -> None:
-        """Cut the files back to the last complete round, and forget the end of an earlier run.
+        """Truncate the files to the last complete round, and remove those of the end of an earlier run.
 
-        A `ConfigError` says that it has more rounds than it is to have, a `FedhetError` that a file is damaged.
+        Raises a `ConfigError` if the run has more rounds than `rounds`, and a `FedhetError` if a file is damaged.
         """
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         last = self._last_checkpoint()
@@ -197,9 +202,9 @@ class RunDirectory(Observer):
         shutil.rmtree(self.folder / "models", ignore_errors=True)
 
     def _drop_last_rounds(self, planned: int) -> None:
-        """Put the checkpoint before the last planned round of training in the place of those since.
+        """Replace the last checkpoint by the one before the last planned round of training.
 
-        Raises a `ConfigError` if there is none, and the last one is that of a closing round.
+        Raises a `ConfigError` if there is none and the last checkpoint is that of a closing round.
         """
         ends, name = self._checkpoints(), f"{planned - 1}.safetensors"
         if (earlier := self.folder / "checkpoint" / EARLIER / name).is_file():
@@ -208,8 +213,8 @@ class RunDirectory(Observer):
                 path.unlink()
         elif any(int(path.stem) > planned for path in ends):
             raise ConfigError(
-                f"{self.folder} has its closing round behind it, and no checkpoint before: run it again with rounds = "
-                f"{self.config.rounds}"
+                f"{self.folder} completed its closing round and has no checkpoint before it: run it again with rounds "
+                f"= {self.config.rounds}"
             )
 
     def _last_checkpoint(self) -> Path | None:
@@ -226,17 +231,17 @@ class RunDirectory(Observer):
 def recorded(
     folder: Path, config: Config, engine: str, *, resume: bool = False, **further: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
-    """A `RunDirectory` that is this run's alone meanwhile, and the configured loggers.
+    """Open and lock a run directory; yield its `RunDirectory` and the configured loggers.
 
     Raises:
-        ConfigError: as `RunDirectory`; another run has the folder, or a logger is not installed.
-        FedhetError: the disk failed the run, and how it goes on.
+        ConfigError: as `RunDirectory`; another run uses the folder, or a logger is not installed.
+        FedhetError: writing failed; the message says how to resume the run.
     """
     check_folder(folder, resume=resume)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder))
-            # First: one that is not installed leaves no run behind.
+            # First, so that a logger that is not installed leaves no run directory.
             logging_to = loggers(listed(config.log), folder, config.flat())
             directory = RunDirectory(folder, config, engine, resume=resume, **further)
         except OSError as error:
@@ -245,19 +250,19 @@ def recorded(
             yield directory, *logging_to
         except OSError as error:
             raise FedhetError(
-                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved: put this right, and "
+                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved: correct this, and "
                 f"go on with {resuming(folder, further.get('supplied', ()))}"
             ) from error
 
 
 def resuming(folder: Path, supplied: Collection[str]) -> str:
-    """Return the command that resumes the run in a folder; with a user's model or data it is a call in Python."""
+    """Return the command that resumes the run in a folder: a Python call if it has a user's model or data."""
     functions = "".join(f", {name}=..." for name in supplied)
     return f"fedhet.run(resume={str(folder)!r}{functions})" if supplied else f"fedhet run --resume {folder}"
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
-    """Raise a `ConfigError` if a folder holds a run (without `resume`) or none (with it), or cannot be written to."""
+    """Raise a `ConfigError` unless a folder can be written to and holds a run if and only if `resume`."""
     check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
@@ -268,14 +273,14 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
 
 
 class Appended:
-    """Writes `history.jsonl` and `clients.csv`, and in `digests.csv` the digests of both after every round."""
+    """Appends to `history.jsonl` and `clients.csv`, and to `digests.csv` the digests of both after every round."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._content = {name: _digest(b"") for name in FILES}
 
     def begin(self) -> None:
-        """Make the files: without rounds, and with the columns of `clients.csv`."""
+        """Create the files, without rounds."""
         self._write({FILES[0]: b"", FILES[1]: csv_lines([COLUMNS]).encode()}, {})
 
     def append(self, name: str, text: str) -> None:
@@ -284,18 +289,18 @@ class Appended:
         self._content[name].update(text.encode())
 
     def record(self, round: int) -> None:
-        """Note the digests after a round."""
+        """Append the digests after a round."""
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Cut the files back to as many lines as they had after a round; none if one is damaged (a `FedhetError`)."""
+        """Truncate the files to the numbers of lines after a round; raises a `FedhetError` if one is damaged."""
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
         for name, text in texts.items():
             if recorded.get(last, {}).get(name) != _digest(text).hexdigest():
                 raise FedhetError(
-                    f"{self._folder / name} is damaged: up to round {last} it is not what {DIGESTS} says was recorded, "
-                    "so the run cannot go on from it; restore the folder from a copy, or run it again"
+                    f"{self._folder / name} is damaged: up to round {last} it does not have the digest in {DIGESTS}; "
+                    "restore the folder from a copy, or run it again"
                 )
         self._write(texts, recorded)
 
@@ -307,14 +312,14 @@ class Appended:
             self._content[name] = _digest(text)
 
     def _recorded(self) -> dict[int, dict[str, str]]:
-        """The digests of each file, by round."""
+        """Return the digests of each file, by round."""
         rows = csv.reader(line.decode(errors="replace") for line in _lines(self._folder / DIGESTS)[1:])
         whole = [row for row in rows if len(row) == 1 + len(FILES) and row[0].isdecimal()]
         return {int(round): dict(zip(FILES, digests, strict=True)) for round, *digests in whole}
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The lines of a file, each with its end; none of a file that is missing."""
+    """Return the lines of a file with their ends; an empty list if it is missing."""
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run's directory, and its `summary.json`; {} where the server wrote it to a disk not seen from here."""
+    """A finished run: its directory and `summary.json` ({} if the server wrote it on another machine)."""
 
     folder: Path
     summary: dict[str, Any]
@@ -28,7 +28,7 @@ class RunResult:
         return read_history(self.folder)
 
     def frame(self) -> "pandas.DataFrame":
-        """Return the history as a table of pandas, a line a round, with columns such as `trained/accuracy/mean`."""
+        """Return the history as a data frame with a row for each round and columns such as `trained/accuracy/mean`."""
         return data_frame(
             {"round": row["round"], "final": bool(row.get("final"))}
             | flat(row)
@@ -37,11 +37,11 @@ class RunResult:
         )
 
     def clients(self) -> "pandas.DataFrame":
-        """Return `clients.csv` as a table of pandas, a line a client and round."""
+        """Return `clients.csv` as a data frame with a row for each client and round."""
         return data_frame(map(vars, read_clients(self.folder)))
 
     def plot(self) -> "Figure":
-        """Draw the accuracy by round; a `FedhetError` if no client was evaluated."""
+        """Draw the accuracy by round; raises a `FedhetError` if no client was evaluated."""
         from fedhet.results.figures import accuracy_figure
 
         figure = accuracy_figure(read_run(self.folder))
@@ -50,7 +50,7 @@ class RunResult:
         return figure
 
     def __str__(self) -> str:
-        """The last line of `fedhet run`, and the folder."""
+        """Return the last line of `fedhet run`, and the folder."""
         return f"{headline(read_run(self.folder))}\n{self.folder}" if self.summary else str(self.folder)
 
     def _repr_html_(self) -> str:
@@ -65,7 +65,7 @@ class RunResult:
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a table of pandas; a `FedhetError` if it is not installed."""
+    """Return rows as a data frame; raises a `FedhetError` if pandas is not installed."""
     try:
         import pandas
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The summary of a run, from its history: the content of `summary.json`."""
+"""The content of `summary.json`, computed from a run's history."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from fedhet.rows import STATISTICS, Work, never_took_part
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
-    """Return the summary of a run with this history, but for the engine, the time and how the run ended."""
+    """Return the summary of a run with this history, without engine, time and status."""
     scored = run.traits.scored
     on: TestSet = "common" if config.test_on == "global" else "own"
     summary: dict[str, Any] = {
@@ -54,7 +54,7 @@ def _last(
 
 
 def _examples(run: RunInfo) -> dict[str, int]:
-    """The labelled examples of clients and of a public dataset whose labels the method uses; its unlabelled ones."""
+    """Return the numbers of labelled and unlabelled examples, with those of a public dataset that the method uses."""
     labelled = sum(record.examples for record in run.state.clients.values())
     public, sent = run.state.public_size, run.traits.public
     return {

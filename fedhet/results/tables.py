@@ -1,4 +1,4 @@
-"""Tables for a terminal, and how numbers are written in every table, report and figure."""
+"""Tables for a terminal, and the format of numbers in tables, reports and figures."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ UNDISCLOSED = "undisclosed"
 
 
 def format_bytes(number: float) -> str:
-    """Bytes in decimal units, as `931 B`, `12.3 KB`, `4.56 MB`."""
+    """Return bytes in decimal units, such as `931 B`, `12.3 KB`, `4.56 MB`."""
     size, unit = float(number), "B"
     for larger in ("KB", "MB", "GB", "TB"):
         if size < 999.5:
@@ -26,12 +26,12 @@ def format_bytes(number: float) -> str:
 
 
 def format_value(value: float | None) -> str:
-    """An accuracy or a loss with three decimals; `-` where there is none."""
+    """Return an accuracy or a loss with three decimals, or `-` if there is none."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Seconds, from two minutes on minutes and seconds, from two hours on hours and minutes."""
+    """Return a duration in seconds, minutes and seconds (from two minutes), or hours and minutes (from two hours)."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -41,7 +41,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def by_architecture(run: RunFiles) -> list[list[str]]:
-    """The clients' last evaluation by architecture, plain means: headings, rows, and the total; empty without any."""
+    """Return headings, a row for each architecture and one for all, with plain means over clients."""
     final = final_clients(run.clients)
     if not final:
         return []
@@ -57,7 +57,7 @@ def by_architecture(run: RunFiles) -> list[list[str]]:
 
 
 def headline(run: RunFiles) -> str:
-    """One line: method, accuracies, bytes and time of a run, or its recorded rounds without a summary."""
+    """Return method, accuracies, bytes and time of a run in one line."""
     method = run.settings.get("method", "unknown method")
     summary = run.summary
     if summary is None:
@@ -90,7 +90,7 @@ def headline(run: RunFiles) -> str:
 
 
 def absence(run: RunFiles) -> str:
-    """Return how many clients took no part in a finished run, in words; empty if none."""
+    """Return how many clients never took part in a finished run; empty if all did."""
     absent = len((run.summary or {}).get("never_took_part") or ())
     there = {client for row in run.rows for client in row["participants"]}
     return f"{absent} of {absent + len(there)} {ABSENT}" if absent else ""
@@ -113,7 +113,7 @@ def stage(run: RunFiles, which: str) -> str:
 
 
 def closing_table(folder: Path | str) -> "Table | str":
-    """The table at the end of a run on the terminal: clients by architecture, if any was evaluated; and `headline`."""
+    """Return what `fedhet run` prints at the end: clients by architecture, if evaluated, and `headline`."""
     from rich.table import Column, Table
 
     run = read_run(folder)

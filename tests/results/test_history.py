@@ -122,11 +122,11 @@ def test_a_torn_last_line_is_ignored_with_a_warning(make_run, caplog):
     with caplog.at_level(logging.WARNING):
         assert read_history(folder) == whole_rows[:-1]
         assert read_clients(folder) == whole_clients[:-1]
-    assert "history.jsonl, line 5: torn" in caplog.text
-    assert "clients.csv: the last line is torn" in caplog.text
+    assert "history.jsonl, line 5: incomplete" in caplog.text
+    assert "clients.csv: the last line is incomplete" in caplog.text
 
 
-def test_a_history_without_rounds_is_not_torn(tmp_path, caplog):
+def test_a_history_without_rounds_is_complete(tmp_path, caplog):
     (tmp_path / "history.jsonl").touch()  # as a run leaves it that is refused in the handshake
     assert read_history(tmp_path) == []
     assert caplog.text == ""
