@@ -11,7 +11,7 @@ from fedhet.flower import Message
 from fedhet.testing import PARTIAL, Case, Run, Tampering, assert_same_but_for_the_fault, at, raising, resume, run
 
 from .normal import draws_every_round
-from .runs import REPLIES, RecordedRuns, Stop, infinite, run_on
+from .runs import RecordedRuns, Stop, infinite, run_on
 
 STOPS = [("after", 2), ("after", 0), ("within", 0), ("within", -1)]
 """Where a run is stopped."""
@@ -22,26 +22,16 @@ class Failures:
 
     # ---- clients at fault
 
-    @pytest.mark.parametrize(
-        "fault",
-        [pytest.param(each, marks=[] if each == "lost" else [pytest.mark.slow]) for each in REPLIES if each != "nan"],
-    )
-    def test_a_bad_reply_is_refused_and_poisons_nothing(
-        self, case: Case, fault: str, cache: RecordedRuns, tmp_path: Path
+    def test_a_reply_that_is_lost_comes_to_the_same_as_none(
+        self, case: Case, cache: RecordedRuns, tmp_path: Path
     ) -> None:
-        """The rounds after it, too, are those after no reply."""
-        seen = []
+        """The client has trained, and goes on from the state before."""
 
-        def change(message: Message, client: str, reply: Message) -> None:
-            if at([2], "1")(message, client) and (reply.content.array_records or fault == "lost"):
-                seen.append(client)
-                REPLIES[fault](reply.content)
+        def lose(message: Message, client: str, reply: Message) -> None:
+            if at([2], "1")(message, client):
+                raise LookupError("the reply is lost")
 
-        done = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=change))
-        if not seen:  # a method whose clients send no arrays has none to spoil
-            assert done.failures == []
-            assert done.summary["bytes_up"] == sum(row["bytes_up"] for row in done.rows if row["round"] in (0, 4))
-            return
+        done = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=lose))
         assert_same_but_for_the_fault(done, cache("crash"))
 
     @pytest.mark.parametrize(
@@ -82,7 +72,7 @@ class Failures:
         assert [row["round"] for row in done.rows if row.get("lost_state") == ["1"]] == [2] * bool(removed)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("rate", [20.0, 1e4, 1e6])
+    @pytest.mark.parametrize("rate", [20.0, 1e6])
     def test_training_that_diverges_is_told_and_poisons_nothing(self, case: Case, rate: float, tmp_path: Path) -> None:
         """Saved values are finite; clients whose training diverged say so and are left out, or nobody is left."""
         folder = tmp_path / "run"

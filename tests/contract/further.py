@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from fedhet import config as configuration
 from fedhet import registry
 from fedhet.engines import local
 from fedhet.engines.workers import WorkerGrid
-from fedhet.errors import ConfigError
 from fedhet.flower import (
     STYPE,
     Array,
@@ -33,9 +31,7 @@ from fedhet.flower import (
     write_request,
 )
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.method import METRICS
 from fedhet.testing import (
-    PARTIAL,
     Before,
     Case,
     Hit,
@@ -53,7 +49,7 @@ from fedhet.wire import to_tensor
 from .byzantine import Recording, attack, attack_handshakes
 from .failures import Failures
 from .normal import NormalRuns
-from .privacy import COUNTS, Node, Privacy, same_data, sent_kinds
+from .privacy import Privacy
 from .runs import REPLIES, RecordedRuns, Stop, differing, run_on, where
 
 ATTACKS = [
@@ -129,30 +125,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert min(found["refused"], found["taken"]) >= least, "the attack can tell"
 
     # ---- clients apart from each other
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("rule", ["median", "norm-clipped"])
-    def test_a_rule_stands_in_for_the_mean_or_is_refused(self, case: Case, rule: str, tmp_path: Path) -> None:
-        """A run with it completes, with other models than the mean's; where it means nothing, it is refused."""
-        settings, refusal = case.settings({**PARTIAL, "clients": 7}), ""
-        try:
-            configuration.resolve({**settings, "aggregation": rule})
-        except ConfigError as error:
-            refusal = str(error)
-        if refusal:
-            assert "aggregation" in refusal
-            return
-        done = run(tmp_path / "run", {**settings, "aggregation": rule})
-        assert (done.summary["status"], done.summary["failures"]) == ("completed", 0)
-        if case.method.name in registry.own_methods():  # one from outside may average by itself
-            assert done.models != run(tmp_path / "mean", settings).models
-
-    def test_metrics_that_leave_a_node_are_rounded(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
-        """To four digits, so that they tell little of single examples."""
-        node = Node(same_data, ",".join(sent_kinds(case) | {METRICS}), tmp_path)
-        for reply in node.answers(self.messages(case, cache, {}, settings={})):
-            told = [key for key in reply["metrics"] if key not in COUNTS]
-            assert all(_short(value) for key in told for value in _numbers(reply["metrics"][key], key))
 
     def test_a_client_that_lacks_what_it_was_sent_repeats_its_handshake(
         self, case: Case, cache: RecordedRuns, tmp_path: Path
@@ -276,11 +248,3 @@ def _kinds(content: RecordDict) -> set[str]:
 
 def _sent_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for group in content.array_records.values() for array in group.values())
-
-
-def _numbers(value: Any, key: str) -> list[float]:
-    return [] if key.endswith("-weight") else value if isinstance(value, list) else [value]
-
-
-def _short(value: float) -> bool:
-    return value == float(f"{value:.4g}") or bool(np.isnan(value))

@@ -49,10 +49,6 @@ def _unreadable(content: RecordDict) -> None:
             group[key] = Array(array.dtype, array.shape, array.stype, b"")
 
 
-def _lost(content: RecordDict) -> None:
-    raise LookupError("the answer is lost")
-
-
 REPLIES: dict[str, Callable[[RecordDict], None]] = {
     "nan": _each(lambda key, array: (key, np.full_like(array, np.nan) if array.dtype.kind == "f" else array)),
     "shape": _each(lambda key, array: (key, np.concatenate([array, array[:1]]) if array.ndim else array[None])),
@@ -60,9 +56,8 @@ REPLIES: dict[str, Callable[[RecordDict], None]] = {
     "dtype": _each(lambda key, array: (key, array.astype(np.int32 if array.dtype.kind == "f" else np.float32))),
     "missing": _without,
     "unreadable": _unreadable,
-    "lost": _lost,
 }
-"""Ways to spoil what a reply says, in place, or to lose it after the client has trained."""
+"""Ways to spoil a reply, in place."""
 
 
 # ---- runs that are stopped, nodes that come and go

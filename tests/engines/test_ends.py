@@ -92,21 +92,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
-    ("arguments", "rows", "advice"),
+    ("arguments", "rows", "advice", "how", "code"),
     [
-        ([*RUN, "--set", "rounds=100000"], "here/history.jsonl", "go on with: fedhet run --resume here"),
-        (
-            [*COMPARE, "--set", "rounds=100000"],
-            "here/local-seed0/history.jsonl",
-            "the same command goes on where it was",
-        ),
+        (RUN, "here/history.jsonl", "go on with: fedhet run --resume here", signal.SIGINT, 130),
+        (COMPARE, "here/local-seed0/history.jsonl", "the same command goes on where it was", signal.SIGTERM, 143),
     ],
     ids=["run", "compare"],
 )
 def test_a_signal_ends_a_command_in_order(arguments, rows, advice, how, code, start, tmp_path):
-    command = start(arguments)
+    command = start([*arguments, "--set", "rounds=100000"])
     history = tmp_path / rows
     command.wait_for(lambda: history.is_file() and len(history.read_text().splitlines()) > 3)
     assert command.end(how) == (code, f"fedhet: stopped; {advice}\n")

