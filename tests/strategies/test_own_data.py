@@ -56,7 +56,9 @@ def score_of(tensors, examples):
 
 @pytest.mark.parametrize(("method", "test_on"), [("fedavg", "both"), ("local", "global")])
 def test_without_a_common_test_set_a_client_refuses_in_words(federate, method, test_on):
-    with pytest.raises(FedhetError, match=f"3 clients .*: test-on = {test_on} needs a common test set: return it as `common`"):
+    with pytest.raises(
+        FedhetError, match=f"3 clients .*: test-on = {test_on} needs a common test set: return it as `common`"
+    ):
         federate(method, model=model_of, data=without_common, test_on=test_on)
     assert federate(method, "local", model=model_of, data=without_common, test_on="local").failures == []
 
