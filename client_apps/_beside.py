@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from fedhet import models
 from fedhet.client import Client, ClientSide
 from fedhet.errors import ModelError
-from fedhet.learning import Phase, reestimate
-from fedhet.methods.fml import BesideParameters
+from fedhet.messages import Payload
+from fedhet.methods.included.fml import BesideParameters
 from fedhet.models.arrays import kinds_of
-from fedhet.randomness import seeded
-from fedhet.representations import Output, Representation, head_name
-from fedhet.representations.features import in_precision, precision
-from fedhet.wire import Payload
+from fedhet.models.representation import Output, Representation, head_name, in_precision, precision
+from fedhet.training import Phase, reestimate
+from fedhet.utils.randomness import seeded
 
 B = TypeVar("B", bound=BesideParameters)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhet.wire import Arrays, WireError, to_tensor
+from fedhet.messages import Arrays, WireError, to_tensor
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.client import ClientSide
-from fedhet.learning import Phase, Trained
-from fedhet.methods._classical import ClassicalParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included._classical import ClassicalParameters
+from fedhet.training import Phase, Trained
 
 LEAST = 1e-6
 """The lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""

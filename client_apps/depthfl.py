@@ -15,15 +15,15 @@ from typing import ClassVar, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from fedhet.algorithms.graphs import PermutationGroups
+from fedhet.algorithms.graphs.exits import EXITS, Exits, groups_by_depth
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
-from fedhet.graphs import PermutationGroups
-from fedhet.graphs.exits import EXITS, Exits, groups_by_depth
-from fedhet.learning import Loss, Phase, Step, divergence
-from fedhet.methods.depthfl import DepthFLParameters, DepthParameters
-from fedhet.options import Config
-from fedhet.representations import Output
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.depthfl import DepthFLParameters, DepthParameters
+from fedhet.methods.options import Config
+from fedhet.models.representation import Output
+from fedhet.training import Loss, Phase, Step, divergence
 
 D = TypeVar("D", bound=DepthParameters)
 

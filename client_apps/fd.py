@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.learning import Loss, Step
-from fedhet.methods.fd import FDParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.fd import FDParameters
+from fedhet.training import Loss, Step
 
 from .fedproto import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
 

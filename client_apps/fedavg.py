@@ -1,7 +1,7 @@
 """FedAvg, client side: train the received weights and return them (McMahan et al., AISTATS 2017)."""
 
 from fedhet.client import ClientSide
-from fedhet.options import Parameters
+from fedhet.methods.options import Parameters
 
 
 class FedAvg(ClientSide[Parameters]):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedhet.learning import Phase, soft_divergence
-from fedhet.methods.feddf import FedDFParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.feddf import FedDFParameters
+from fedhet.training import Phase, soft_divergence
 
 from .fedmd import Scores  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.learning import Loss, Step
-from fedhet.methods.fedgen import FedGenParameters
+from fedhet.messages import Payload, load_into, to_tensor
+from fedhet.methods.included.fedgen import FedGenParameters
 from fedhet.models.generator import Generator, draw
-from fedhet.wire import Payload, load_into, to_tensor
+from fedhet.training import Loss, Step
 
 from .fedproto import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
 from .pfnm import class_counts  # noqa: TID251

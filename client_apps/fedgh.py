@@ -1,7 +1,7 @@
 """FedGH, client side: trains from the server's head on, and sends mean representations of classes (Yi et al., 2023)."""
 
-from fedhet.methods.fedgh import FedGHParameters
-from fedhet.wire import Payload, load_into
+from fedhet.messages import Payload, load_into
+from fedhet.methods.included.fedgh import FedGHParameters
 
 from .fedproto import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -10,18 +10,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.alignment.descriptors import channel_means, describe, gathered, summarised
+from fedhet.algorithms.alignment.packing import pack_all, unpack_all
+from fedhet.algorithms.alignment.shared_images import distance_of
+from fedhet.algorithms.alignment.targets import compress
+from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.graphs import UnsupportedArchitecture, blocks
-from fedhet.learning import Loss, Phase, Step, reestimate
-from fedhet.methods import fedharm
-from fedhet.representations import Capturing, Output
-from fedhet.representations.descriptors import channel_means, describe, gathered, summarised
-from fedhet.representations.packing import pack_all, unpack_all
-from fedhet.representations.shared_images import distance_of
-from fedhet.representations.targets import compress
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included import fedharm
+from fedhet.models.representation import Capturing, Output
+from fedhet.training import Loss, Phase, Step, reestimate
 
 from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -1,7 +1,7 @@
 """FedHeNN, client side: the task's loss plus eta(t) times a distance of representations (Makhija et al., ICML 2022).
 
 The distance is 1 - CKA to a target kernel on X(t), the round's RAD. The spectral target, which is not in the paper, is
-in `fedhet.representations.spectral`.
+in `fedhet.algorithms.alignment.spectral`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.alignment import Alignment, Rows
+from fedhet.algorithms.alignment.packing import pack, unpack, unpack_blocks
+from fedhet.algorithms.alignment.targets import compress, mean_rbf_blocks
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
-from fedhet.learning import Loss, Step, of_tokens
-from fedhet.methods import fedhenn
-from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations import Alignment, RandomStream, Rows
-from fedhet.representations.features import ROWS_AT_ONCE
-from fedhet.representations.packing import pack, unpack, unpack_blocks
-from fedhet.representations.targets import compress, mean_rbf_blocks
-from fedhet.wire import Arrays, Payload
+from fedhet.messages import Arrays, Payload
+from fedhet.methods.included import fedhenn
+from fedhet.models.representation import ROWS_AT_ONCE, RandomStream
+from fedhet.training import Loss, Step, of_tokens
+from fedhet.utils.randomness import numpy_generator, torch_generator
 
 from ._received import PublicRows, check_rows, reading_request, row_tokens, rows_in  # noqa: TID251 - our own folder
 

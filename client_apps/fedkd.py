@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.learning import Loss, Phase, Step, divergence
-from fedhet.methods.fedkd import energy
-from fedhet.methods.fml import BesideParameters
-from fedhet.representations import Representation
-from fedhet.wire import Arrays, Payload, spec_of, to_arrays, to_tensor
-from fedhet.wire.factors import pack, unpack
+from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
+from fedhet.messages.factors import pack, unpack
+from fedhet.methods.included.fedkd import energy
+from fedhet.methods.included.fml import BesideParameters
+from fedhet.models.representation import Representation
+from fedhet.training import Loss, Phase, Step, divergence
 
 from ._beside import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.graphs import cut_out, tie
+from fedhet.algorithms.matching import due, patch
 from fedhet.client import Client
-from fedhet.graphs import cut_out, tie
-from fedhet.learning import Optimisation, Phase
-from fedhet.matching import due, patch
-from fedhet.methods.fedma import FedMAParameters
-from fedhet.wire import Arrays, Payload, cast, to_arrays
+from fedhet.messages import Arrays, Payload, cast, to_arrays
+from fedhet.methods.included.fedma import FedMAParameters
+from fedhet.training import Optimisation, Phase
 
 from .pfnm import Matched  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
+from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning import Phase, Step, of_tokens
-from fedhet.methods import fedmd
-from fedhet.representations.packing import pack, unpack
-from fedhet.wire import Arrays, Payload
+from fedhet.messages import Arrays, Payload
+from fedhet.methods.included import fedmd
+from fedhet.training import Phase, Step, of_tokens
 
 from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 

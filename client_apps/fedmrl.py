@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
-from fedhet.learning import Loss, Step
-from fedhet.methods.fedmrl import FedMRLParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.fedmrl import FedMRLParameters
+from fedhet.training import Loss, Step
 
 from ._beside import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 

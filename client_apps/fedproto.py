@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.client import Client, ClientSide
-from fedhet.client.side import P
+from fedhet.client.client_side import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
-from fedhet.learning import BATCH, Loss, Phase, Step, forward
-from fedhet.methods.fedproto import FedProtoParameters, WidthParameters
+from fedhet.messages import Payload, to_arrays, to_tensor
+from fedhet.methods.included.fedproto import FedProtoParameters, WidthParameters
+from fedhet.methods.options import Config
 from fedhet.models import place_before
-from fedhet.options import Config
-from fedhet.representations import Representation, head_name
-from fedhet.text import log
-from fedhet.wire import Payload, to_arrays, to_tensor
+from fedhet.models.representation import Representation, head_name
+from fedhet.training import BATCH, Loss, Phase, Step, forward
+from fedhet.utils.text import log
 
 W = TypeVar("W", bound=WidthParameters)
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from fedhet.client import ClientSide
-from fedhet.learning import Loss, Step
-from fedhet.methods.fedprox import FedProxParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.fedprox import FedProxParameters
+from fedhet.training import Loss, Step
 
 
 class FedProx(ClientSide[FedProxParameters]):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from fedhet.client import ClientSide
-from fedhet.learning import Phase
-from fedhet.methods.fedrep import FedRepParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.fedrep import FedRepParameters
+from fedhet.training import Phase
 
 
 class FedRep(ClientSide[FedRepParameters]):

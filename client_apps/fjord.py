@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedhet.algorithms.graphs import cut_out, entries_of, resize
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
-from fedhet.graphs import cut_out, entries_of, resize
-from fedhet.learning import Phase, Step, divergence
-from fedhet.methods.fjord import FjORDParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.fjord import FjORDParameters
+from fedhet.training import Phase, Step, divergence
 
 
 class FjORD(ClientSide[FjORDParameters]):

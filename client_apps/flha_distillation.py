@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.client import Client, ClientSide
-from fedhet.learning import Loss, Optimisation, Phase, Step, divergence, reestimate
-from fedhet.methods.flha_distillation import FLHADistillationParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.flha_distillation import FLHADistillationParameters
+from fedhet.training import Loss, Optimisation, Phase, Step, divergence, reestimate
 
 from ._beside import network_beside, state_that_travels  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -13,18 +13,19 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedhet import models, population
+from fedhet import models
+from fedhet.algorithms.graphs import LayerGraph, layer_graph
+from fedhet.algorithms.hypernets import Catalogue, catalogue
+from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.client import Client, ClientSide
+from fedhet.config import client_setup
 from fedhet.data import DataSet
 from fedhet.errors import ModelError
-from fedhet.graphs import LayerGraph, layer_graph
-from fedhet.hypernets import Catalogue, catalogue
-from fedhet.hypernets.hypernetwork import GraphHypernetwork, Written
-from fedhet.learning import Phase
-from fedhet.methods.flha_ghn import FLHAGHNParameters
-from fedhet.options import OWN
-from fedhet.text import log
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.flha_ghn import FLHAGHNParameters
+from fedhet.methods.options import OWN
+from fedhet.training import Phase
+from fedhet.utils.text import log
 
 REFINE_RATE = 0.001
 """Learning rate of the refinement."""
@@ -38,7 +39,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         settings, config = self.parameters, client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
         known = settings.head != "tiled" and config.dataset != OWN
-        types = _types(config.architectures, population.dataset_of(config)) if known else {}
+        types = _types(config.architectures, client_setup.dataset_of(config)) if known else {}
         hypernetwork = GraphHypernetwork(types, settings.design, seed=None).to(client.device)
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedhet.learning import Loss, Phase, Step, divergence
-from fedhet.methods.fml import FMLParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.fml import FMLParameters
+from fedhet.training import Loss, Phase, Step, divergence
 
 from ._beside import SMALL, Beside  # noqa: TID251 - this folder is fedhet.client_apps
 

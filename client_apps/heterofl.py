@@ -15,10 +15,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
-from fedhet.learning import Phase, Step
-from fedhet.methods.heterofl import SizedParameters
+from fedhet.messages import Payload
+from fedhet.methods.included.heterofl import SizedParameters
 from fedhet.models.arrays import tied_names
-from fedhet.wire import Payload
+from fedhet.training import Phase, Step
 
 P = TypeVar("P", bound=SizedParameters)
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from fedhet.graphs.exits import EXITS, Exits
-from fedhet.methods.inclusivefl import InclusiveFLParameters
-from fedhet.representations import Output
+from fedhet.algorithms.graphs.exits import EXITS, Exits
+from fedhet.methods.included.inclusivefl import InclusiveFLParameters
+from fedhet.models.representation import Output
 
 from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -3,8 +3,8 @@
 from itertools import islice
 
 from fedhet.client import ClientSide
-from fedhet.methods.layer_average import LayerAverageParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.layer_average import LayerAverageParameters
 
 
 class LayerAverage(ClientSide[LayerAverageParameters]):

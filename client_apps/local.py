@@ -7,9 +7,9 @@ import torch
 
 from fedhet.client import ClientSide
 from fedhet.data import Examples
-from fedhet.learning import Phase
-from fedhet.methods.local import LocalParameters
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included.local import LocalParameters
+from fedhet.training import Phase
 
 
 class Local(ClientSide[LocalParameters]):

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from fedhet.algorithms.graphs import PermutationGroup, PermutationGroups, Segment
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.errors import ModelError
-from fedhet.graphs import PermutationGroup, PermutationGroups, Segment
-from fedhet.learning import Phase
-from fedhet.methods.lora import A, B, LoRAParameters
-from fedhet.options import Config, listed
-from fedhet.representations import head_name
-from fedhet.wire import Arrays, Payload, WireError, to_tensor
+from fedhet.messages import Arrays, Payload, WireError, to_tensor
+from fedhet.methods.included.lora import A, B, LoRAParameters
+from fedhet.methods.options import Config, listed
+from fedhet.models.representation import head_name
+from fedhet.training import Phase
 
 
 class Ranks(Submodel):

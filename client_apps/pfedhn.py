@@ -1,8 +1,8 @@
 """pFedHN, client side: train the weights that came, send their change (Shamsian et al., ICML 2021, algorithm 1)."""
 
 from fedhet.client import ClientSide
-from fedhet.methods.pfedhn import PFedHNParameters
-from fedhet.wire import Payload, to_arrays
+from fedhet.messages import Payload, to_arrays
+from fedhet.methods.included.pfedhn import PFedHNParameters
 
 
 class PFedHN(ClientSide[PFedHNParameters]):

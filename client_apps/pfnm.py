@@ -6,12 +6,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedhet.algorithms.graphs import PermutationGroups, cut_out, resizable_groups, resize
+from fedhet.algorithms.matching import describe
 from fedhet.client import Client, ClientSide
-from fedhet.graphs import PermutationGroups, cut_out, resizable_groups, resize
-from fedhet.learning import Phase
-from fedhet.matching import describe
-from fedhet.methods.pfnm import PFNMParameters
-from fedhet.wire import Arrays, Payload, to_arrays
+from fedhet.messages import Arrays, Payload, to_arrays
+from fedhet.methods.included.pfnm import PFNMParameters
+from fedhet.training import Phase
 
 M = TypeVar("M", bound=PFNMParameters)
 

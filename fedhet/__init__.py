@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.version import __version__
+from fedhet.utils.version import __version__
 
 if TYPE_CHECKING:
     from fedhet.client.app import make_client_app
     from fedhet.client.own_app import wrap
     from fedhet.comparing import compare
-    from fedhet.recommending import recommend
+    from fedhet.comparing.recommending import recommend
+    from fedhet.engines.running import run
     from fedhet.results.run_result import RunResult
-    from fedhet.running import run
-    from fedhet.serving import make_server_app
-    from fedhet.task import Task
+    from fedhet.server.app import make_server_app
+    from fedhet.tasks.task import Task
 
 
 # In a checkout (and in a Flower app bundle) `strategies/` and `client_apps/` lie beside this folder; a wheel has
@@ -24,12 +24,12 @@ if (_BESIDE / "strategies").is_dir() and (_BESIDE / "client_apps").is_dir():
 
 _LAZY = {
     "make_client_app": "fedhet.client.app",
-    "make_server_app": "fedhet.serving",
+    "make_server_app": "fedhet.server.app",
     "compare": "fedhet.comparing",
-    "recommend": "fedhet.recommending",
-    "run": "fedhet.running",
+    "recommend": "fedhet.comparing.recommending",
+    "run": "fedhet.engines.running",
     "RunResult": "fedhet.results.run_result",
-    "Task": "fedhet.task",
+    "Task": "fedhet.tasks.task",
     "wrap": "fedhet.client.own_app",
 }
 
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if name[:1].isupper() and name in (strategies := _strategies()):
-        return import_module("fedhet.registry").strategy(strategies[name])
+        return import_module("fedhet.methods.registry").strategy(strategies[name])
     raise AttributeError(f"module 'fedhet' has no attribute {name!r}")
 
 
@@ -64,6 +64,6 @@ def __dir__() -> list[str]:
 
 def _strategies() -> dict[str, str]:
     """Return included methods by the name of their strategy's class."""
-    from fedhet import registry
+    from fedhet.methods import registry
 
     return registry.strategy_classes()

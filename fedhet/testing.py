@@ -23,17 +23,18 @@ import numpy as np
 import pytest
 
 import fedhet
-from fedhet import config as configuration
-from fedhet import registry, validation
 from fedhet.client.app import make_client_app
+from fedhet.config import configuration as configuration
+from fedhet.config import validation
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
-from fedhet.files import read_csv
 from fedhet.flower import ClientApp, Context, Message, decode_arrays, encode_arrays
-from fedhet.method import Method, Traits
-from fedhet.observing import Observer
-from fedhet.options import Config, Value
+from fedhet.methods import registry
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config, Value
+from fedhet.results.observers import Observer
 from fedhet.server import FederatedStrategy
+from fedhet.utils.files import read_csv
 
 COMMON: dict[str, Value] = {
     "dataset": "digits",

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedhet.algorithms.alignment.packing import check_received_features, unpack
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning import Phase, train
-from fedhet.machine import one_thread
-from fedhet.randomness import seeded, torch_generator
-from fedhet.representations.packing import check_received_features, unpack
-from fedhet.task import get_task
-from fedhet.text import log
-from fedhet.wire import Arrays, Reply, WireError, check
+from fedhet.messages import Arrays, Reply, WireError, check
+from fedhet.tasks.task import get_task
+from fedhet.training import Phase, train
+from fedhet.utils.machine import one_thread
+from fedhet.utils.randomness import seeded, torch_generator
+from fedhet.utils.text import log
 
 N = TypeVar("N", bound=nn.Module)
 

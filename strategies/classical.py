@@ -1,7 +1,7 @@
 """The methods of scikit-learn, server side: nothing is shared; the clients are only counted and evaluated."""
 
-from fedhet.methods import label_spreading, logistic_regression, nearest_neighbour
-from fedhet.methods._classical import ClassicalParameters
+from fedhet.methods.included import label_spreading, logistic_regression, nearest_neighbour
+from fedhet.methods.included._classical import ClassicalParameters
 from fedhet.server import FederatedStrategy, State
 
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from torch import nn
 
-from fedhet.graphs.exits import Exits
-from fedhet.methods import depthfl
-from fedhet.rows import in_order
+from fedhet.algorithms.graphs.exits import Exits
+from fedhet.messages import load_into
+from fedhet.methods.included import depthfl
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, read_network
-from fedhet.wire import load_into
+from fedhet.utils.ordering import in_order
 
 D = TypeVar("D", bound=depthfl.DepthParameters)
 T = TypeVar("T", bound=SubmodelState)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedhet.methods import ensemble
-from fedhet.options import Parameters
-from fedhet.representations.features import in_precision, precision
+from fedhet.messages import Reply, load_into
+from fedhet.methods.included import ensemble
+from fedhet.methods.options import Parameters
+from fedhet.models.representation import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
-from fedhet.wire import Reply, load_into
 
 
 @dataclass

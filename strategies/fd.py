@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedhet.methods import fd
+from fedhet.messages import Payload, Reply
+from fedhet.methods.included import fd
 from fedhet.server import ArraysBy, in_order
-from fedhet.wire import Payload, Reply
 
 from ._common import class_means  # noqa: TID251 - this folder is fedhet.strategies
 from .fedproto import ByClass, ClassState  # noqa: TID251

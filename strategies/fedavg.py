@@ -5,8 +5,8 @@
 over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples: the defaults of `fedhet.server.Hooks`.
 """
 
-from fedhet.methods import fedavg
-from fedhet.options import Parameters
+from fedhet.methods.included import fedavg
+from fedhet.methods.options import Parameters
 from fedhet.server import FederatedStrategy, State
 
 

@@ -14,15 +14,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedhet import models, population
+from fedhet import models
+from fedhet.config import client_setup
 from fedhet.data import Examples
 from fedhet.data.own import as_input
 from fedhet.errors import FedhetError
-from fedhet.learning import Optimisation, Phase, Step, learning_rate, read, soft_divergence
-from fedhet.machine import device_of, one_thread
-from fedhet.methods import feddf
-from fedhet.representations.features import fitted, precision
-from fedhet.wire import Reply, load_into, to_arrays
+from fedhet.messages import Reply, load_into, to_arrays
+from fedhet.methods.included import feddf
+from fedhet.models.representation import fitted, precision
+from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
+from fedhet.utils.machine import device_of, one_thread
 
 from ._common import build_at_server, train_at_server  # noqa: TID251 - this folder is fedhet.strategies
 from .fedmd import Scores, ScoresState  # noqa: TID251
@@ -101,5 +102,5 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
 
     def _transform(self, network: nn.Module | None, *, own_data: bool) -> Callable[[Tensor], Tensor]:
         dtype = None if network is None else precision(network)
-        transform = as_input if own_data else population.dataset_of(self.config).transform
+        transform = as_input if own_data else client_setup.dataset_of(self.config).transform
         return fitted(transform, dtype)

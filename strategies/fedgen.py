@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning import Optimisation, Phase, Step
-from fedhet.methods import fedgen
+from fedhet.messages import Arrays, Payload, Reply, cast, load_into, to_arrays
+from fedhet.methods.included import fedgen
 from fedhet.models.generator import Generator, draw
-from fedhet.randomness import torch_generator
 from fedhet.server import ArraysBy, FederatedStrategy, State
-from fedhet.wire import Arrays, Payload, Reply, cast, load_into, to_arrays
+from fedhet.training import Optimisation, Phase, Step
+from fedhet.utils.randomness import torch_generator
 
 from ._common import (  # noqa: TID251 - this folder is fedhet.strategies
     MOST_CLASSES,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.learning import Loss, Optimisation, Phase
-from fedhet.methods import fedgh
+from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check_room, load_into, to_arrays
+from fedhet.methods.included import fedgh
 from fedhet.server import Common
-from fedhet.wire import Arrays, Payload, Reply, WireError, cast, check_room, load_into, to_arrays
+from fedhet.training import Loss, Optimisation, Phase
 
 from ._common import MOST_CLASSES, build_at_server, train_at_server  # noqa: TID251 - this folder is fedhet.strategies
 from .fedproto import ByClass, ClassState  # noqa: TID251

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.alignment.descriptors import agreement
+from fedhet.algorithms.alignment.packing import pack_all, unpack_all
+from fedhet.algorithms.alignment.shared_images import check_sent, target_of
 from fedhet.errors import FedhetError
-from fedhet.methods import fedharm
-from fedhet.randomness import torch_generator
-from fedhet.representations.descriptors import agreement
-from fedhet.representations.packing import pack_all, unpack_all
-from fedhet.representations.shared_images import check_sent, target_of
+from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.methods.included import fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
-from fedhet.task import Metric
-from fedhet.text import log
-from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.tasks.task import Metric
+from fedhet.utils.randomness import torch_generator
+from fedhet.utils.text import log
 
 from ._common import mean_distance  # noqa: TID251 - this folder is fedhet.strategies
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedhet import population
+from fedhet.algorithms.alignment import linear_cka
+from fedhet.algorithms.alignment.packing import pack, pack_blocks, unpack
+from fedhet.algorithms.alignment.spectral import check_posteriors, cluster_rows
+from fedhet.algorithms.alignment.targets import mean_rbf_blocks, mean_target
+from fedhet.config import client_setup
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.methods import fedhenn
-from fedhet.randomness import numpy_generator, torch_generator
-from fedhet.representations import linear_cka
-from fedhet.representations.packing import pack, pack_blocks, unpack
-from fedhet.representations.spectral import check_posteriors, cluster_rows
-from fedhet.representations.targets import mean_rbf_blocks, mean_target
+from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.methods.included import fedhenn
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
-from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.utils.randomness import numpy_generator, torch_generator
 
 from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa: TID251 - this folder is fedhet.strategies
 
@@ -55,7 +55,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
         super().__init__(*args, public=public, **settings)
-        supplied = public is not None and public is not population.public_dataset(self.config)
+        supplied = public is not None and public is not client_setup.public_dataset(self.config)
         if self.parameters.rad_source == "train-union" and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set, and a public dataset "
@@ -67,7 +67,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def public_dataset(self) -> PublicDataset | None:
         """Return the examples from which all RADs are drawn."""
         if self.parameters.rad_source == "train-union" and self.parameters.eta0:
-            return population.training_union(self.config)
+            return client_setup.training_union(self.config)
         return super().public_dataset()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:

@@ -6,11 +6,11 @@ Clients that trained in the last round have the network from before it, and rece
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedhet.methods import fedkd
-from fedhet.methods.fml import BesideParameters
+from fedhet.messages import Arrays, Payload, Reply, WireError
+from fedhet.messages.factors import apply, pack, unpack
+from fedhet.methods.included import fedkd
+from fedhet.methods.included.fml import BesideParameters
 from fedhet.server import FederatedStrategy, State
-from fedhet.wire import Arrays, Payload, Reply, WireError
-from fedhet.wire.factors import apply, pack, unpack
 
 
 @dataclass

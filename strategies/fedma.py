@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.algorithms.graphs import expand, rows
+from fedhet.algorithms.matching import GroupMatch, LayerMatch, assemble, due, match_group
 from fedhet.errors import FedhetError
-from fedhet.graphs import expand, rows
-from fedhet.matching import GroupMatch, LayerMatch, assemble, due, match_group
-from fedhet.methods import fedma
-from fedhet.randomness import derive_seed
+from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, narrowed
+from fedhet.methods.included import fedma
 from fedhet.server import ArraysBy
-from fedhet.text import log
-from fedhet.wire import Arrays, Payload, Reply, WireError, cast, check, narrowed
+from fedhet.utils.randomness import derive_seed
+from fedhet.utils.text import log
 
 from .pfnm import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is fedhet.strategies
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.methods import fedmd
-from fedhet.randomness import numpy_generator
-from fedhet.representations.packing import pack, unpack
+from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.methods.included import fedmd
 from fedhet.server import Common, FederatedStrategy, State
-from fedhet.wire import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.utils.randomness import numpy_generator
 
 from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa: TID251 - this folder is fedhet.strategies
 

@@ -1,6 +1,6 @@
 """FedMRL, server side: FedAvg of the small network that all clients share (Yi et al., NeurIPS 2024, algorithm 1)."""
 
-from fedhet.methods import fedmrl
+from fedhet.methods.included import fedmrl
 from fedhet.server import FederatedStrategy, State
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from fedhet.methods import fedproto
-from fedhet.options import Parameters
+from fedhet.messages import Arrays, Payload, Reply, WireError, check
+from fedhet.methods.included import fedproto
+from fedhet.methods.options import Parameters
 from fedhet.server import Common, FederatedStrategy, State
-from fedhet.wire import Arrays, Payload, Reply, WireError, check
 
 from ._common import MOST_CLASSES, class_means  # noqa: TID251 - this folder is fedhet.strategies
 

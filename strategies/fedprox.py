@@ -1,6 +1,6 @@
 """FedProx, server side: FedAvg's (Li et al., MLSys 2020)."""
 
-from fedhet.methods import fedprox
+from fedhet.methods.included import fedprox
 from fedhet.server import FederatedStrategy, State
 
 

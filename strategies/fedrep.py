@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from fedhet.methods import fedrep
+from fedhet.messages import Reply
+from fedhet.methods.included import fedrep
 from fedhet.server import FederatedStrategy, State
-from fedhet.wire import Reply
 
 
 class FedRep(FederatedStrategy[fedrep.FedRepParameters, State]):

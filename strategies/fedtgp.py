@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.learning import Loss, Step
-from fedhet.methods import fedtgp
-from fedhet.wire import Reply, to_arrays
+from fedhet.messages import Reply, to_arrays
+from fedhet.methods.included import fedtgp
+from fedhet.training import Loss, Step
 
 from .fedgh import Learner  # noqa: TID251 - this folder is fedhet.strategies
 

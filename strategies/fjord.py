@@ -5,7 +5,7 @@
 where client i has the entries S_i: along each axis of units the first ceil(p_max K) of K, of its own widest network.
 """
 
-from fedhet.methods import fjord
+from fedhet.methods.included import fjord
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedhet.methods import flha_distillation
+from fedhet.messages import Payload, Reply
+from fedhet.methods.included import flha_distillation
 from fedhet.server import FederatedStrategy, State, in_order
-from fedhet.wire import Payload, Reply
 
 
 @dataclass

@@ -4,10 +4,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fedhet.hypernets import start
-from fedhet.methods import flha_ghn
+from fedhet.algorithms.hypernets import start
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, to_arrays
+from fedhet.methods.included import flha_ghn
 from fedhet.server import FederatedStrategy, RunningMean, State
-from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, to_arrays
 
 
 class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):

@@ -1,6 +1,6 @@
 """FML, server side: FedAvg of the network that clients train beside their own (Shen et al., 2020, algorithm 1)."""
 
-from fedhet.methods import fml
+from fedhet.methods.included import fml
 from fedhet.server import FederatedStrategy, State
 
 

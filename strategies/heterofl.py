@@ -8,9 +8,9 @@ round has is as before.
 
 from collections.abc import Mapping
 
-from fedhet.methods import heterofl
+from fedhet.messages import Reply, WireError
+from fedhet.methods.included import heterofl
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy
-from fedhet.wire import Reply, WireError
 
 
 class HeteroFL(SubmodelStrategy[heterofl.SizedParameters, SubmodelState]):

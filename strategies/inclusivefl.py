@@ -20,14 +20,14 @@ from itertools import pairwise
 import numpy as np
 from torch import nn
 
+from fedhet.algorithms.graphs import PermutationGroups
+from fedhet.algorithms.graphs.exits import EXITS
 from fedhet.errors import FedhetError
-from fedhet.graphs import PermutationGroups
-from fedhet.graphs.exits import EXITS
-from fedhet.methods import inclusivefl
-from fedhet.rows import grouped
+from fedhet.messages import Arrays, Payload, Reply, cast
+from fedhet.methods.included import inclusivefl
 from fedhet.server import ArraysBy
 from fedhet.server.submodel import SubmodelState, read_network
-from fedhet.wire import Arrays, Payload, Reply, cast
+from fedhet.utils.ordering import grouped
 
 from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.strategies
 

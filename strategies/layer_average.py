@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from fedhet.methods import layer_average
+from fedhet.messages import Payload, Reply, check, narrowed
+from fedhet.methods.included import layer_average
 from fedhet.server import FederatedStrategy, State
-from fedhet.wire import Payload, Reply, check, narrowed
 
 
 class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State]):

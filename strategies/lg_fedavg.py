@@ -3,8 +3,8 @@
 The client side is the default.
 """
 
-from fedhet.methods import lg_fedavg
-from fedhet.options import Parameters
+from fedhet.methods.included import lg_fedavg
+from fedhet.methods.options import Parameters
 from fedhet.server import FederatedStrategy, State
 
 

@@ -1,6 +1,6 @@
 """Local training, server side: nothing is shared and nothing is learnt; the clients are only counted and evaluated."""
 
-from fedhet.methods import local
+from fedhet.methods.included import local
 from fedhet.server import FederatedStrategy, State
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhet.machine import one_thread
-from fedhet.methods import lora
-from fedhet.methods.lora import A, B
+from fedhet.messages import Arrays, Payload, Reply, cast
+from fedhet.methods.included import lora
+from fedhet.methods.included.lora import A, B
 from fedhet.server import Common, average_shared
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, cut
-from fedhet.wire import Arrays, Payload, Reply, cast
+from fedhet.utils.machine import one_thread
 
 Array = np.ndarray[Any, Any]
 

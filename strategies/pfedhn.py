@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedhet.hypernets.personal import PersonalHypernetwork
-from fedhet.learning import eager
-from fedhet.machine import one_thread
-from fedhet.methods import pfedhn
+from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
+from fedhet.messages import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
+from fedhet.methods.included import pfedhn
 from fedhet.server import FederatedStrategy, State
-from fedhet.wire import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
+from fedhet.training import eager
+from fedhet.utils.machine import one_thread
 
 WEIGHT_DECAY, CLIP = 0.001, 50.0
 """Weight decay of the hypernetwork, and the largest norm of its gradient, as in the authors' code."""

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import nn
 
+from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
+from fedhet.algorithms.matching import Matching, assemble, average_rest, describe, match_networks, understand
 from fedhet.errors import FedhetError
-from fedhet.graphs import PermutationGroups, resize, widths_of
-from fedhet.matching import Matching, assemble, average_rest, describe, match_networks, understand
-from fedhet.methods import pfnm
-from fedhet.randomness import derive_seed
+from fedhet.messages import Arrays, Payload, Reply, WireError
+from fedhet.methods.included import pfnm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
-from fedhet.wire import Arrays, Payload, Reply, WireError
+from fedhet.utils.randomness import derive_seed
 
 from ._common import class_counts  # noqa: TID251 - this folder is fedhet.strategies
 
@@ -117,7 +117,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         assignments: Sequence[Mapping[int, Any]],
         sizes: Sequence[int],
     ) -> Arrays:
-        """Average arrays that are not matched, with all groups in global order (see `fedhet.matching.average_rest`)."""
+        """Average arrays that are not matched, with all groups in global order (see `average_rest`)."""
         answers = replies.values()
         return average_rest(
             states,

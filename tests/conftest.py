@@ -31,16 +31,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings
 from torch import Tensor, nn
 
-from fedhet import config as configuration
-from fedhet import registry
+from fedhet.algorithms.graphs import reading
+from fedhet.algorithms.matching import Matching
 from fedhet.client.app import make_client_app
-from fedhet.graphs import reading
-from fedhet.machine import cores
-from fedhet.matching import Matching
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
+from fedhet.methods import registry
 from fedhet.models.arrays import storage_place
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.population import ClientInfo
-from fedhet.rows import ClientRow
+from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.utils.machine import cores
+from fedhet.utils.statistics import ClientRow
 from tests import made_up
 
 LONGEST = [

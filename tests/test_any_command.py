@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedhet import cli, data, registry
-from fedhet import config as configuration
+from fedhet import cli, data
 from fedhet.client.policy import KINDS
 from fedhet.comparing import runs
+from fedhet.comparing.recommending import serving
+from fedhet.config import configuration as configuration
 from fedhet.engines import children, flower
-from fedhet.recommending import serving
+from fedhet.methods import registry
 from fedhet.server import FederatedStrategy
 
 Words = st.SearchStrategy[list[str]]
@@ -41,7 +42,16 @@ ODD = [
     *("2026-01-31", "2026-01-31T00:00:00Z", "12:00:00", "9999-99-99", "9" * 5000, "0x" + "f" * 5000, "1e308"),
     *(str(2**63 - 1), str(2**63), str(-(2**63) - 1), "-1", "0", "1", "2", ".5", "1.0", "1e3", "a,b", ",", ",,", "1,2"),
     *("\x1b[2J", '"\\u001b[2J"', '"\\u0000"', "\x00", "\n", "\u202e", "\udcff", "é" * 200, "a" * 5000, "%s", "*"),
-    *("..", "../..", "a:b", "os:system", "fedhet.methods.local:method", "fedhet:nothing", "torchvision/", "timm/x"),
+    *(
+        "..",
+        "../..",
+        "a:b",
+        "os:system",
+        "fedhet.methods.included.local:method",
+        "fedhet:nothing",
+        "torchvision/",
+        "timm/x",
+    ),
     *("$^$", "[red]", "=HYPERLINK()"),
 ]
 JUNK: Text = st.text(max_size=12) | st.integers().map(str) | st.floats().map(str) | st.sampled_from(ODD)

@@ -14,11 +14,12 @@ from safetensors import SafetensorError
 from typer.testing import CliRunner, Result
 
 import fedhet
-from fedhet import cli, data, models, registry
-from fedhet import config as configuration
+from fedhet import cli, data, models
+from fedhet.config import configuration as configuration
 from fedhet.errors import FedhetError
-from fedhet.machine import device_of
+from fedhet.methods import registry
 from fedhet.results.run_result import RunResult
+from fedhet.utils.machine import device_of
 
 QUICK = ["local/digits", "--set", "rounds=1", "--set", "clients=2", "--set", "local-epochs=1", "--set", "report=false"]
 
@@ -87,7 +88,7 @@ class TestRun:
         def run(*args: object, **kwargs: object) -> None:
             raise FedhetError("no client can serve")
 
-        monkeypatch.setattr("fedhet.running.run", run)
+        monkeypatch.setattr("fedhet.engines.running.run", run)
         result = fedhet_command("run", *QUICK, "--out", "here")
         assert (result.exit_code, result.stderr) == (1, "fedhet: no client can serve\n")
 
@@ -97,7 +98,7 @@ class TestRun:
             Path("here/config.toml").touch()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fedhet.running.run", run)
+        monkeypatch.setattr("fedhet.engines.running.run", run)
         result = fedhet_command("run", *QUICK, "--out", "here")
         assert (result.exit_code, result.stderr) == (130, "fedhet: stopped; go on with: fedhet run --resume here\n")
 
@@ -292,7 +293,7 @@ class TestOtherCommands:
         assert Path("runs/compare-local-wild/comparison.csv").read_text().count("local,0,") == 1
 
     def test_the_results_of_a_deployment_are_where_its_server_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fedhet.running.run", lambda *config, **options: RunResult(Path("there"), {}))
+        monkeypatch.setattr("fedhet.engines.running.run", lambda *config, **options: RunResult(Path("there"), {}))
         said = fedhet_command("run", *QUICK, "--engine", "hospital", "--out", "there").stdout
         assert said.count(f"{Path.cwd() / 'there'} on the server's machine") == 2
         assert not Path("there").exists()

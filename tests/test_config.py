@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhet import config as configuration
-from fedhet import registry
-from fedhet.config import ELSEWHERE, parse, parse_setting, read, resolve
-from fedhet.config import keys as every_key
+from fedhet.config import configuration as configuration
+from fedhet.config.configuration import ELSEWHERE, parse, parse_setting, read, resolve
+from fedhet.config.configuration import keys as every_key
+from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError
-from fedhet.options import Config
-from fedhet.toml import to_toml
+from fedhet.methods import registry
+from fedhet.methods.options import Config
 
 
 def problems(**settings):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedhet
-from fedhet import registry
+from fedhet.methods import registry
 from fedhet.testing import MIXED, Case
 
 from .contract.further import Contract

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from fedhet import config as configuration
 from fedhet import models
-from fedhet.config import parse_settings, resolve, run_configs
-from fedhet.files import read_csv
-from fedhet.options import Config
-from fedhet.registry import module_of
+from fedhet.config import configuration as configuration
+from fedhet.config.configuration import parse_settings, resolve, run_configs
+from fedhet.methods.options import Config
+from fedhet.methods.registry import module_of
+from fedhet.utils.files import read_csv
 from tests.test_presets import one_round
 
 page: ModuleType = module_of(str(run_configs() / "studies" / "papers.py"))

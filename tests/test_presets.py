@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from fedhet import config as configuration
-from fedhet import models, registry, validation
-from fedhet.config import resolve
+from fedhet import models
+from fedhet.config import configuration as configuration
+from fedhet.config import validation
+from fedhet.config.configuration import resolve
 from fedhet.data import registry as datasets
 from fedhet.data.text import shakespeare
-from fedhet.keys import kebab
-from fedhet.options import Config
+from fedhet.methods import registry
+from fedhet.methods.keys import kebab
+from fedhet.methods.options import Config
 from fedhet.testing import run
 
 LARGE = ("vgg9", "torchvision/", "timm/", "'flha'", "flha-small", "fedharm-small")

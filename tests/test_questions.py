@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import make_client_app, population, registry
+from fedhet import make_client_app
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.method import Traits
-from fedhet.population import ClientInfo
+from fedhet.methods import registry
+from fedhet.methods.method import Traits
 from tests.small import SMALL
 
 PAGE = Path(__file__).resolve().parents[1] / "fedhet" / "methods" / "README.md"
@@ -84,7 +86,7 @@ def refused(method: str, folder: Path, *, width: int, outputs: int) -> bool:
     settings = {"dataset": "digits", "clients": 2, "samples-per-client": 32, "public-samples": 32, "test-on": "local"}
     settings |= {"method": method, "rounds": 1, "closing-epochs": 0, **OF_METHOD.get(method, {})}
     config = configuration.resolve(settings, strict=False).but(state_dir=str(folder))
-    strategy = registry.strategy(method)(config, public=population.public_dataset(config), model=model)
+    strategy = registry.strategy(method)(config, public=client_setup.public_dataset(config), model=model)
     try:
         strategy.handshake(LocalGrid(make_client_app(model), 2))
     except FedhetError as error:

@@ -1,4 +1,4 @@
-from fedhet.randomness import derive_seed, numpy_generator, torch_generator
+from fedhet.utils.randomness import derive_seed, numpy_generator, torch_generator
 
 
 def test_random_streams_are_named_and_do_not_depend_on_the_process():

@@ -18,16 +18,18 @@ from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
 import fedhet
-from fedhet import cli, data, matching, registry
-from fedhet import config as configuration
+from fedhet import cli, data
+from fedhet.algorithms import matching
+from fedhet.algorithms.alignment import cka
+from fedhet.config import configuration as configuration
 from fedhet.errors import ConfigError, DataError, ModelError
-from fedhet.files import read_arrays
 from fedhet.flower.grid import LocalGrid
-from fedhet.method import METRICS, STRUCTURE
-from fedhet.representations import cka
+from fedhet.methods import registry
+from fedhet.methods.method import METRICS, STRUCTURE
+from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES, NetworkDescription
 from fedhet.results.run_result import RunResult
-from fedhet.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES, NetworkDescription
 from fedhet.testing import MethodContract
+from fedhet.utils.files import read_arrays
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "run_configs" / "README.md", *sorted((ROOT / "fedhet").rglob("README.md"))]
@@ -189,7 +191,7 @@ def test_the_table_of_traits_is_true() -> None:
     for name, (networks, shares, *others) in rows.items():
         method = registry.method(name)
         traits = method.traits_of(method.Parameters())
-        assert traits.shares is getattr(fedhet.sharing, shares)
+        assert traits.shares is getattr(fedhet.methods.sharing, shares)
         told = [traits.networks, traits.keeps, traits.scored, str(traits.common_init), traits.public]
         assert told == [networks, *others], name
 
@@ -304,8 +306,8 @@ def planning(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Planned
 
     monkeypatch.setattr("fedhet.comparing.runs.Execution.__call__", begin)
-    monkeypatch.setattr("fedhet.recommending.ask", begin)
-    monkeypatch.setattr("fedhet.running.run", lambda config, **settings: RunResult(app, {}))
+    monkeypatch.setattr("fedhet.comparing.recommending.ask", begin)
+    monkeypatch.setattr("fedhet.engines.running.run", lambda config, **settings: RunResult(app, {}))
     monkeypatch.setattr("fedhet.results.report.write_report", Path)
     monkeypatch.setattr("fedhet.results.report.compare_folders", lambda folders, out: out)
     monkeypatch.chdir(ROOT)
@@ -322,17 +324,17 @@ def test_every_command_is_understood(command: str) -> None:
 @pytest.mark.parametrize("command", commands(STUDIES))
 def test_every_command_of_a_study_is_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where training begins, without its data, which only the user has."""
-    monkeypatch.setattr("fedhet.population.check", lambda config, **own: None)
+    monkeypatch.setattr("fedhet.config.client_setup.check", lambda config, **own: None)
     result = CliRunner().invoke(cli.app, shlex.split(command.replace("=S", "=0"))[1:], prog_name="fedhet")
     assert result.exit_code == 0 or isinstance(result.exception, Planned), result.output
 
 
 PUBLIC = {
     "fedhet": ["run", "compare", "make_client_app", "make_server_app", "wrap", "FedAvg", "FedHeNN", "FedMA"],
-    "fedhet.representations.cka": ["linear_cka", "debiased_linear_cka", "rbf_cka"],
-    "fedhet.matching": ["match_layer", "LayerMatch"],
-    "fedhet.registry": ["methods", "models", "datasets", "partitions"],
-    "fedhet.graphs": ["permute"],
+    "fedhet.algorithms.alignment.cka": ["linear_cka", "debiased_linear_cka", "rbf_cka"],
+    "fedhet.algorithms.matching": ["match_layer", "LayerMatch"],
+    "fedhet.methods.registry": ["methods", "models", "datasets", "partitions"],
+    "fedhet.algorithms.graphs": ["permute"],
 }
 """Names outside this repository that others import: they stay, or CHANGELOG.md says what takes their place."""
 

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from fedhet import config as configuration
-from fedhet import registry
 from fedhet.client import ClientSide
+from fedhet.config import configuration as configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.method import Method, Traits
-from fedhet.options import Parameters, option
+from fedhet.methods import registry
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Parameters, option
+from fedhet.methods.sharing import HEAD
 from fedhet.server import FederatedStrategy
-from fedhet.serving import make_server_app
-from fedhet.sharing import HEAD
+from fedhet.server.app import make_server_app
 
 ROOT = Path(__file__).resolve().parents[1]
 
 MODULE = """
 from dataclasses import dataclass
 
-from fedhet.method import Method
-from fedhet.options import Parameters, option
+from fedhet.methods.method import Method
+from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class MyParameters(Parameters):
@@ -120,7 +120,7 @@ class TestInstalled:
             ({"mine": "of_mine:nothing"}, r"\(of_mine:nothing\) cannot be imported: .*nothing"),
             (
                 {"mine": "of_mine:something_else"},
-                "installed package .* is a int, no fedhet.method.Method",
+                "installed package .* is a int, no fedhet.methods.method.Method",
             ),
             ({"yours": "of_mine:method"}, "method 'yours' calls itself 'mine': the names must be the same"),
         ],
@@ -145,7 +145,7 @@ class TestWorkingFolder:
         [
             ("nowhere:method", "method = 'nowhere:method': cannot be imported: No module named 'nowhere'"),
             ("of_mine:nothing", "method = 'of_mine:nothing': cannot be imported: .*nothing"),
-            ("of_mine:something_else", "is a int, no fedhet.method.Method"),
+            ("of_mine:something_else", "is a int, no fedhet.methods.method.Method"),
             (":method", "write package.module:name"),
         ],
     )
@@ -175,7 +175,7 @@ class TestWorkingFolder:
 
 class TestFiles:
     CONTROLS = """
-from fedhet.methods.fedprox import method
+from fedhet.methods.included.fedprox import method
 from fedhet.strategies.fedprox import FedProx
 
 class Mine(FedProx):
@@ -267,7 +267,7 @@ class TestGiven:
                 registry.give(Method(name))
 
     def test_what_is_no_method_is_refused(self):
-        with pytest.raises(ConfigError, match="a method is a fedhet.method.Method, not a str"):
+        with pytest.raises(ConfigError, match="a method is a fedhet.methods.method.Method, not a str"):
             registry.give("fedavg")
 
     def test_apps_serve_methods_that_they_are_given(self, tiny, watch, home):

@@ -17,17 +17,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import fedhet
-from fedhet import cli, registry
-from fedhet import config as configuration
+from fedhet import cli
+from fedhet.config import configuration as configuration
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.observing import Observer, RunInfo
+from fedhet.methods import registry
+from fedhet.results.observers import Observer, RunInfo
 
 SETTINGS = {"method": "fedhenn", "clients": 3, "rounds": 2, "local-epochs": 1, "architectures": "mlp", "workers": 1}
 EVIL = 'from pathlib import Path\nPath("marker").touch()\n'
 MINE = """
 from pathlib import Path
-from fedhet.method import Drawing, Method
-from fedhet.options import Parameters
+from fedhet.methods.method import Drawing, Method
+from fedhet.methods.options import Parameters
 
 Path("imported").touch()
 method = Method("mine", drawings={"cka": Drawing("fedhet.results.drawings:cka_figure", "of mine")})
@@ -76,7 +77,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return type("Stopping", (found(name),), {"start": start})
 
-    monkeypatch.setattr("fedhet.serving.registry.strategy", strategy)
+    monkeypatch.setattr("fedhet.server.app.registry.strategy", strategy)
 
 
 def command(*arguments: str | Path) -> Result:

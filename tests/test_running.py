@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
+from fedhet.config.user_functions import data_function, model_function
+from fedhet.engines.running import _resolved
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
-from fedhet.observing import Observer
 from fedhet.results.history import final_clients, read_clients, scored_curve
+from fedhet.results.observers import Observer
 from fedhet.results.report import write_report
-from fedhet.running import _resolved
-from fedhet.supplied import data_function, model_function
-from fedhet.task import Task
+from fedhet.tasks.task import Task
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 QUICK = {"clients": 3, "rounds": 2, "learning_rate": 0.2, "batch_size": 8}
@@ -62,7 +62,7 @@ def test_a_run_without_a_report_imports_nothing_heavy_but_torch_and_flower(tmp_p
 
 
 def resolved(config):
-    return _resolved(config, None, fedhet.supplied.Supplied())
+    return _resolved(config, None, fedhet.config.user_functions.Supplied())
 
 
 def test_single_settings_go_on_top_of_the_commands_defaults():
@@ -369,7 +369,7 @@ def test_a_run_leaves_the_callers_process_as_it_was(run, tiny):
 
 MEMORY = """
 import numpy as np, psutil
-from fedhet.machine import keep_freed_memory, process_restored
+from fedhet.utils.machine import keep_freed_memory, process_restored
 
 def kept():  # the MiB that this process still has after it took and freed 100 of them
     before = psutil.Process().memory_info().rss

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import fedhet
+from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import FedhetError
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.population import ClientInfo
+from fedhet.results.observers import Observer, RoundReport, RunInfo
 
 
 def data(client: ClientInfo) -> Any:
@@ -173,7 +173,7 @@ def test_a_network_that_returns_probabilities_is_warned_of_once(
     last: nn.Module, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedhet.text.log.propagate", True)
+    monkeypatch.setattr("fedhet.utils.text.log.propagate", True)
     run(lambda client: nn.Sequential(nn.Linear(4, outputs), last))
     assert caplog.text.count("its Sequential returns probabilities, and the loss of") == 1
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from fedhet.method import Traits
-from fedhet.sharing import (
+from fedhet.methods.method import Traits
+from fedhet.methods.sharing import (
     BODY,
     BY_FIRST_LAYERS,
     BY_TYPE_AND_ORDER,

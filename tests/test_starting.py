@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedhet.cli.new_project import APP, PARTS, PROGRAM, write
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
-from fedhet.starting import APP, PARTS, PROGRAM, write
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("home", "no_report")

@@ -14,7 +14,7 @@ from fedhet.client.app import make_client_app
 from fedhet.client.policy import Policy
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.metric import Metric
+from fedhet.utils.statistics import Metric
 from tests.small import SMALL
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")

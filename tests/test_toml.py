@@ -5,7 +5,7 @@ from flwr.common.config import parse_config_args
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedhet import toml
+from fedhet.config import toml
 from fedhet.errors import ConfigError
 
 WORDS = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 from torchvision import datasets, transforms
 
 import fedhet
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
 from fedhet.results.history import read_history
-from fedhet.serving import serve
+from fedhet.server.app import serve
 
 CLIENTS, EACH, CLASSES = 3, 80, 4
 G = torch.Generator().manual_seed(7)

@@ -8,30 +8,31 @@ from typing import Any
 
 import torch
 
-from fedhet import registry, supplied
-from fedhet.client import jobs, node
+from fedhet.client import node, work
 from fedhet.client.client import Client
 from fedhet.client.clients import Clients
-from fedhet.client.jobs import Job, Loop
 from fedhet.client.memory import memory_limited, with_measured_size
+from fedhet.client.model_check import check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.state import LostState
-from fedhet.client.trial import check_unchanged
+from fedhet.client.work import Job, Loop
+from fedhet.config import user_functions
+from fedhet.config.client_setup import ClientInfo
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import DataError, FedhetError
 from fedhet.flower import ClientApp, Context, Message, decode, write_reply
 from fedhet.flower.insides import cluster_machine, failure
 from fedhet.flower.mods import check_one_model, clips, in_flowers_format, log_once, noise_multiplier
-from fedhet.machine import describe as describe_device
-from fedhet.method import Method
-from fedhet.options import Config
-from fedhet.population import ClientInfo
-from fedhet.rows import Work
-from fedhet.task import Task, as_task
-from fedhet.text import log
-from fedhet.wire import Payload, Refusal, Reply, Report, Request, spec_of
-from fedhet.wire.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
+from fedhet.messages import Payload, Refusal, Reply, Report, Request, spec_of
+from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
+from fedhet.methods import registry
+from fedhet.methods.method import Method
+from fedhet.methods.options import Config
+from fedhet.tasks.task import Task, as_task
+from fedhet.utils.machine import describe as describe_device
+from fedhet.utils.statistics import Work
+from fedhet.utils.text import log
 
 LoopOf = Callable[[Config, Message, Context], Loop]
 """Returns a user's own training and evaluation for a message."""
@@ -48,7 +49,7 @@ def make_client_app(
     """Return a Flower ClientApp that serves every method of fedhet; a message names the method.
 
     Args:
-        model: from a `ClientInfo` to any `nn.Module`, or any other form that `fedhet.supplied.model_function` takes; by
+        model: from a `ClientInfo` to any `nn.Module`, or any other form that `model_function` takes; by
             default the configured architecture. Its initial weights are drawn from torch's global generator, seeded for
             each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
         data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
@@ -68,8 +69,8 @@ def make_client_app(
         registry.give(method)
     clipping = [mod for mod in mods or () if clips(mod)]
     others = [in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None
-    supplied.Supplied(model, data, task)  # raises for what cannot be used
-    clients = Clients(supplied.model_function(model), supplied.data_function(data), as_task(task))
+    user_functions.Supplied(model, data, task)  # raises for what cannot be used
+    clients = Clients(user_functions.model_function(model), user_functions.data_function(data), as_task(task))
     return Answers(clients, flower=bool(mods), clipping=clipping).app(others)
 
 
@@ -92,8 +93,8 @@ class Answers:
         """Return the ClientApp of these answers."""
         app = ClientApp(mods=mods)
         app.query()(partial(self, self.question))
-        app.train(mods=[*self._clipping])(partial(self, jobs.train))
-        app.evaluate()(partial(self, jobs.evaluate))
+        app.train(mods=[*self._clipping])(partial(self, work.train))
+        app.evaluate()(partial(self, work.evaluate))
         return app
 
     def __call__(self, work: Callable[[Job], Payload], message: Message, context: Context) -> Message:
@@ -151,10 +152,10 @@ class Answers:
         """Answer the handshake, the question for the weights from which all start, or a method's own question."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
-            return jobs.first(job)
+            return work.first(job)
         if question == JOIN:
-            return jobs.join(job)
-        jobs.restore(job)
+            return work.join(job)
+        work.restore(job)
         if question != HANDSHAKE:
             return side.answer(question, job.payload)
         client.store.make_room()

@@ -14,13 +14,12 @@ from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
-from fedhet.learning import BATCH, Optimisation, Trained, learning_rate, read, reestimate
-from fedhet.options import Config
-from fedhet.randomness import derive_seed, torch_generator
-from fedhet.representations import Representation
-from fedhet.representations.features import ROWS_AT_ONCE, in_precision, scores_of
-from fedhet.task import Task
-from fedhet.wire import Request, WireError
+from fedhet.messages import Request, WireError
+from fedhet.methods.options import Config
+from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision, scores_of
+from fedhet.tasks.task import Task
+from fedhet.training import BATCH, Optimisation, Trained, learning_rate, read, reestimate
+from fedhet.utils.randomness import derive_seed, torch_generator
 
 
 @dataclass
@@ -180,7 +179,7 @@ class Client:
         rows: int = BATCH,
         tokens: Tensor | None = None,
     ) -> Tensor:
-        """Return the network's outputs, or Phi, for raw inputs in evaluation mode (see `fedhet.learning.read`)."""
+        """Return the network's outputs, or Phi, for raw inputs in evaluation mode (see `fedhet.training.read`)."""
         return read(self.model, inputs, self.transform, until=until, rows=rows, tokens=tokens)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
@@ -222,5 +221,5 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate running statistics from the training examples (see `fedhet.learning.reestimate`)."""
+        """Re-estimate running statistics from the training examples (see `fedhet.training.reestimate`)."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)

@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedhet import population, registry, supplied
+from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client.client import Client
-from fedhet.client.jobs import Job, Loop, ModelCheck
+from fedhet.client.model_check import check_model
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore
 from fedhet.client.submodel import Submodel
-from fedhet.client.trial import check_model
+from fedhet.client.work import Job, Loop, ModelCheck
+from fedhet.config import client_setup, user_functions
+from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, DataSet, resident, with_drawn_test_part, with_validation
 from fedhet.data.own import as_input
 from fedhet.errors import DataError, ModelError
-from fedhet.files import state_folder
-from fedhet.graphs import PermutationGroups
-from fedhet.machine import cores, device_of, keep_freed_memory
-from fedhet.options import OWN, Config, fields_of, keys_about, keys_that
-from fedhet.population import ClientInfo, ModelFunction
-from fedhet.randomness import seeded
-from fedhet.representations import Representation
-from fedhet.representations.features import fitted, precision
-from fedhet.task import Task
-from fedhet.wire import Payload, Request
+from fedhet.messages import Payload, Request
+from fedhet.methods import registry
+from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
+from fedhet.models.representation import Representation, fitted, precision
+from fedhet.tasks.task import Task
+from fedhet.utils.files import state_folder
+from fedhet.utils.machine import cores, device_of, keep_freed_memory
+from fedhet.utils.randomness import seeded
 
 KEPT = 64
 """Number of networks that a process keeps for later clients."""
@@ -51,7 +51,7 @@ class Clients:
     inferred.
     """
 
-    def __init__(self, model: ModelFunction | None, data: supplied.DataFunction | None, task: Task) -> None:
+    def __init__(self, model: ModelFunction | None, data: user_functions.DataFunction | None, task: Task) -> None:
         self._model, self._data, self._task = model, data, task
         self._free: list[_Network] = []
         self._groups: dict[object, PermutationGroups] = {}
@@ -83,7 +83,7 @@ class Clients:
         if len(data.train) == 0:
             raise DataError("has no training examples")
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
-        dataset = population.dataset_of(config) if self._data is None else None
+        dataset = client_setup.dataset_of(config) if self._data is None else None
         with self._network(info, data, device) as network:
             transform = _transform(network.representation.precision, dataset)
             if info.name not in self._checked:
@@ -99,7 +99,7 @@ class Clients:
                 request=request,
                 data=data,
                 representation=network.representation,
-                architecture=self._named[info.name] if self._model else population.architecture_of(info),
+                architecture=self._named[info.name] if self._model else client_setup.architecture_of(info),
                 task=checked.task,
                 tokens=checked.tokens,
                 device=device,
@@ -153,12 +153,12 @@ class Clients:
     def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
         config, seed = info.config, info.split_seed
         if self._data is None and device.type == "cpu":  # which the population keeps
-            return population.data_of(info)
+            return client_setup.data_of(info)
         split = (config.test_split, config.test_share, config.validation, seed) if self._data else config.text
         key = (info.name, split, device)
         if key not in self._data_kept:
             if self._data is None:
-                data = population.data_of(info)
+                data = client_setup.data_of(info)
             else:
                 data = self._data(info)
                 if config.test_split == "drawn":
@@ -200,8 +200,8 @@ class Clients:
         config, parts = info.config, registry.client_side(info.config.method_name).parts
         kind: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
-            dataset = population.dataset_of(config)
-            kind = (population.architecture_of(info), dataset.input_shape, dataset.classes)
+            dataset = client_setup.dataset_of(config)
+            kind = (client_setup.architecture_of(info), dataset.input_shape, dataset.classes)
         kind += (device, config.head, config.method_name, config.parameters, parts and parts.width_of(info))
         place = next((i for i in reversed(range(len(self._free))) if self._free[i].kind == kind), None)
         network = self._new(info, data, device, kind) if place is None else self._free.pop(place)
@@ -214,10 +214,10 @@ class Clients:
     def _new(self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...]) -> _Network:
         """Build a network for a client, or its part of one."""
         config, side, part = info.config, registry.client_side(info.config.method_name), None
-        model = self._build(info, population.owner_of_weights(config, info.name)).to(device)
+        model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
         if side.parts:
             if kind[:-1] not in self._groups:
-                dataset = population.dataset_of(config) if self._data is None else None
+                dataset = client_setup.dataset_of(config) if self._data is None else None
                 example = _transform(precision(model), dataset)(data.train.inputs[:2])
                 self._groups[kind[:-1]] = side.parts.groups_of(model, example)
             part = side.parts(kind[-1], self._groups[kind[:-1]])
@@ -235,7 +235,7 @@ class Clients:
         """Build a whole network with the initial weights of `owner`, in the form from which the part is cut."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
-            model = self._model(info) if self._model else population.model_of(info)
+            model = self._model(info) if self._model else client_setup.model_of(info)
             parameters = sum(parameter.numel() for parameter in model.parameters())
             self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
             model = side.adapt(model, info.config)
@@ -249,7 +249,7 @@ class Clients:
         except RuntimeError as error:
             raise ModelError(
                 f"its {model._get_name()} was built again as another network, and must be the same for a client "
-                f"every time: let nothing random decide its layers{supplied.origin(self._model)}"
+                f"every time: let nothing random decide its layers{user_functions.origin(self._model)}"
             ) from error
 
 

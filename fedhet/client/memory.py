@@ -6,16 +6,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fedhet import learning, registry
+from fedhet import training
 from fedhet.client.clients import Clients
-from fedhet.client.jobs import Job
 from fedhet.client.node import SIZE
 from fedhet.client.policy import Policy, Refused
+from fedhet.client.work import Job
+from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError
 from fedhet.flower import ConfigRecord, Context
-from fedhet.machine import data_in_use, out_of_memory, peak_memory
-from fedhet.population import ClientInfo
-from fedhet.wire import Payload, Request
+from fedhet.messages import Payload, Request
+from fedhet.methods import registry
+from fedhet.utils.machine import data_in_use, out_of_memory, peak_memory
 
 
 @contextmanager
@@ -119,8 +120,8 @@ def step_memory(job: Job) -> int:
     def step() -> None:
         for phase in job.side.phases(job.payload)[:1]:
             one, generator = replace(phase, epochs=0, steps=1), client.generator("size")
-            learning.train(client.model, one, client.data.train, client.task, client.prepare, generator=generator)
-        client.read(client.data.train.inputs[: learning.BATCH])
+            training.train(client.model, one, client.data.train, client.task, client.prepare, generator=generator)
+        client.read(client.data.train.inputs[: training.BATCH])
 
     return peak_memory(step)
 

@@ -11,16 +11,16 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from fedhet import config as configuration
-from fedhet import registry
 from fedhet.client.policy import Policy, Refused
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError
-from fedhet.files import plain_name, state_folder
 from fedhet.flower import ConfigRecord, Context, Message, read_request
-from fedhet.machine import proof
-from fedhet.options import Config, keys_about, keys_that
-from fedhet.population import ClientInfo
-from fedhet.wire import Request
+from fedhet.messages import Request
+from fedhet.methods import registry
+from fedhet.methods.options import Config, keys_about, keys_that
+from fedhet.utils.files import plain_name, state_folder
+from fedhet.utils.machine import proof
 
 SIZE = "fedhet.size"
 """Record of a node's context with the measured size of its client (`fedhet.client.submodel`)."""

@@ -5,21 +5,22 @@ from typing import Any
 
 import torch
 
-from fedhet import registry, supplied
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
-from fedhet.client.jobs import Job
+from fedhet.client.work import Job
+from fedhet.config import user_functions
 from fedhet.data import ClientData, Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.flower import ClientApp, Context, Message, ask_app
 from fedhet.flower.settings import OURS
-from fedhet.keys import kebab
-from fedhet.learning import Trained
-from fedhet.options import Config
-from fedhet.task import Metric, as_task
-from fedhet.text import log
-from fedhet.wire import Payload, check, load_into, spec_of, to_arrays
+from fedhet.messages import Payload, check, load_into, spec_of, to_arrays
+from fedhet.methods import registry
+from fedhet.methods.keys import kebab
+from fedhet.methods.options import Config
+from fedhet.tasks.task import Metric, as_task
+from fedhet.training import Trained
+from fedhet.utils.text import log
 
 
 def wrap(
@@ -54,14 +55,14 @@ def wrap(
     """
     if not isinstance(app, ClientApp):
         raise ConfigError(f"app must be a flwr.clientapp.ClientApp, not {type(app).__name__}")
-    if (function := supplied.model_function(model)) is None:
+    if (function := user_functions.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model whose arrays the app's functions receive: fedhet.wrap(app, Net)")
 
     def loop(config: Config, message: Message, context: Context) -> _Loop:
         _check_method(config)
         return _Loop(app, message, context, (accuracy, loss, train_loss))
 
-    return Answers(Clients(function, supplied.counts_function(examples, _unread), as_task(None)), loop=loop).app()
+    return Answers(Clients(function, user_functions.counts_function(examples, _unread), as_task(None)), loop=loop).app()
 
 
 def _check_method(config: Config) -> None:
@@ -98,8 +99,9 @@ def _unread(client: str, counts: Any) -> ClientData:
             f"client {client}: examples must return the numbers of training and test examples, at least (1, 0), not "
             f"{counts!r}"
         )
-    parts = (LazyInputs(_Unread(), None, torch.arange(count)) for count in (train, test))
-    return ClientData(*(Examples(part, torch.zeros(len(part), dtype=torch.int64)) for part in parts))
+    unread = (LazyInputs(_Unread(), None, torch.arange(count)) for count in (train, test))
+    own_train, own_test = (Examples(part, torch.zeros(len(part), dtype=torch.int64)) for part in unread)
+    return ClientData(own_train, own_test)
 
 
 class _Loop:

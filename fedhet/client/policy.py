@@ -6,16 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedhet.client.client_side import AnySide
 from fedhet.client.secret import ChangedExamples
-from fedhet.client.side import AnySide
 from fedhet.client.state import LostState
 from fedhet.errors import ConfigError, FedhetError, in_words, nearest
-from fedhet.method import METRICS, STRUCTURE, Traits
-from fedhet.options import listed
-from fedhet.task import Metric
-from fedhet.text import log
-from fedhet.wire import Payload, Reply, WireError
-from fedhet.wire.protocol import WHOLE, Measured
+from fedhet.messages import Payload, Reply, WireError
+from fedhet.messages.protocol import WHOLE, Measured
+from fedhet.methods.method import METRICS, STRUCTURE, Traits
+from fedhet.methods.options import listed
+from fedhet.tasks.task import Metric
+from fedhet.utils.text import log
 
 KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
 """Kinds of what leaves a node: arrays of a network or their changes; classes, numbers of examples by class and

@@ -19,10 +19,10 @@ from torch import Tensor
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
 from fedhet.errors import FedhetError
-from fedhet.files import file_name, locked, write_text
-from fedhet.outputs import Outputs
-from fedhet.randomness import torch_generator
-from fedhet.text import log
+from fedhet.tasks.outputs import Outputs
+from fedhet.utils.files import file_name, locked, write_text
+from fedhet.utils.randomness import torch_generator
+from fedhet.utils.text import log
 
 FOLDER = "nodes"
 """Folder in a node's `state-dir` with a file for each client."""

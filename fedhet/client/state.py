@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
+from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, in_words
-from fedhet.files import file_name, read_tensors, state_folder, write_tensors, write_text
-from fedhet.text import log
-from fedhet.toml import from_json
+from fedhet.utils.files import file_name, read_tensors, state_folder, write_tensors, write_text
+from fedhet.utils.text import log
 
 KEPT_DAYS = 90
 """Runs and public datasets that were not used for so many days are removed from a node's folder by a new run."""

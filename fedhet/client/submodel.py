@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedhet import population
-from fedhet.graphs import PermutationGroups, cut_out, entries_of, resizable_groups, resize
-from fedhet.matching import describe
-from fedhet.population import ClientInfo
+from fedhet.algorithms.graphs import PermutationGroups, cut_out, entries_of, resizable_groups, resize
+from fedhet.algorithms.matching import describe
+from fedhet.config import client_setup
+from fedhet.config.client_setup import ClientInfo
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Submodel:
     @classmethod
     def width_of(cls, info: ClientInfo) -> float:
         """Return a client's share."""
-        return population.width_of(info)
+        return client_setup.width_of(info)
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:

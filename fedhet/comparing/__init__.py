@@ -23,16 +23,16 @@ from fedhet.comparing.tables import (
     whole_table,
 )
 from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
+from fedhet.config.user_functions import Supplied
 from fedhet.errors import ConfigError, FedhetError, check_list
-from fedhet.files import write_csv, write_text
 from fedhet.results.history import showing
 from fedhet.results.page import Table, table
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
 from fedhet.results.run_result import data_frame
-from fedhet.rows import grouped
-from fedhet.supplied import Supplied
-from fedhet.task import Task
+from fedhet.tasks.task import Task
+from fedhet.utils.files import write_csv, write_text
+from fedhet.utils.ordering import grouped
 
 if TYPE_CHECKING:
     import pandas

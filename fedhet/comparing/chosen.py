@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhet import registry
-from fedhet.keys import default_of
-from fedhet.options import Config, Value, fields_of, keys_about
-from fedhet.validation import is_complete
+from fedhet.config.validation import is_complete
+from fedhet.methods import registry
+from fedhet.methods.keys import default_of
+from fedhet.methods.options import Config, Value, fields_of, keys_about
 
 PLACES = frozenset(keys_about("place"))
 """Keys of where and how a run is carried out, which the comparison sets and which do not change results."""

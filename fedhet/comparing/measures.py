@@ -13,7 +13,8 @@ from fedhet.comparing.settings import PlannedRun
 from fedhet.comparing.uncertainty import Difference, holm, paired_difference
 from fedhet.results.history import RunFiles, final_clients, read_run
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.rows import grouped, never_took_part
+from fedhet.utils.ordering import grouped
+from fedhet.utils.statistics import never_took_part
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
 GAINS = ("worse_off", "worst_tenth")

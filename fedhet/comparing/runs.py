@@ -16,20 +16,22 @@ import torch
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedhet import config as configuration
-from fedhet import population, registry, running, text
 from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.settings import FILES, PlannedRun, shake_hands
-from fedhet.engines import children, messages
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.user_functions import Supplied
+from fedhet.config.validation import ineffective
+from fedhet.engines import children, messages, running
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError, check_kinds
-from fedhet.files import LOCK, check_links, check_place
-from fedhet.keys import default_of
-from fedhet.machine import device_of, runs_at_once
+from fedhet.methods import registry
+from fedhet.methods.keys import default_of
 from fedhet.results.history import read_run
-from fedhet.supplied import Supplied
-from fedhet.text import printable
-from fedhet.validation import ineffective
+from fedhet.utils import text
+from fedhet.utils.files import LOCK, check_links, check_place
+from fedhet.utils.machine import device_of, runs_at_once
+from fedhet.utils.text import printable
 
 WIDEST = 1000
 """Characters of a line of a table in a file."""
@@ -56,7 +58,7 @@ def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None: 
         if problems := [each for run in runs if run.name in chosen and (each := _another(run, supplied))]:
             raise ConfigError("\n".join(problems))
     for run in runs:
-        population.check(run.settings, own_model=supplied.model is not None, own_data=supplied.data is not None)
+        client_setup.check(run.settings, own_model=supplied.model is not None, own_data=supplied.data is not None)
 
 
 def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:

@@ -8,19 +8,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedhet import config as configuration
-from fedhet import population, registry
 from fedhet.client.app import make_client_app
 from fedhet.comparing.chosen import PLACES, SET_HERE, Variant, keys_of_siblings, without_effect
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.toml import toml_value
+from fedhet.config.user_functions import Supplied
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
-from fedhet.machine import process_restored
-from fedhet.method import UNSCORED, Method
-from fedhet.options import OWN, Config, Value, fields_of, keys_about, keys_that
-from fedhet.rows import grouped
-from fedhet.supplied import Supplied
-from fedhet.toml import toml_value
+from fedhet.methods import registry
+from fedhet.methods.method import UNSCORED, Method
+from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, keys_that
+from fedhet.utils.machine import process_restored
+from fedhet.utils.ordering import grouped
 
 FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
 """Keys of where a data set's files are, which may lie elsewhere when a comparison goes on."""
@@ -168,7 +169,7 @@ def shared_settings(
         own[name]["rounds"] = variant.settings.get("rounds", rounds[name])
         notes += [*said, *_note_on_rounds(variant, rounds, completed)]
         configs = [configuration.resolve({**for_all, **own[name], "seed": seed}, strict=False) for seed in seeds]
-        if supplied.model is None and any(map(population.must_be_equal, configs)):
+        if supplied.model is None and any(map(client_setup.must_be_equal, configs)):
             equalised.add(name)
             own[name] |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
         if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:

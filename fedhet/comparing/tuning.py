@@ -14,10 +14,10 @@ from pathlib import Path
 from fedhet.comparing.runs import Execution, check, why_incomplete
 from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import write_csv
-from fedhet.options import Value
-from fedhet.randomness import numpy_generator
+from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
+from fedhet.utils.files import write_csv
+from fedhet.utils.randomness import numpy_generator
 
 Choice = dict[str, Value]
 """Keys and values that are tried together."""

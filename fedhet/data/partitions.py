@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.data.examples import DataSet, Indices, Owners
 from fedhet.errors import DataError, nearest
-from fedhet.randomness import numpy_generator
+from fedhet.utils.randomness import numpy_generator
 
 DIRICHLET_TRIES = 200
 DIRICHLET_LEAST = 10

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Owners, PublicDataset
 from fedhet.data.partitions import Part, partition, proportional_sample
 from fedhet.errors import DataError
-from fedhet.randomness import numpy_generator
+from fedhet.utils.randomness import numpy_generator
 
 
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:

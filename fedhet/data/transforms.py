@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.machine import brought
+from fedhet.utils.machine import brought
 
 
 class Normalise:

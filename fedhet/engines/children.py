@@ -29,7 +29,7 @@ FAREWELL = 1.0
 """Seconds for a child to end after it has closed its connection."""
 
 _server: Any = _forkserver
-_PRELOADED = ("fedhet.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
+_PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
 
 
 class ChildError(FedhetError):

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from fedhet import config as configuration
-from fedhet import registry
+from fedhet.config import configuration as configuration
+from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.flower.commands import (
     SIMULATION,
@@ -34,17 +34,17 @@ from fedhet.flower.commands import (
     tail,
 )
 from fedhet.flower.insides import started_run, status_of_run
-from fedhet.machine import cores, device_of
-from fedhet.method import ABSENT
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.options import Config
+from fedhet.methods import registry
+from fedhet.methods.method import ABSENT
+from fedhet.methods.options import Config
 from fedhet.results.history import read_clients, read_history
-from fedhet.rows import client_order
-from fedhet.signals import ended_by_signals
-from fedhet.state import State
-from fedhet.text import log
-from fedhet.toml import to_toml
-from fedhet.version import __version__
+from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.results.state import State
+from fedhet.utils.machine import cores, device_of
+from fedhet.utils.ordering import client_order
+from fedhet.utils.signals import ended_by_signals
+from fedhet.utils.text import log
+from fedhet.utils.version import __version__
 
 PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""
@@ -65,8 +65,8 @@ license = "Apache-2.0"
 publisher = "fedhet"
 
 [tool.flwr.app.components]
-serverapp = "fedhet.server_app:app"
-clientapp = "fedhet.client_app:app"
+serverapp = "fedhet.server.entry:app"
+clientapp = "fedhet.client.entry:app"
 
 """
 

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from fedhet.client.app import make_client_app
+from fedhet.config.user_functions import Supplied
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
-from fedhet.machine import cores, device_of, process_restored, room_on
-from fedhet.observing import Observer
-from fedhet.options import Config
-from fedhet.serving import serve
-from fedhet.supplied import Supplied
+from fedhet.methods.options import Config
+from fedhet.results.observers import Observer
+from fedhet.server.app import serve
+from fedhet.utils.machine import cores, device_of, process_restored, room_on
 
 
 def run_locally(

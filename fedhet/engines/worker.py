@@ -8,12 +8,13 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from fedhet import data, registry
+from fedhet import data
 from fedhet.engines.children import Child, ChildError
 from fedhet.engines.messages import SHARES, SharedMessage, receive, send
 from fedhet.flower import ClientApp, Context, Message
 from fedhet.flower.grid import handled
 from fedhet.flower.insides import be_server, colour_terminals_only
+from fedhet.methods import registry
 
 
 class Worker:

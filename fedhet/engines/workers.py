@@ -16,7 +16,7 @@ from fedhet.engines.worker import Worker, recipe
 from fedhet.flower import ClientApp, Message, MessageType
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import failure, identify
-from fedhet.text import log
+from fedhet.utils.text import log
 
 AHEAD = 2
 """Number of replies per worker that may wait until they are fetched, since replies may be large."""

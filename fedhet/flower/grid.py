@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, no_handler, only_run
-from fedhet.text import log
+from fedhet.utils.text import log
 
 FIRST_NODE = 100
 

@@ -7,10 +7,10 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.errors import FedhetError
-from fedhet.files import plain_name
 from fedhet.flower.insides import filled, no_handler
 from fedhet.flower.records import Encoder, decode, decode_arrays
-from fedhet.wire import Arrays, Fields, LostReply, Payload, Refusal, Reply, Report, Request, WireError
+from fedhet.messages import Arrays, Fields, LostReply, Payload, Refusal, Reply, Report, Request, WireError
+from fedhet.utils.files import plain_name
 
 LONGEST_REASON = 2000
 """Number of characters of a refusal that are kept."""

@@ -11,9 +11,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedhet.errors import ConfigError
 from fedhet.flower.records import decode_arrays, encode_arrays
-from fedhet.method import Traits
-from fedhet.text import log
-from fedhet.wire import Payload, Spec
+from fedhet.messages import Payload, Spec
+from fedhet.methods.method import Traits
+from fedhet.utils.text import log
 
 
 @lru_cache(maxsize=8)

@@ -20,9 +20,9 @@ from flwr.serverapp.strategy import (
 )
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 
-from fedhet.method import METRICS, STRUCTURE, Traits
-from fedhet.text import log
-from fedhet.wire import Arrays, Reply
+from fedhet.messages import Arrays, Reply
+from fedhet.methods.method import METRICS, STRUCTURE, Traits
+from fedhet.utils.text import log
 
 DELTA = 1e-5
 """The delta at which epsilon is reported; it should be well below one over the number of clients."""

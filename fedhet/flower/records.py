@@ -17,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedhet.flower.insides import array_of, filled
-from fedhet.wire import DTYPES, Arrays, Payload, WireError
+from fedhet.messages import DTYPES, Arrays, Payload, WireError
 
 STYPE = "fedhet.raw"
 _name_of: Callable[[np.dtype[Any]], str] = cache(str)  # NumPy formats a dtype's name anew for every array

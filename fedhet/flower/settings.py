@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from fedhet.errors import ConfigError
-from fedhet.keys import kebab
-from fedhet.method import Method
-from fedhet.text import log
+from fedhet.methods.keys import kebab
+from fedhet.methods.method import Method
+from fedhet.utils.text import log
 
 OURS = {
     "lr": "learning-rate",

@@ -1,1 +1,1 @@
-"""The methods as values, one file each: name, keys with the paper's values, and what clients share."""
+"""Methods: their declaration (`Method`, `Traits`), their keys (`option`), what they share, and the registry."""

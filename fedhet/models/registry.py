@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedhet.errors import ModelError, nearest
 from fedhet.models.libraries import LIBRARIES, build_from_library, names_of
-from fedhet.randomness import numpy_generator
+from fedhet.utils.randomness import numpy_generator
 
 Builder = Callable[[tuple[int, ...], int], nn.Module]
 B = TypeVar("B", bound=Builder)

@@ -21,7 +21,7 @@ from fedhet.results.plotting import (
     whole_numbers,
 )
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.rows import client_order
+from fedhet.utils.ordering import client_order
 
 MOST_LABELLED = 24
 """The most clients with names along an axis."""

@@ -6,15 +6,8 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from fedhet.method import Drawing
-from fedhet.results.history import (
-    RunFiles,
-    TestSet,
-    Which,
-    final_clients,
-    learning_curve,
-    scored_curve,
-)
+from fedhet.methods.method import Drawing
+from fedhet.results.history import RunFiles, TestSet, Which, final_clients, learning_curve, scored_curve
 from fedhet.results.plotting import (
     BLUE,
     INK,
@@ -28,7 +21,7 @@ from fedhet.results.plotting import (
     rows_height,
 )
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.rows import grouped
+from fedhet.utils.ordering import grouped
 
 _TESTS: tuple[tuple[TestSet, str, str], ...] = (("own", "-", ""), ("common", "--", ", common test set"))
 _CURVE_LABELS = {

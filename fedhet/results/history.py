@@ -15,11 +15,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from fedhet import toml
+from fedhet.config import toml
 from fedhet.errors import FedhetError
-from fedhet.options import OWN
-from fedhet.rows import ClientRow, client_order
-from fedhet.text import all_printable, printable
+from fedhet.methods.options import OWN
+from fedhet.utils.ordering import client_order
+from fedhet.utils.statistics import ClientRow
+from fedhet.utils.text import all_printable, printable
 
 Row = dict[str, Any]
 Which = Literal["received", "trained"]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedhet.errors import ConfigError
-from fedhet.files import locked
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.options import Value
+from fedhet.methods.options import Value
 from fedhet.results.history import flat
+from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.utils.files import locked
 
 
 class Logger(Observer):

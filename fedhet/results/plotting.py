@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from fedhet.files import write_whole
+from fedhet.utils.files import write_whole
 
 # The colours of text and of lines behind the data; in an SVG they become the CSS variables of the page around it, so a
 # figure follows the page into dark mode. The others read on light and dark, and to the colour-blind.

@@ -5,10 +5,10 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedhet.observing import Observer, RoundReport, RunInfo
 from fedhet.results.history import scored_curve
+from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.tables import format_bytes
-from fedhet.text import printable
+from fedhet.utils.text import printable
 
 
 class ProgressLine(Observer):

@@ -15,21 +15,30 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedhet import toml
+from fedhet.config import toml
+from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError, in_words
-from fedhet.files import check_links, check_place, csv_lines, locked, read_arrays, state_home, write_arrays, write_text
-from fedhet.machine import host
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.options import Config, listed
+from fedhet.methods.options import Config, listed
 from fedhet.results.history import read_clients, read_history, showing
 from fedhet.results.loggers import loggers
+from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.report import write_report
+from fedhet.results.state import State
 from fedhet.results.summary import summarised
-from fedhet.rows import ClientRow
-from fedhet.state import State
-from fedhet.text import log
-from fedhet.toml import to_toml
-from fedhet.version import __version__
+from fedhet.utils.files import (
+    check_links,
+    check_place,
+    csv_lines,
+    locked,
+    read_arrays,
+    state_home,
+    write_arrays,
+    write_text,
+)
+from fedhet.utils.machine import host
+from fedhet.utils.statistics import ClientRow
+from fedhet.utils.text import log
+from fedhet.utils.version import __version__
 
 S = TypeVar("S", bound=State)
 

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fedhet import config as configuration
-from fedhet import registry
+from fedhet.config import configuration as configuration
 from fedhet.errors import FedhetError
-from fedhet.files import check_links, write_text
+from fedhet.methods import registry
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import Section, Table, page
 from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
-from fedhet.rows import STATISTICS, client_order, grouped
-from fedhet.text import printable
+from fedhet.utils.files import check_links, write_text
+from fedhet.utils.ordering import client_order, grouped
+from fedhet.utils.statistics import STATISTICS
+from fedhet.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ _BEFORE = " After local training: clients' models before a round's aggregation; 
 def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` into the directory of a run, finished or not; return the page's path.
 
-    Raises a `FedhetError` like `read_run`, or if the method would have to be imported (`fedhet.registry.of_data`).
+    Raises a `FedhetError` like `read_run`, or if the method would have to be imported (`registry.of_data`).
     """
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png

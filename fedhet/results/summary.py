@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedhet.observing import RunInfo
-from fedhet.options import Config
+from fedhet.methods.options import Config
 from fedhet.results.history import Row, TestSet, Which, last_round, learning_curve, unseen_lines
-from fedhet.rows import STATISTICS, Work, never_took_part
+from fedhet.results.observers import RunInfo
+from fedhet.utils.statistics import STATISTICS, Work, never_took_part
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:

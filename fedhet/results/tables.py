@@ -5,9 +5,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedhet.method import ABSENT
+from fedhet.methods.method import ABSENT
 from fedhet.results.history import RunFiles, final_clients, read_run
-from fedhet.rows import STATISTICS
+from fedhet.utils.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,6 +1,8 @@
 """The server's side of a run: the strategy that every method is, and its hooks."""
 
-from fedhet.rows import in_order as in_order
+from fedhet.results.state import ArraysBy as ArraysBy
+from fedhet.results.state import ClientRecord as ClientRecord
+from fedhet.results.state import State as State
 from fedhet.server.aggregation import RunningMean as RunningMean
 from fedhet.server.aggregation import average_shared as average_shared
 from fedhet.server.aggregation import weighted_average as weighted_average
@@ -8,6 +10,4 @@ from fedhet.server.roster import Common as Common
 from fedhet.server.round import Hooks as Hooks
 from fedhet.server.strategy import EvaluateFunction as EvaluateFunction
 from fedhet.server.strategy import FederatedStrategy as FederatedStrategy
-from fedhet.state import ArraysBy as ArraysBy
-from fedhet.state import ClientRecord as ClientRecord
-from fedhet.state import State as State
+from fedhet.utils.ordering import in_order as in_order

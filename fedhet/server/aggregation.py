@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from fedhet.flower.rules import robust
-from fedhet.options import Config
+from fedhet.messages import Arrays, Spec
+from fedhet.messages import cast as cast_arrays
+from fedhet.methods.options import Config
 from fedhet.server.federation import Federation
 from fedhet.server.run import Run
-from fedhet.wire import Arrays, Spec
-from fedhet.wire import cast as cast_arrays
 
 Array = np.ndarray[Any, Any]
 K = TypeVar("K", bound=Hashable)
@@ -115,7 +115,7 @@ def average_shared(
         models: what each client sent, in the order in which it is summed.
         weights: each client's weight in the mean.
         specs: shapes and dtypes of each client's keys.
-        rule: one of `fedhet.options.AGGREGATIONS`; all but `mean` count every client the same.
+        rule: one of `fedhet.methods.options.AGGREGATIONS`; all but `mean` count every client the same.
         byzantine: the fraction of clients that may be Byzantine, for the rules that need it.
     """
     owners: dict[tuple[str, ...], Spec] = {}

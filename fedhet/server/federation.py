@@ -10,12 +10,12 @@ from typing import Any
 
 from fedhet.errors import FedhetError
 from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, write_request
-from fedhet.machine import proof
-from fedhet.rows import client_order, in_order
+from fedhet.messages import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round, Run
-from fedhet.text import log
-from fedhet.wire import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
+from fedhet.utils.machine import proof
+from fedhet.utils.ordering import client_order, in_order
+from fedhet.utils.text import log
 
 POLL = 0.1
 """Seconds between two requests for a reply, if replies are fetched one by one."""

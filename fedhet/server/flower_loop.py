@@ -20,11 +20,11 @@ from fedhet.flower import (
 from fedhet.flower.insides import wrapper_of
 from fedhet.flower.mods import check_hooks
 from fedhet.flower.privacy import wrapper_ledger
+from fedhet.messages import Reply
 from fedhet.server.reporter import metric_record, statistics
 from fedhet.server.round import Hooks, P, S
 from fedhet.server.run import Round
-from fedhet.text import log
-from fedhet.wire import Reply
+from fedhet.utils.text import log
 
 
 class FlowerLoop(Hooks[P, S], Strategy):

@@ -3,22 +3,22 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedhet.config.toml import toml_value
+from fedhet.config.validation import effective, is_complete
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
-from fedhet.files import state_folder
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.insides import simulated
-from fedhet.keys import OwnPart
+from fedhet.messages import Arrays, Payload, Reply, Report, Spec, bytes_of, check, check_finite, check_room, narrowed
+from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
+from fedhet.methods.keys import OwnPart
+from fedhet.results.state import ClientRecord
 from fedhet.server.aggregation import average_shared, is_plain
 from fedhet.server.federation import Federation, by_node, reason_of
 from fedhet.server.roster import Common, agree, agree_on_public_dataset, most_alike_first, with_remedy
 from fedhet.server.run import Run
-from fedhet.state import ClientRecord
-from fedhet.text import log
-from fedhet.toml import toml_value
-from fedhet.validation import effective, is_complete
-from fedhet.wire import Arrays, Payload, Reply, Report, Spec, bytes_of, check, check_finite, check_room, narrowed
-from fedhet.wire.protocol import FIRST, HANDSHAKE, with_public_dataset
+from fedhet.utils.files import state_folder
+from fedhet.utils.text import log
 
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""

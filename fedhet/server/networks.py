@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedhet import population
+from fedhet.config import client_setup
+from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import FedhetError, ModelError
-from fedhet.population import ClientInfo
-from fedhet.randomness import seeded
+from fedhet.messages import Reply, difference, spec_of
 from fedhet.server.run import Run
-from fedhet.wire import Reply, difference, spec_of
+from fedhet.utils.randomness import seeded
 
 
 class Networks:
@@ -31,7 +31,7 @@ class Networks:
         report = reply.report
         build = partial(self._build, report.client, report.architecture, report.partition)
         if not self.run.model:
-            population.dataset_of(self.run.config)  # it is cached, and cannot be read on the meta device
+            client_setup.dataset_of(self.run.config)  # it is cached, and cannot be read on the meta device
         try:
             # On the meta device: a false claim of a large network costs no memory.
             with nullcontext() if self.run.model else torch.device("meta"):
@@ -54,12 +54,12 @@ class Networks:
                 "the server needs to build its network"
             )
         info = ClientInfo(client, partition, partitions, self.run.config, node)
-        owner = population.owner_of_weights(self.run.config, client)
+        owner = client_setup.owner_of_weights(self.run.config, client)
         with seeded(self.run.config.seed, "initial weights", owner):
             if model:
                 return model(info)
             try:
-                return population.model_of(info)
+                return client_setup.model_of(info)
             except ModelError as error:
                 raise FedhetError(
                     f"the server cannot build a network like client {client}'s ({error}): {self._way_out}"

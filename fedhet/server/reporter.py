@@ -7,17 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedhet.flower import MetricRecord
-from fedhet.keys import kebab
-from fedhet.method import ABSENT, UNSCORED
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.rows import ClientRow, Work, grouped, in_order, never_took_part, summarise, weighted_mean
+from fedhet.messages import Reply
+from fedhet.messages.protocol import STARTS
+from fedhet.methods.keys import kebab
+from fedhet.methods.method import ABSENT, UNSCORED
+from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.results.state import ClientRecord
 from fedhet.server.roster import with_remedy
 from fedhet.server.run import Run, named
-from fedhet.state import ClientRecord
-from fedhet.task import Metric
-from fedhet.text import log
-from fedhet.wire import Reply
-from fedhet.wire.protocol import STARTS
+from fedhet.tasks.task import Metric
+from fedhet.utils.ordering import grouped, in_order
+from fedhet.utils.statistics import ClientRow, Work, never_took_part, summarise, weighted_mean
+from fedhet.utils.text import log
 
 VALIDATION = "validation-"
 """Before the names of metrics on common validation examples, among the server's evaluation of the global model."""
@@ -146,7 +147,7 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 
 
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
-    """Return statistics over the clients that measured `which` (see `fedhet.rows.summarise`); None if none did.
+    """Return statistics over the clients that measured `which` (see `summarise`); None if none did.
 
     On the common test set, clients are weighted by the number of their own test examples, or if one of them has none,
     by their training examples.
@@ -169,7 +170,7 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
 
     Returns:
         By test set (`own`, `common`, if evaluated) and start (`received`, `scratch`), statistics over unseen clients
-        before the first epoch and after each (see `fedhet.rows.summarise`); under `clients`, each one's `architecture`
+        before the first epoch and after each (see `summarise`); under `clients`, each one's `architecture`
         and metric by epoch, on the first available test set.
     """
     prefixes = {"own": "", "common": "common-"}

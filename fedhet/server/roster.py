@@ -10,11 +10,11 @@ from typing import NamedTuple
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Grid
-from fedhet.rows import client_order, in_order
+from fedhet.messages import Payload, Reply, Report, Spec, WireError, difference, without_widths
+from fedhet.results.state import State
 from fedhet.server.run import named
-from fedhet.state import State
-from fedhet.text import log
-from fedhet.wire import Payload, Reply, Report, Spec, WireError, difference, without_widths
+from fedhet.utils.ordering import client_order, in_order
+from fedhet.utils.text import log
 
 GRACE = 10.0
 """Seconds to wait for nodes that are required."""

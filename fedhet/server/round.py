@@ -11,10 +11,10 @@ from torch import nn
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.flower import Message, MessageType, MetricRecord
-from fedhet.method import Method, Traits
-from fedhet.options import Config, Parameters
-from fedhet.randomness import numpy_generator
-from fedhet.rows import in_order
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into, without_widths
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config, Parameters
+from fedhet.results.state import State
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Handshake
@@ -22,9 +22,9 @@ from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter
 from fedhet.server.roster import Common
 from fedhet.server.run import Round, Run
-from fedhet.state import State
-from fedhet.text import log
-from fedhet.wire import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into, without_widths
+from fedhet.utils.ordering import in_order
+from fedhet.utils.randomness import numpy_generator
+from fedhet.utils.text import log
 
 P = TypeVar("P", bound=Parameters)
 S = TypeVar("S", bound=State)

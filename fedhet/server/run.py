@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ModelFunction
 from fedhet.data import PublicDataset
 from fedhet.flower import Message
 from fedhet.flower import settings as flower_settings
 from fedhet.flower.privacy import PrivacyLedger
-from fedhet.method import Method, Traits
-from fedhet.options import Config
-from fedhet.population import ModelFunction
-from fedhet.rows import grouped
-from fedhet.state import State
-from fedhet.wire import Arrays
+from fedhet.messages import Arrays
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config
+from fedhet.results.state import State
+from fedhet.utils.ordering import grouped
 
 
 @dataclass

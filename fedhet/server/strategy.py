@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet import config as configuration
-from fedhet import population, registry, supplied
+from fedhet.config import client_setup, user_functions
+from fedhet.config import configuration as configuration
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import FedhetError
@@ -21,9 +21,11 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
 from fedhet.flower.privacy import mod_ledger
 from fedhet.flower.settings import settings_of
-from fedhet.observing import Observer
-from fedhet.options import Config, Value
-from fedhet.randomness import seeded
+from fedhet.messages import Reply
+from fedhet.messages.protocol import JOIN
+from fedhet.methods import registry
+from fedhet.methods.options import Config, Value
+from fedhet.results.observers import Observer
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.flower_loop import FlowerLoop
@@ -33,9 +35,8 @@ from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.roster import await_nodes
 from fedhet.server.round import P, S
 from fedhet.server.run import Round, Run, named
-from fedhet.text import log
-from fedhet.wire import Reply
-from fedhet.wire.protocol import JOIN
+from fedhet.utils.randomness import seeded
+from fedhet.utils.text import log
 
 LAST = 3
 """A run fails if this many last rounds, or the last half of all rounds, did not count."""
@@ -70,10 +71,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
         config = config or configuration.resolve(settings_of(type(self), settings))
         self.method = registry.method(config.method_name)
         state = self.state_class(run=uuid.uuid4().hex)
-        dataset = population.public_dataset_for(
+        dataset = client_setup.public_dataset_for(
             config.method_name, registry.traits(config).public, as_public_dataset(public)
         )
-        self.run = Run(self.method, config, state, dataset, supplied.model_function(model))
+        self.run = Run(self.method, config, state, dataset, user_functions.model_function(model))
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.networks = Networks(self.run, type(self).__name__)

@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.graphs import entries_of, widths_of
-from fedhet.matching import understand
-from fedhet.options import Parameters
+from fedhet.algorithms.graphs import entries_of, widths_of
+from fedhet.algorithms.matching import understand
+from fedhet.messages import Arrays, Payload, Reply, Report, Spec, WireError, check, narrowed
+from fedhet.messages.protocol import WHOLE
+from fedhet.methods.options import Parameters
+from fedhet.methods.sharing import Units
+from fedhet.results.state import State
 from fedhet.server.aggregation import average_shared
 from fedhet.server.roster import Common
 from fedhet.server.strategy import FederatedStrategy
-from fedhet.sharing import Units
-from fedhet.state import State
-from fedhet.wire import Arrays, Payload, Reply, Report, Spec, WireError, check, narrowed
-from fedhet.wire.protocol import WHOLE
 
 Indices = NDArray[np.intp]
 Part = tuple[Indices | None, ...]

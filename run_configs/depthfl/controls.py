@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from fedhet.strategies.depthfl import DepthFL
 from fedhet.strategies.inclusivefl import InclusiveFL
 
-from fedhet.methods import depthfl, inclusivefl
-from fedhet.wire import Reply
+from fedhet.messages import Reply
+from fedhet.methods.included import depthfl, inclusivefl
 
 
 class ExitsLargeOnly(DepthFL):

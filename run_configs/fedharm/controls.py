@@ -12,11 +12,11 @@ from fedhet.client_apps.fedharm import FedHARM as FedHARMClient
 from fedhet.strategies.fedharm import FedHARM as FedHARMServer
 from torch import Tensor
 
-from fedhet.method import Traits
-from fedhet.methods import fedharm
-from fedhet.randomness import torch_generator
-from fedhet.representations.shared_images import target_of
-from fedhet.wire import Payload
+from fedhet.algorithms.alignment.shared_images import target_of
+from fedhet.messages import Payload
+from fedhet.methods.included import fedharm
+from fedhet.methods.method import Traits
+from fedhet.utils.randomness import torch_generator
 
 
 class Own(FedHARMClient):

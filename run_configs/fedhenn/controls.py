@@ -14,13 +14,13 @@ from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
 from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from torch import Tensor
 
-from fedhet.method import Traits
-from fedhet.methods import fedhenn
-from fedhet.randomness import torch_generator
-from fedhet.representations.packing import pack
-from fedhet.representations.spectral import cluster_rows
-from fedhet.representations.targets import mean_target
-from fedhet.wire import Arrays, Payload
+from fedhet.algorithms.alignment.packing import pack
+from fedhet.algorithms.alignment.spectral import cluster_rows
+from fedhet.algorithms.alignment.targets import mean_target
+from fedhet.messages import Arrays, Payload
+from fedhet.methods.included import fedhenn
+from fedhet.methods.method import Traits
+from fedhet.utils.randomness import torch_generator
 
 
 class OwnTarget(FedHeNNClient):

@@ -13,8 +13,8 @@ import numpy as np
 from fedhet.strategies.fedma import FedMA
 from fedhet.strategies.pfnm import PFNM
 
-from fedhet.matching import LayerMatch, Matching
-from fedhet.methods import fedma, pfnm
+from fedhet.algorithms.matching import LayerMatch, Matching
+from fedhet.methods.included import fedma, pfnm
 
 Array = np.ndarray[Any, Any]
 

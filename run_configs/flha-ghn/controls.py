@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from fedhet.client_apps.flha_ghn import FLHAGHN
 
-from fedhet.graphs import LayerGraph
-from fedhet.methods import flha_ghn
-from fedhet.randomness import numpy_generator
+from fedhet.algorithms.graphs import LayerGraph
+from fedhet.methods.included import flha_ghn
+from fedhet.utils.randomness import numpy_generator
 
 
 class NoMessages(FLHAGHN):

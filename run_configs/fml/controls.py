@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from fedhet.client_apps.fml import FML
 from torch import Tensor
 
-from fedhet.learning import Phase
-from fedhet.method import Traits
-from fedhet.methods import fml
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods.included import fml
+from fedhet.methods.method import Traits
+from fedhet.training import Phase
 
 
 class SharedAlone(FML):

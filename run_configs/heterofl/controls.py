@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from fedhet.strategies.heterofl import HeteroFL
 
-from fedhet.methods import heterofl
-from fedhet.wire import Reply
+from fedhet.messages import Reply
+from fedhet.methods.included import heterofl
 
 
 class LargeOnly(HeteroFL):

@@ -21,10 +21,10 @@ import cloudpickle
 from fedhet.comparing import Tuning, compare
 from fedhet.comparing.settings import variants_of
 from fedhet.comparing.uncertainty import Difference, holm, paired_difference
-from fedhet.config import read, run_configs
-from fedhet.files import read_csv, write_text
-from fedhet.registry import module_of
+from fedhet.config.configuration import read, run_configs
+from fedhet.methods.registry import module_of
 from fedhet.results.tables import format_bytes
+from fedhet.utils.files import read_csv, write_text
 
 HERE = Path(__file__).resolve().parent
 PAGES = ("fedma", "fedharm", "htfl", "fedhenn", "papers", "grid")

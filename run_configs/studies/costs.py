@@ -24,12 +24,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedhet.client.app import make_client_app
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.engines.local import run_locally
-from fedhet.files import read_csv, write_csv, write_text
 from fedhet.flower import ClientApp, Context, Message, MessageType, read_request
-from fedhet.machine import peak_memory
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.options import Config
-from fedhet.registry import module_of
+from fedhet.methods.options import Config
+from fedhet.methods.registry import module_of
+from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.utils.files import read_csv, write_csv, write_text
+from fedhet.utils.machine import peak_memory
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 

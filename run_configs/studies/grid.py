@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from fedhet import registry
 from fedhet.comparing.settings import variants_of
 from fedhet.comparing.uncertainty import CONFIDENCE, Difference, holm, paired_difference
-from fedhet.config import resolve
-from fedhet.files import write_text
-from fedhet.registry import module_of
+from fedhet.config.configuration import resolve
+from fedhet.methods import registry
+from fedhet.methods.registry import module_of
+from fedhet.utils.files import write_text
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 
@@ -26,7 +26,7 @@ CONTROLS = ("local", "nearest-neighbour", "logistic-regression", "label-spreadin
 
 NETWORKS = {"mixed": "four architectures", "equal": "equal networks"}
 NEEDS = ("", "unlabelled", "labelled")
-"""What methods need of public examples, the least first."""
+"""The public examples that methods need, the least first."""
 
 PAIRS = {
     **{(name, "local"): "training alone" for name in ("fedhenn", "fedharm", "fedgen", "flha-ghn", "fedma")},

@@ -9,9 +9,9 @@ run's files; `runs.csv` has the preset, keys and cost of each run, and `measured
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedhet.config import run_configs
-from fedhet.files import read_csv, write_text
-from fedhet.registry import module_of
+from fedhet.config.configuration import run_configs
+from fedhet.methods.registry import module_of
+from fedhet.utils.files import read_csv, write_text
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 

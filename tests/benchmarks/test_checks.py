@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedhet import config as configuration
-from fedhet import registry
+from fedhet.config import configuration as configuration
 from fedhet.engines.local import run_locally
-from fedhet.observing import Observer, RoundReport, RunInfo
+from fedhet.methods import registry
+from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.server import federation
 
 pytestmark = pytest.mark.benchmark

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.representations.alignment import Alignment
-from fedhet.representations.packing import Packed, pack, unpack
-from fedhet.representations.targets import compress, mean_target
+from fedhet.algorithms.alignment.packing import Packed, pack, unpack
+from fedhet.algorithms.alignment.targets import compress, mean_target
+from fedhet.algorithms.alignment.term import Alignment
 
 pytestmark = pytest.mark.benchmark
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.graphs import blocks
-from fedhet.representations.descriptors import BATCH, describe
+from fedhet.algorithms.alignment.descriptors import BATCH, describe
+from fedhet.algorithms.graphs import blocks
 
 pytestmark = pytest.mark.benchmark
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet import config as configuration
-from fedhet import learning
+from fedhet import training
+from fedhet.config import configuration as configuration
 from fedhet.data import Examples
 from fedhet.engines.local import run_locally
-from fedhet.learning import Phase, Trained
-from fedhet.machine import one_thread
+from fedhet.training import Phase, Trained
+from fedhet.utils.machine import one_thread
 
 pytestmark = pytest.mark.benchmark
 
@@ -57,7 +57,7 @@ def test_a_step_costs_little_more_than_those_of_its_networks(
     architectures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each client's training in a run, and a bare loop with copies of its networks behind it."""
-    ours, theirs, apart, train = list[float](), list[float](), list[float](), learning.train
+    ours, theirs, apart, train = list[float](), list[float](), list[float](), training.train
 
     def timed(model: nn.Module, phase: Phase, examples: Examples, *others: Any, **further: Any) -> Trained:
         started = time.process_time()
@@ -69,7 +69,7 @@ def test_a_step_costs_little_more_than_those_of_its_networks(
             times.append(plain_steps(*networks, examples, prepare, mutual=mutual))
         return trained
 
-    monkeypatch.setattr(learning, "train", timed)
+    monkeypatch.setattr(training, "train", timed)
     own = {"method": "fml", "dataset": "digits", "clients": 10, "rounds": 11, "architectures": architectures}
     own |= {"batch-size": BATCH, "learning-rate": RATE, "local-epochs": EPOCHS, "workers": 1}
     shared = {"cnn-family": "cnn-1-1", "mlp": "mlp"}[architectures]

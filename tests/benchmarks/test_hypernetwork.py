@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet import models
-from fedhet.graphs import layer_graph
-from fedhet.hypernets import Design, catalogue
-from fedhet.hypernets.hypernetwork import GraphHypernetwork, Written
+from fedhet.algorithms.graphs import layer_graph
+from fedhet.algorithms.hypernets import Design, catalogue
+from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 
 pytestmark = pytest.mark.benchmark
 
@@ -84,7 +84,7 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.flower import STYPE, write_reply
 from fedhet.flower.insides import identify
 from fedhet.strategies.flha_ghn import FLHAGHN
-from fedhet.wire import Payload, Reply, Report
+from fedhet.messages import Payload, Reply, Report
 
 SPEC = {f"heads.l1000_{i}.weight.dense": ((16, 100, 1000), "float32") for i in range(30)}
 SIZE = 30 * 16 * 100 * 1000 * 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from threadpoolctl import threadpool_limits
 
-from fedhet.matching import LayerMatch, bbp_map, match_layer
+from fedhet.algorithms.matching import LayerMatch, bbp_map, match_layer
 
 # VGG-9's rows: filters or neurons, inputs and a bias.
 VGG9 = {

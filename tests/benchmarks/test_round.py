@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet import config as configuration
-from fedhet import models, population
+from fedhet import models
+from fedhet.algorithms.alignment import Alignment
+from fedhet.algorithms.alignment.spectral import cluster_rows
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.data import ClientData, load
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
-from fedhet.learning import read
-from fedhet.machine import one_thread
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.representations import Alignment
-from fedhet.representations.spectral import cluster_rows
+from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.training import read
+from fedhet.utils.machine import one_thread
 
 pytestmark = pytest.mark.benchmark
 
@@ -48,9 +49,9 @@ class BareLoop:
 
     def __init__(self, own: dict[str, object]) -> None:
         self.config = configuration.resolve(own)
-        self.dataset = population.dataset_of(self.config)
-        infos = [population.ClientInfo(str(i), i, CLIENTS, self.config) for i in range(CLIENTS)]
-        self.data = [population.data_of(info) for info in infos]
+        self.dataset = client_setup.dataset_of(self.config)
+        infos = [client_setup.ClientInfo(str(i), i, CLIENTS, self.config) for i in range(CLIENTS)]
+        self.data = [client_setup.data_of(info) for info in infos]
         self.models = [self.build(name) for name in itertools.islice(itertools.cycle(self.names()), CLIENTS)]
 
     def names(self) -> list[str]:
@@ -153,7 +154,7 @@ class BareFedHeNN(BareLoop):
 
     def __init__(self, own: dict[str, object]) -> None:
         super().__init__(own)
-        public = population.public_dataset(self.config)
+        public = client_setup.public_dataset(self.config)
         assert public is not None
         self.public = public.inputs
 
@@ -286,7 +287,7 @@ class Scale(Clock):
         self.memory = max(self.memory, sum(each.memory_full_info().pss for each in family))
 
 
-def some_digits(client: population.ClientInfo) -> dict[str, tuple[Tensor, Tensor]]:
+def some_digits(client: client_setup.ClientInfo) -> dict[str, tuple[Tensor, Tensor]]:
     """64 images to train on and 16 to test on, drawn anew for each client: digits has too few to deal to thousands."""
     dataset = load("digits")
     rows = torch.randperm(len(dataset.train), generator=torch.Generator().manual_seed(client.partition_id))[:80]

@@ -6,11 +6,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
 import fedhet
-from fedhet import learning
+from fedhet import training
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors
 from fedhet.flower import read_reply
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.utils.files import read_tensors
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -87,13 +87,13 @@ def test_a_client_without_partition_goes_by_its_nodes_number(tiny):
 
 
 def test_initial_weights_are_the_clients_own_and_of_the_seed(federate, monkeypatch):
-    starts, train = {}, learning.train
+    starts, train = {}, training.train
 
     def spying(model, *args, **keywords):
         starts.setdefault(len(starts), model[0].weight.detach().clone())
         return train(model, *args, **keywords)
 
-    monkeypatch.setattr("fedhet.learning.train", spying)
+    monkeypatch.setattr("fedhet.training.train", spying)
     for seed in (0, 0, 1):
         federate(seed=seed)
     assert torch.equal(starts[0], starts[2])

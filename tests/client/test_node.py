@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet import config as configuration
 from fedhet.client import app, memory, node, state
+from fedhet.config import configuration as configuration
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import name_of, state_home
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.machine import cores
 from fedhet.server.federation import Federation
+from fedhet.utils.files import name_of, state_home
+from fedhet.utils.machine import cores
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -87,7 +87,7 @@ SETTINGS = {"rounds": 3, "local_epochs": 2, "learning_rate": 0.5, "batch_size": 
 def started(strategy, app):
     rows = []
 
-    class Watch(fedhet.observing.Observer):
+    class Watch(fedhet.results.observers.Observer):
         def round(self, run, report):
             rows.append(report.row)
 

@@ -12,19 +12,19 @@ from flwr.clientapp.mod import LocalDpMod
 from torch import nn
 
 import fedhet
-from fedhet import config as configuration
 from fedhet import data as datasets
-from fedhet import registry
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS, Policy, Refused
+from fedhet.config import configuration as configuration
 from fedhet.data.files import cache_folder
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.method import METRICS, STRUCTURE
-from fedhet.task import Metric
-from fedhet.wire import Payload, Request
-from fedhet.wire.protocol import FIRST
+from fedhet.messages import Payload, Request
+from fedhet.messages.protocol import FIRST
+from fedhet.methods import registry
+from fedhet.methods.method import METRICS, STRUCTURE
+from fedhet.tasks.task import Metric
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -165,8 +165,8 @@ def test_a_seed_of_its_own_splits_a_nodes_data(tiny):
         grid = LocalGrid(make_client_app(), 2)
         context = grid._contexts[FIRST_NODE + 1]
         context.node_config.update(node)
-        info = fedhet.population.ClientInfo("1", 1, 2, configuration.resolve({"seed": 3}), context.node_config)
-        found = fedhet.population.data_of(info)
+        info = fedhet.config.client_setup.ClientInfo("1", 1, 2, configuration.resolve({"seed": 3}), context.node_config)
+        found = fedhet.config.client_setup.data_of(info)
         return found.train.labels, len(found.train)
 
     assert torch.equal(parts()[0], parts(**{"split-seed": 3})[0])

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from fedhet import config as configuration
-from fedhet import registry
 from fedhet.client import Client, ClientSide, ClientStore, LostState
+from fedhet.config import configuration as configuration
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.method import Method, Traits
+from fedhet.messages import Request, WireError
+from fedhet.methods import registry
+from fedhet.methods.method import Method, Traits
 from fedhet.server import FederatedStrategy
-from fedhet.wire import Request, WireError
 
 PUBLIC = PublicDataset(torch.arange(40.0).view(10, 4), torch.arange(10) % 3)
 SEEN = []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.messages import Payload, Request
 from fedhet.testing import PARTIAL, Case, Tampering, run
-from fedhet.wire import Payload, Request
 from tests.contract.privacy import Node, from_elsewhere, same_data
 from tests.contract.runs import where
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedhet import config as configuration
 from fedhet.client import Client
-from fedhet.wire import Request
+from fedhet.config import configuration as configuration
+from fedhet.messages import Request
 
 
 def client_in(round, **settings):

@@ -6,7 +6,7 @@ import torch
 from fedhet.client.state import ClientStore, LostState
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors
+from fedhet.utils.files import read_tensors
 
 
 def test_a_client_keeps_the_last_state_and_the_one_it_came_from(tmp_path):

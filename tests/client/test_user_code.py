@@ -14,13 +14,13 @@ from torch.nn.utils import weight_norm
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, random_split
 
-from fedhet import config as configuration
 from fedhet.client.app import make_client_app
-from fedhet.client.trial import ROWS, unsaved_state
+from fedhet.client.model_check import ROWS, unsaved_state
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.local import run_locally
 from fedhet.errors import ModelError
 from fedhet.models.copies import copied, separated
-from fedhet.population import ClientInfo
 
 pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
 

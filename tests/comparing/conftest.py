@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 
 import stand_in
 
-from fedhet import running
 from fedhet.comparing import compare
+from fedhet.engines import running
 
 
 class Comparison:

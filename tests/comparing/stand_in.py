@@ -7,7 +7,7 @@ from typing import Any
 
 from synthetic_runs import CNNS, write_run
 
-from fedhet.config import read
+from fedhet.config.configuration import read
 from fedhet.errors import FedhetError
 
 ALL = ("fedhenn", "fedavg", "local")

@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fedhet.comparing.settings import shared_settings, variants_of
-from fedhet.config import run_configs
-from fedhet.registry import module_of
+from fedhet.config.configuration import run_configs
+from fedhet.methods.registry import module_of
 
 STUDIES = run_configs() / "studies"
 comparisons: ModuleType = module_of(str(STUDIES / "comparisons.py"))

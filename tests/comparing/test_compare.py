@@ -5,16 +5,16 @@ import statistics
 import pytest
 from stand_in import ALL, SETTINGS
 
-from fedhet import config
 from fedhet.comparing.settings import shared_settings, variants_of
+from fedhet.config import configuration
+from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import locked
-from fedhet.toml import to_toml
+from fedhet.utils.files import locked
 
 
-def plan(methods, *, seeds, config, out):
+def plan(methods, *, seeds, configuration, out):
     """The runs of a comparison, as `compare` plans them."""
-    shared = shared_settings(variants_of(methods), seeds=seeds, config=config)
+    shared = shared_settings(variants_of(methods), seeds=seeds, config=configuration)
     return [shared.plan(method, seed, out / f"{method}-seed{seed}") for method in methods for seed in seeds]
 
 
@@ -160,7 +160,7 @@ def test_a_comparison_goes_on_where_the_data_lie_now(comparison, stand_ins, tmp_
     (comparison.folder / "local-seed1.does").unlink()
     shutil.copytree(stand_ins, moved := tmp_path / "moved")
     assert "1 of 2 runs were completed" in comparison.go(methods=("local",), settings=settings | {"data": str(moved)})
-    assert config.read(comparison.folder / "local-seed1" / "config.toml")["data"] == str(moved)
+    assert configuration.read(comparison.folder / "local-seed1" / "config.toml")["data"] == str(moved)
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_configurations_survive_their_file(tmp_path):
     (run,) = plan(("fedhenn",), seeds=(0,), config=SETTINGS, out=tmp_path)
     (tmp_path / "config.toml").write_text(to_toml(run.settings.flat()))
     wanted = {key: value for key, value in run.settings.flat().items() if value != ""}
-    assert config.read(tmp_path / "config.toml") == wanted
+    assert configuration.read(tmp_path / "config.toml") == wanted

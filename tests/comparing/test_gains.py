@@ -9,7 +9,7 @@ from variants import result
 from fedhet.comparing.figures import gains_figure
 from fedhet.comparing.measures import VariantResult, _with_gains, corrected_p_values, is_local
 from fedhet.comparing.tables import gains, markdown, notes_below, number_rows
-from fedhet.rows import ClientRow
+from fedhet.utils.statistics import ClientRow
 
 
 def with_clients(name, accuracies):

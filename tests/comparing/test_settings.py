@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhet import config as configuration
-from fedhet import registry
 from fedhet.comparing.runs import check
 from fedhet.comparing.settings import shared_settings, variants_of
+from fedhet.config import configuration as configuration
+from fedhet.config.toml import to_toml
+from fedhet.config.user_functions import Supplied
 from fedhet.errors import ConfigError
-from fedhet.options import fields_of
-from fedhet.supplied import Supplied
-from fedhet.toml import to_toml
+from fedhet.methods import registry
+from fedhet.methods.options import fields_of
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 

@@ -9,9 +9,9 @@ import torch
 from stand_in import SETTINGS
 
 import fedhet
-from fedhet import config as configuration
-from fedhet import population
 from fedhet.comparing import Tuning
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_starts(comparison, tuni
 @pytest.mark.slow
 def test_labels_of_test_parts_have_no_say_in_what_is_chosen(comparison, monkeypatch):
     settings = {"architectures": "mlp", "clients": 2, "rounds": 5, "samples-per-client": 40, "batch-size": 4}
-    folder, right = comparison.folder, population.data_of
+    folder, right = comparison.folder, client_setup.data_of
 
     def wrong(client):
         data = right(client)
@@ -205,7 +205,7 @@ def test_labels_of_test_parts_have_no_say_in_what_is_chosen(comparison, monkeypa
 
     records, accuracies = [], []
     for data_of in (right, wrong):
-        monkeypatch.setattr(population, "data_of", data_of)
+        monkeypatch.setattr(client_setup, "data_of", data_of)
         comparison.folder = folder / data_of.__name__
         tuning = Tuning({"learning-rate": [0.01, 0.1]}, (5,))
         comparison.go(("local", "fedavg", "fedproto"), (0,), settings, fedhet.run, tuning=tuning)

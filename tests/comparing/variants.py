@@ -3,8 +3,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from fedhet import config as configuration
 from fedhet.comparing.measures import MEASURES, RunOutcome, VariantResult
+from fedhet.config import configuration as configuration
 from fedhet.results.history import RunFiles
 
 

@@ -15,14 +15,14 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fedhet import population
+from fedhet.config import client_setup
 from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict, read_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import identify
+from fedhet.messages.protocol import FIRST, HANDSHAKE
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing import PARTIAL, Case
-from fedhet.wire.protocol import FIRST, HANDSHAKE
 
 from .changes import Change, changes, handshakes, shared
 from .runs import RecordedRun, differing, infinite, where
@@ -99,7 +99,7 @@ class Recording:
             client = str(reply.content["report"]["client"])
             answers[round, kind, read_request(sent)[0].question, client] = reply.content
         config = case.config(PARTIAL)
-        strategy = case.server(config, public=population.public_dataset(config))
+        strategy = case.server(config, public=client_setup.public_dataset(config))
         recording = cls(answers, config.clients)
         for _ in run.rows:
             recording.before.append(strategy)

@@ -1,4 +1,4 @@
-"""What every method must do when clients, nodes or the run itself fail."""
+"""The properties that every method must have when clients, nodes or the run itself fail."""
 
 import contextlib
 import logging

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import fedhet
-from fedhet import config as configuration
-from fedhet import registry
+from fedhet.config import configuration as configuration
 from fedhet.engines import local
 from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import (
@@ -31,6 +30,8 @@ from fedhet.flower import (
     write_request,
 )
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.messages import to_tensor
+from fedhet.methods import registry
 from fedhet.testing import (
     Before,
     Case,
@@ -44,7 +45,6 @@ from fedhet.testing import (
     raising,
     run,
 )
-from fedhet.wire import to_tensor
 
 from .byzantine import Recording, attack, attack_handshakes
 from .failures import Failures

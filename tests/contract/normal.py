@@ -1,4 +1,4 @@
-"""What every method must do when nothing goes wrong."""
+"""The properties that every method must have when nothing goes wrong."""
 
 from pathlib import Path
 from typing import Any
@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet import population, registry
 from fedhet.client.app import make_client_app
-from fedhet.files import read_tensors
+from fedhet.config import client_setup
+from fedhet.config.client_setup import ClientInfo
 from fedhet.flower import ArrayRecord, Strategy, decode_arrays
 from fedhet.flower.grid import LocalGrid
-from fedhet.population import ClientInfo
-from fedhet.representations import head_name
+from fedhet.methods import registry
+from fedhet.models.representation import head_name
 from fedhet.server import Hooks, State
 from fedhet.testing import PARTIAL, Case, run
+from fedhet.utils.files import read_tensors
 
 from .runs import RecordedRuns, differing
 
@@ -69,7 +70,7 @@ class NormalRuns:
             tensors = read_tensors(path)
             assert tensors is not None
             number = int(path.stem) if path.stem.isdigit() else 0
-            model = population.model_of(ClientInfo(path.stem, number, config.clients, config))
+            model = client_setup.model_of(ClientInfo(path.stem, number, config.clients, config))
             side = registry.client_side(case.method.name)
             head = side.head_of(config) or head_name(side.adapt(model, config))
             assert tensors[f"{head}.weight"].shape[0] == 10
@@ -79,8 +80,8 @@ class NormalRuns:
     def test_it_starts_as_flowers_strategies_do(self, case: Case, loop: str, tmp_path: Path) -> None:
         """Under the method's own loop and under that of Flower's base class."""
         config = case.config(state_dir=str(tmp_path / "state"))
-        strategy = case.server(config, public=population.public_dataset(config))
-        model = population.model_of(ClientInfo("0", 0, 3, config))
+        strategy = case.server(config, public=client_setup.public_dataset(config))
+        model = client_setup.model_of(ClientInfo("0", 0, 3, config))
         first = ArrayRecord(model.state_dict())
         start = Strategy.start if loop == "Flower's" else case.server.start
         result = start(strategy, LocalGrid(make_client_app(), 3), initial_arrays=first, num_rounds=3, timeout=5)

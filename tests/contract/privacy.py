@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedhet import population
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS
+from fedhet.config import client_setup
+from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples
 from fedhet.flower import (
     ArrayRecord,
@@ -31,11 +32,10 @@ from fedhet.flower import (
 )
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import RUN_ID, be_server, identify
-from fedhet.method import METRICS, STRUCTURE
-from fedhet.population import ClientInfo
+from fedhet.messages import Refusal
+from fedhet.messages.protocol import JOIN
+from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.testing import Case
-from fedhet.wire import Refusal
-from fedhet.wire.protocol import JOIN
 
 from .runs import RecordedRuns, where
 
@@ -58,7 +58,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 def same_data(client: ClientInfo) -> ClientData:
     """Return the configured data as a user's data function would."""
-    client_data, common = population.data_of(client), population.dataset_of(client.config).test
+    client_data, common = client_setup.data_of(client), client_setup.dataset_of(client.config).test
     train, test, common = (
         Examples(part.inputs[:].float() / 16, part.labels) for part in (client_data.train, client_data.test, common)
     )
@@ -199,7 +199,7 @@ class Privacy:
         grid = LocalGrid(make_client_app(), config.clients)
         for context in grid._contexts.values():
             context.node_config["allow"] = ",".join(sent_kinds(case))
-        case.server(config, public=population.public_dataset(config)).start(grid)
+        case.server(config, public=client_setup.public_dataset(config)).start(grid)
         summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
         assert (summary["status"], summary["failures"]) == ("completed", 0)
         assert summary["personal_accuracy"] is None

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedhet import config as configuration
-from fedhet import population
 from fedhet.client.app import make_client_app
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.flower import Array, ClientApp, Message, RecordDict, decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
-from fedhet.observing import Observer, RoundReport, RunInfo
-from fedhet.options import Value
+from fedhet.methods.options import Value
+from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.server import State
-from fedhet.serving import serve
+from fedhet.server.app import serve
 from fedhet.testing import PARTIAL, Run, RunCache, Tampering, run
 
 
@@ -115,7 +115,7 @@ def run_on(
     config = configuration.resolve({key: value for key, value in settings.items() if key != "clients"})
     config = config.but(state_dir=str(folder / "state"), clients=len(set(partitions)))
     grid = Nodes(make_client_app(), partitions, between=between)
-    serve(config, grid, folder, engine="local", public=population.public_dataset(config), observers=[grid])
+    serve(config, grid, folder, engine="local", public=client_setup.public_dataset(config), observers=[grid])
     return Run(folder)
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhet import config as configuration
-from fedhet import data, population
+from fedhet import data
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.data.chestxray import FINDINGS, chestxray14
 from fedhet.errors import DataError
 
@@ -103,7 +104,7 @@ def test_a_public_dataset_has_whole_patients_and_no_client_has_one_of_them(tmp_p
 def test_a_validation_part_has_whole_patients(tmp_path: Path) -> None:
     settings = {"method": "local", "dataset": "chestxray14", "data": str(write(tmp_path / "nih")), "clients": 3}
     config = configuration.resolve({**settings, "validation": 0.25})
-    own = population.data_of(population.ClientInfo("1", 1, 3, config))
+    own = client_setup.data_of(client_setup.ClientInfo("1", 1, 3, config))
     assert own.validation is not None
     train, apart = set(patients(own.train)), patients(own.validation)
     assert not train & set(apart)

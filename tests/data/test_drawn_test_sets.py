@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet import config as configuration
-from fedhet import data, population
+from fedhet import data
 from fedhet.client.clients import Clients
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
+from fedhet.config.user_functions import data_function
 from fedhet.data import ClientData, Examples, Owners
 from fedhet.errors import DataError
-from fedhet.population import ClientInfo
-from fedhet.supplied import data_function
 
 CPU = torch.device("cpu")
 
@@ -70,26 +71,26 @@ def test_natural_clients_refuse_it():
 
 def test_clients_the_public_dataset_and_the_common_test_set_share_no_example():
     config = settings(method="fedhenn", **{"public-samples": 100})
-    parts = [population.data_of(ClientInfo(str(n), n, 4, config)) for n in range(4)]
-    dataset, digits = population.dataset_of(config), data.load("digits")
+    parts = [client_setup.data_of(ClientInfo(str(n), n, 4, config)) for n in range(4)]
+    dataset, digits = client_setup.dataset_of(config), data.load("digits")
     everybody = [part for each in parts for part in (each.train, each.test)]
-    assert rows(population.public_dataset(config), *everybody) == rows(digits.train, digits.test)
+    assert rows(client_setup.public_dataset(config), *everybody) == rows(digits.train, digits.test)
     assert rows(*(each.test for each in parts)) == rows(dataset.test)
 
 
 def test_it_is_an_option_and_by_default_the_test_set_is_the_data_sets_own():
-    assert population.dataset_of(settings(**{"test-split": "given"})) is data.load("digits")
-    assert population.dataset_of(settings()) is population.dataset_of(settings())
-    assert rows(population.dataset_of(settings()).test) != rows(population.dataset_of(settings(seed=1)).test)
+    assert client_setup.dataset_of(settings(**{"test-split": "given"})) is data.load("digits")
+    assert client_setup.dataset_of(settings()) is client_setup.dataset_of(settings())
+    assert rows(client_setup.dataset_of(settings()).test) != rows(client_setup.dataset_of(settings(seed=1)).test)
 
 
 def test_a_share_of_all_examples_is_drawn_for_testing_and_of_what_a_client_keeps():
     digits = data.load("digits")
-    dataset = population.dataset_of(settings(**{"test-share": 0.25}))
+    dataset = client_setup.dataset_of(settings(**{"test-share": 0.25}))
     assert (len(dataset.train), len(dataset.test)) == (1348, 449)
     assert rows(dataset.train, dataset.test) == rows(digits.train, digits.test)
     config = settings(**{"test-share": 0.25, "samples-per-client": 30})
-    parts = [population.data_of(ClientInfo(str(number), number, 4, config)) for number in range(4)]
+    parts = [client_setup.data_of(ClientInfo(str(number), number, 4, config)) for number in range(4)]
     assert [(len(part.train), len(part.test)) for part in parts] == [(30, 10)] * 4
     mine = ClientData(*(Examples(torch.arange(size).view(-1, 1), torch.zeros(size).long()) for size in (6, 6)))
     drawn = data.with_drawn_test_part(mine, 0, "0", 0.25)

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from fedhet import config as configuration
-from fedhet import data, population
+from fedhet import data
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.data import DataSet, Examples
 from fedhet.errors import ConfigError, DataError
-from fedhet.options import Config
-from fedhet.task import get_task
+from fedhet.methods.options import Config
+from fedhet.tasks.task import get_task
 
 
 def images_of(pixels: torch.Tensor, *, classes: int = 10, white: int = 255, name: str = "other") -> DataSet:
@@ -53,9 +54,9 @@ def test_clients_keep_the_examples_that_a_held_out_public_dataset_would_have_tak
     held, other = (configuration.resolve(settings | more) for more in ({}, {"public-dataset": "mnist"}))
 
     def examples(config: Config) -> int:
-        return sum(len(population.data_of(population.ClientInfo(str(i), i, 4, config)).train) for i in range(4))
+        return sum(len(client_setup.data_of(client_setup.ClientInfo(str(i), i, 4, config)).train) for i in range(4))
 
-    public = population.public_dataset(other)
+    public = client_setup.public_dataset(other)
     assert public is not None
     assert len(public) == 101
     assert examples(other) - examples(held) == 101

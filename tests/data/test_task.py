@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedhet.errors import ConfigError
-from fedhet.task import TASKS, Metric, Score, Task, get_task
+from fedhet.tasks.task import TASKS, Metric, Score, Task, get_task
 
 
 def in_batches(name: str, outputs: torch.Tensor, labels: torch.Tensor, size: int) -> Score:

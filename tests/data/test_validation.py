@@ -2,11 +2,11 @@
 
 import torch
 
-from fedhet import config as configuration
-from fedhet import population
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples, PublicDataset, with_validation
-from fedhet.options import Config
-from fedhet.population import ClientInfo
+from fedhet.methods.options import Config
 
 
 def own(labels, **parts):
@@ -56,32 +56,32 @@ def test_it_is_drawn_from_the_seed_and_the_clients_name():
 def test_the_public_dataset_and_the_test_parts_are_what_they_were_and_training_parts_lose_it():
     plain = configuration.resolve({"method": "fedhenn", "public-samples": 50, "clients": 3, "samples-per-client": 20})
     apart = plain.but(validation=0.2)
-    assert population.public_dataset(apart).digest == population.public_dataset(plain).digest
+    assert client_setup.public_dataset(apart).digest == client_setup.public_dataset(plain).digest
     for number in range(3):
-        whole, rest = (population.data_of(ClientInfo(str(number), number, 3, each)) for each in (plain, apart))
+        whole, rest = (client_setup.data_of(ClientInfo(str(number), number, 3, each)) for each in (plain, apart))
         assert torch.equal(whole.test.inputs, rest.test.inputs)
         assert whole.validation is None
         assert (len(whole.train), len(rest.train), len(rest.validation)) == (20, 16, 4)
         together = torch.cat([rest.train.inputs, rest.validation.inputs]).flatten(1)
         assert sorted(together.tolist()) == sorted(whole.train.inputs.flatten(1).tolist())
-    union = torch.cat([population.data_of(ClientInfo(str(n), n, 3, apart)).train.inputs for n in range(3)])
-    assert population.training_union(apart).digest == PublicDataset(union).digest
+    union = torch.cat([client_setup.data_of(ClientInfo(str(n), n, 3, apart)).train.inputs for n in range(3)])
+    assert client_setup.training_union(apart).digest == PublicDataset(union).digest
 
 
 def test_common_examples_are_of_all_classes_and_in_nobodys_parts():
     """Clients of two classes each validate on all ten, on the same images, and keep all of their own."""
     settings = {"partition": "classes", "samples_per_client": 30, "public_samples": 100, "validation": 0.2}
     config = Config(clients=6, **settings)
-    own = [population.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
+    own = [client_setup.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
     config = Config(clients=6, validation_on="common", **settings)
-    data = [population.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
+    data = [client_setup.data_of(ClientInfo(str(n), n, 6, config)) for n in range(6)]
     assert [len(each.train) for each in own] == [24] * 6
     assert [len(each.train) for each in data] == [30] * 6
     common = data[0].validation
     assert all(each.validation is common for each in data)
     assert len(common) == 36  # a fifth of what the clients keep
     assert common.labels.unique().tolist() == list(range(10))
-    public = population.public_dataset(config)
+    public = client_setup.public_dataset(config)
     rows = [each.flatten(1) for each in (common.inputs, public.inputs, *(one.train.inputs for one in data))]
     assert len(torch.cat(rows).unique(dim=0)) == len(torch.cat([torch.unique(each, dim=0) for each in rows]))
-    assert torch.equal(population.public_dataset(Config(clients=6, **settings)).inputs, public.inputs)
+    assert torch.equal(client_setup.public_dataset(Config(clients=6, **settings)).inputs, public.inputs)

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 import fedhet
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
+from fedhet.config.toml import to_toml
 from fedhet.engines.local import run_locally
 from fedhet.flower.commands import _free_port, command, end, environment_of_commands
 from fedhet.results.history import read_history
 from fedhet.testing import Tampering, at, raising
-from fedhet.toml import to_toml
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("deployment")]
 

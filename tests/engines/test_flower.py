@@ -18,16 +18,17 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
 import fedhet
-from fedhet import config as configuration
-from fedhet import registry, starting
+from fedhet.cli import new_project
+from fedhet.config import configuration as configuration
+from fedhet.config.toml import to_toml
 from fedhet.engines import flower
 from fedhet.engines.flower import app_table, make_app
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.commands import command, environment_of_commands, superlink
-from fedhet.observing import RunInfo
+from fedhet.methods import registry
 from fedhet.results.history import read_history
-from fedhet.state import State
-from fedhet.toml import to_toml
+from fedhet.results.observers import RunInfo
+from fedhet.results.state import State
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
 
@@ -67,7 +68,7 @@ class TestApp:
         names = members(fab)
         wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedhet").rglob("*.py")}
         for method in registry.own_methods():
-            wanted |= {f"fedhet/methods/{method.replace('-', '_')}.py", f"run_configs/{method}/digits.toml"}
+            wanted |= {f"fedhet/methods/included/{method.replace('-', '_')}.py", f"run_configs/{method}/digits.toml"}
         wanted |= {
             path.relative_to(ROOT).as_posix()
             for side in ("strategies", "client_apps")
@@ -106,7 +107,7 @@ class TestApp:
         names = members(build_fab_from_disk(app))
         assert {f"{inside}strategies/fedavg.py", f"{inside}run_configs/fedavg/digits.toml"} <= names
         copied = subprocess.run(
-            [sys.executable, "-c", "import fedhet.client_app, fedhet.strategies as s; print(s.__file__)"],
+            [sys.executable, "-c", "import fedhet.client.entry, fedhet.strategies as s; print(s.__file__)"],
             cwd=app,
             env={**os.environ, "PYTHONPATH": str(app)},
             capture_output=True,
@@ -198,7 +199,7 @@ def simulating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
 @pytest.mark.slow
 def test_flower_runs_what_fedhet_new_writes(simulating: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    starting.write(folder, flower=True)
+    new_project.write(folder, flower=True)
     out = folder / "server_app.py"
     out.write_text(out.read_text().replace('"runs/first"', repr(str(tmp_path / "run"))))
     simulate(folder, simulating, "num-server-rounds=1", flower._federation(3, 1, "cpu")[1])
@@ -211,7 +212,7 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from fedhet.server_app import app as serve
+from fedhet.server.entry import app as serve
 
 app = ServerApp()
 
@@ -244,7 +245,7 @@ def ray_runs(tmp_path_factory: pytest.TempPathFactory, simulating: dict[str, str
     app = make_app(folder / "app")
     (app / "one_after_the_other.py").write_text(ONE_AFTER_THE_OTHER)
     project = (app / "pyproject.toml").read_text()
-    project = project.replace("fedhet.server_app:app", "one_after_the_other:app")
+    project = project.replace("fedhet.server.entry:app", "one_after_the_other:app")
     (app / "pyproject.toml").write_text(
         project.replace("[tool.flwr.app.config]", '[tool.flwr.app.config]\nruns = ""', 1)
     )

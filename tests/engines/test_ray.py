@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 import fedhet
+from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_history
 from fedhet.results.run_result import RunResult
-from fedhet.toml import to_toml
 from tests.engines.test_flower import ROOT, models_in, repeatable, settings_of
 
 

@@ -17,16 +17,18 @@ from flwr.app import Context, Message
 from torch import nn
 
 import fedhet
-from fedhet import config as configuration
-from fedhet import data, machine, population
+from fedhet import data
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.data import Examples
 from fedhet.engines import local
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid
-from fedhet.machine import room_on, runs_at_once
-from fedhet.observing import Observer
-from fedhet.options import Config
+from fedhet.methods.options import Config
 from fedhet.results.history import read_history
+from fedhet.results.observers import Observer
+from fedhet.utils import machine
+from fedhet.utils.machine import room_on, runs_at_once
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
@@ -171,7 +173,7 @@ def test_workers_have_the_data_set_from_the_run(tmp_path: Path, monkeypatch: pyt
         if key[0] == "digits":
             upside_down = Examples(dataset.train.inputs.flip(2), dataset.train.labels)
             monkeypatch.setitem(data.LOADED, key, replace(dataset, train=upside_down))
-    caches = (population._split, population._client)
+    caches = (client_setup._split, client_setup._client)
     for cache in caches:
         cache.cache_clear()
     run_locally(settings(workers=1, rounds=1), tmp_path / "one")

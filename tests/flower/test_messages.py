@@ -9,14 +9,14 @@ import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from fedhet.errors import FedhetError
-from fedhet.files import plain_name, write_text
 from fedhet.flower import name_in, read_reply, read_request, write_reply, write_request
 from fedhet.flower.insides import identify
-from fedhet.rows import Work
-from fedhet.task import Metric
-from fedhet.wire import LostReply, Payload, Refusal, Reply, Report, Request, WireError
-from fedhet.wire.fields import Fields
-from fedhet.wire.protocol import Measured
+from fedhet.messages import LostReply, Payload, Refusal, Reply, Report, Request, WireError
+from fedhet.messages.fields import Fields
+from fedhet.messages.protocol import Measured
+from fedhet.tasks.task import Metric
+from fedhet.utils.files import plain_name, write_text
+from fedhet.utils.statistics import Work
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
 

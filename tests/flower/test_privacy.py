@@ -13,13 +13,13 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as ServerSide
 
 import fedhet
-from fedhet import registry
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import read_arrays
 from fedhet.flower import privacy
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.records import decode_arrays
+from fedhet.methods import registry
 from fedhet.results.report import write_report
+from fedhet.utils.files import read_arrays
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 NORM = 0.05

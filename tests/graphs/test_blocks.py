@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.graphs import UnsupportedArchitecture, blocks, stages
-from fedhet.representations.descriptors import describe
+from fedhet.algorithms.alignment.descriptors import describe
+from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks, stages
 
 SLOTS = (128, 256, 512, 1024)
 GIVEN = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet.graphs import (
+from fedhet.algorithms.graphs import (
     UnsupportedArchitecture,
     architecture_graph,
     permutation_groups,

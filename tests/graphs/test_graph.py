@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhet.graphs import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
+from fedhet.algorithms.graphs import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
 
 
 class Branchy(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.graphs import LayerGraph, layer_graph
+from fedhet.algorithms.graphs import LayerGraph, layer_graph
 
 
 class Skip(nn.Module):

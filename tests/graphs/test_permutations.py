@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet.graphs import (
+from fedhet.algorithms.graphs import (
     PermutationGroup,
     PermutationGroups,
     Segment,

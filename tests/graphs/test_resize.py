@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.graphs import HeadAttention, StackedRecurrent, UnsupportedArchitecture, resize
+from fedhet.algorithms.graphs import HeadAttention, StackedRecurrent, UnsupportedArchitecture, resize
 
 
 def test_layers_learn_their_sizes_and_the_original_stays() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.graphs import LayerGraph, layer_graph
-from fedhet.hypernets import Design, catalogue, start, std_of
-from fedhet.hypernets.hypernetwork import GraphHypernetwork, Written
+from fedhet.algorithms.graphs import LayerGraph, layer_graph
+from fedhet.algorithms.hypernets import Design, catalogue, start, std_of
+from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 
 HEADS = ("dense", "base-lowrank", "tiled")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedhet import models
-from fedhet.hypernets.personal import PersonalHypernetwork, scale_of
+from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, scale_of
 
 CIFAR10 = (3, 32, 32)
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.graphs import architecture_graph, columns, permutation_groups, permute, resize, rows
-from fedhet.matching import (
+from fedhet.algorithms.graphs import architecture_graph, columns, permutation_groups, permute, resize, rows
+from fedhet.algorithms.matching import (
     Matching,
     assemble,
     average_rest,

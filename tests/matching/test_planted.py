@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet.graphs import architecture_graph, permutation_groups, permute, resize
-from fedhet.matching import Matching, match_networks
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute, resize
+from fedhet.algorithms.matching import Matching, match_networks
 
 torchvision = pytest.importorskip("torchvision")
 

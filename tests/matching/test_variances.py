@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedhet.matching import estimate_variances, match_layer
+from fedhet.algorithms.matching import estimate_variances, match_layer
 
 COLUMNS = 289
 

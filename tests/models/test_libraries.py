@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet import models, population
-from fedhet.config import resolve
+from fedhet import models
+from fedhet.config import client_setup
+from fedhet.config.configuration import resolve
 from fedhet.errors import ConfigError, ModelError
 from fedhet.models import registry
-from fedhet.representations import Representation
+from fedhet.models.representation import Representation
 
 PHI = {"resnet18": 512, "mobilenet_v3_small": 1024, "shufflenet_v2_x0_5": 1024}
 
@@ -92,7 +93,7 @@ def test_timm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_they_are_dealt_to_clients_as_others_are() -> None:
     chosen = {"architectures": "torchvision/resnet18, mlp", "clients": 3, "method": "local"}
-    assert population.architectures(resolve(chosen), 3) == ("torchvision/resnet18", "mlp", "torchvision/resnet18")
+    assert client_setup.architectures(resolve(chosen), 3) == ("torchvision/resnet18", "mlp", "torchvision/resnet18")
     with pytest.raises(ConfigError, match="did you mean 'torchvision/resnet18'"):
         resolve({"architectures": "torchvision/resnt18"})
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import pytest
 
-from fedhet.method import Method, Traits
-from fedhet.sharing import HEAD
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.sharing import HEAD
 
 from ..contract.further import Contract
 

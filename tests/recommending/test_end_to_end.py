@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import fedhet
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
 
 _spec = importlib.util.spec_from_file_location("networks_of_ones_own", Path(__file__).with_name("test_serving.py"))
 own = importlib.util.module_from_spec(_spec)

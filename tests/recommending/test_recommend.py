@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 
 from synthetic_runs import write_run
 
-from fedhet import config as configuration
-from fedhet import population, recommending, running
-from fedhet.comparing import runs
+from fedhet.comparing import recommending, runs
+from fedhet.comparing.recommending import FACTORS, SEED, recommend
+from fedhet.comparing.recommending.serving import Candidates
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.engines import running
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.recommending import FACTORS, SEED, recommend
-from fedhet.recommending.serving import Candidates
 
 SETTINGS = {"preset": "fedhenn/digits", "clients": 2, "rounds": 3}
 ALONE = {"local", "label-spreading", "logistic-regression", "nearest-neighbour"}
@@ -96,7 +97,7 @@ def made(tmp_path, monkeypatch, found):
     monkeypatch.setattr(runs, "run_jobs", made.run_jobs)
     monkeypatch.setattr(running, "run", made.run)
     monkeypatch.setattr(recommending, "ask", lambda names, *_, **__: found)
-    monkeypatch.setattr(population, "check", lambda *_, **__: None)
+    monkeypatch.setattr(client_setup, "check", lambda *_, **__: None)
     monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
     monkeypatch.setattr("fedhet.comparing.write_together", lambda path, *given: made.page.extend(given[-1]))
     return made

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import registry, validation
+from fedhet.comparing.recommending.serving import ask, by_reason
+from fedhet.config import configuration as configuration
+from fedhet.config import validation
+from fedhet.config.user_functions import Supplied
 from fedhet.errors import ConfigError
-from fedhet.recommending.serving import ask, by_reason
-from fedhet.supplied import Supplied
+from fedhet.methods import registry
 
 DIGITS = {"preset": "fedhenn/digits", "clients": 5, "public-samples": 50}
 

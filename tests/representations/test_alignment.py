@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet.representations import targets
-from fedhet.representations.alignment import Alignment
-from fedhet.representations.cka import debiased_linear_cka, kernel_cka, linear_cka, procrustes_distance, rbf_kernel
-from fedhet.representations.features import Representation
-from fedhet.representations.targets import mean_rbf_blocks, mean_target
+from fedhet.algorithms.alignment import targets
+from fedhet.algorithms.alignment.cka import debiased_linear_cka, kernel_cka, linear_cka, procrustes_distance, rbf_kernel
+from fedhet.algorithms.alignment.targets import mean_rbf_blocks, mean_target
+from fedhet.algorithms.alignment.term import Alignment
+from fedhet.models.representation import Representation
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.representations.cka import (
+from fedhet.algorithms.alignment.cka import (
     centred,
     debiased_linear_cka,
     inner,

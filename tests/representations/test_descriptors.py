@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.graphs import blocks
-from fedhet.representations import Output
-from fedhet.representations.descriptors import (
+from fedhet.algorithms.alignment.descriptors import (
     _differentiated,
     agreement,
     channel_means,
@@ -27,6 +25,8 @@ from fedhet.representations.descriptors import (
     strongest,
     summarised,
 )
+from fedhet.algorithms.graphs import blocks
+from fedhet.models.representation import Output
 
 SLOTS = (16, 32, 64, 96)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhet.errors import ModelError
-from fedhet.representations.features import RandomStream, Representation, head_name, isolated, scores_of
+from fedhet.models.representation import RandomStream, Representation, head_name, isolated, scores_of
 
 
 class Odd(nn.Module):

@@ -11,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedhet.representations.packing import (
-    Packed,
-    pack,
-    pack_all,
-    pack_blocks,
-    unpack,
-    unpack_all,
-    unpack_blocks,
-)
+from fedhet.algorithms.alignment.packing import Packed, pack, pack_all, pack_blocks, unpack, unpack_all, unpack_blocks
 
 
 def descriptors(count: int = 40) -> Tensor:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.representations.packing import pack, unpack
-from fedhet.representations.spectral import check_posteriors, cluster_rows
+from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.algorithms.alignment.spectral import check_posteriors, cluster_rows
 
 LABELS = torch.arange(200) % 6
 

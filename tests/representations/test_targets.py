@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.representations import packing, targets
-from fedhet.representations.cka import kernel_cka, linear_cka, rbf_kernel
-from fedhet.representations.packing import pack, pack_blocks, unpack, unpack_blocks
-from fedhet.representations.targets import blocks, compress, mean_rbf_blocks, mean_target
+from fedhet.algorithms.alignment import packing, targets
+from fedhet.algorithms.alignment.cka import kernel_cka, linear_cka, rbf_kernel
+from fedhet.algorithms.alignment.packing import pack, pack_blocks, unpack, unpack_blocks
+from fedhet.algorithms.alignment.targets import blocks, compress, mean_rbf_blocks, mean_target
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

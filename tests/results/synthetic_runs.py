@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedhet.config.toml import to_toml
 from fedhet.results.history import Row
-from fedhet.rows import STATISTICS, summarise
-from fedhet.task import Metric
-from fedhet.toml import to_toml
+from fedhet.tasks.task import Metric
+from fedhet.utils.statistics import STATISTICS, summarise
 
 CNNS = ("cnn-1-1", "cnn-2-1", "cnn-2-2", "cnn-3-2", "cnn-3-3")
 

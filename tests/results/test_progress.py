@@ -4,10 +4,10 @@ import io
 
 from rich.console import Console
 
-from fedhet.method import Traits
-from fedhet.observing import RoundReport, RunInfo
+from fedhet.methods.method import Traits
+from fedhet.results.observers import RoundReport, RunInfo
 from fedhet.results.progress import ProgressLine
-from fedhet.state import State
+from fedhet.results.state import State
 
 
 def told(terminal: bool) -> str:

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from synthetic_runs import history_row
 
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
 from fedhet.errors import FedhetError
-from fedhet.files import read_tensors, write_tensors
-from fedhet.method import Traits
-from fedhet.observing import RoundReport, RunInfo
+from fedhet.messages import to_tensor
+from fedhet.methods.method import Traits
+from fedhet.methods.sharing import EVERYTHING
 from fedhet.results.history import read_clients, read_history
+from fedhet.results.observers import RoundReport, RunInfo
 from fedhet.results.recorder import RunDirectory, check_folder
 from fedhet.results.summary import summarised
-from fedhet.rows import ClientRow
 from fedhet.server import ClientRecord, State
-from fedhet.sharing import EVERYTHING
-from fedhet.wire import to_tensor
+from fedhet.utils.files import read_tensors, write_tensors
+from fedhet.utils.statistics import ClientRow
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

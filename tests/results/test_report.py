@@ -10,15 +10,15 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedhet import registry
 from fedhet.errors import FedhetError
+from fedhet.methods import registry
 from fedhet.results.figures import accuracy_figure, run_figures
 from fedhet.results.history import read_run
 from fedhet.results.plotting import WIDTH, look, to_svg
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.run_result import RunResult
 from fedhet.results.tables import closing_table
-from fedhet.text import console
+from fedhet.utils.text import console
 
 VOID = {"meta", "br", "link", "img", "hr"}
 

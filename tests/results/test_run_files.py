@@ -2,8 +2,8 @@ import pytest
 
 from fedhet.errors import FedhetError
 from fedhet.results.history import final_clients, read_run
-from fedhet.rows import summarise
-from fedhet.task import Metric
+from fedhet.tasks.task import Metric
+from fedhet.utils.statistics import summarise
 
 
 def test_a_run_reads_back(make_run):

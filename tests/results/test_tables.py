@@ -6,13 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedhet.results.history import RunFiles, final_clients, read_clients, read_run
-from fedhet.results.tables import (
-    by_architecture,
-    closing_table,
-    format_bytes,
-    headline,
-    stage,
-)
+from fedhet.results.tables import by_architecture, closing_table, format_bytes, headline, stage
 
 
 def printed(table, width=100):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
 from fedhet.engines.local import run_locally
 from fedhet.flower import decode_arrays, encode_arrays
-from fedhet.registry import traits
+from fedhet.methods.registry import traits
 from fedhet.testing import Tampering
 
 BYZANTINE = ("8", "9")

@@ -18,12 +18,12 @@ from sklearn.metrics import roc_auc_score
 
 import fedhet
 from fedhet import models
+from fedhet.algorithms.alignment.packing import unpack
 from fedhet.client.app import make_client_app
 from fedhet.engines.local import LocalGrid
 from fedhet.flower import decode_arrays
-from fedhet.representations.packing import unpack
+from fedhet.messages import load_into
 from fedhet.testing import Tampering
-from fedhet.wire import load_into
 
 CLIENTS, OWN, OTHERS, TEST = 5, 60, 300, 300
 COMMON = {

@@ -24,15 +24,15 @@ from flwr.app import Context, Message, RecordDict
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedhet import config as configuration
+from fedhet.algorithms.alignment.packing import unpack
 from fedhet.client.app import make_client_app
+from fedhet.config import configuration as configuration
 from fedhet.data import PublicDataset
 from fedhet.flower import Encoder, decode_arrays, write_request
 from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
-from fedhet.representations.packing import unpack
-from fedhet.wire import Payload, Request, to_arrays
-from fedhet.wire.protocol import HANDSHAKE, with_public_dataset
+from fedhet.messages import Payload, Request, to_arrays
+from fedhet.messages.protocol import HANDSHAKE, with_public_dataset
 
 TRAIN, TEST, HIDDEN = 40, 30, 4
 AMPLIFIED = 1e4

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
+from fedhet.algorithms.alignment.packing import unpack, unpack_all
 from fedhet.client.secret import groups_of
 from fedhet.data import PublicDataset
 from fedhet.flower import decode_arrays
-from fedhet.learning.training import batches, grouped_batches
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.representations.packing import unpack, unpack_all
-from fedhet.wire import Payload, Request, to_arrays
-from fedhet.wire.protocol import HANDSHAKE, with_public_dataset
+from fedhet.messages import Payload, Request, to_arrays
+from fedhet.messages.protocol import HANDSHAKE, with_public_dataset
+from fedhet.training.training import batches, grouped_batches
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 from .reading import TRAIN, Victim, nearest
 

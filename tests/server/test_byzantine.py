@@ -9,13 +9,13 @@ from flwr.app import ConfigRecord
 from torch import nn
 
 import fedhet
-from fedhet import population
+from fedhet.algorithms.hypernets import start
 from fedhet.client.app import make_client_app
+from fedhet.config import client_setup
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
-from fedhet.hypernets import start
 from fedhet.testing import Case, Run, Tampering, at
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -42,7 +42,7 @@ def test_a_client_that_names_another_partition_ends_no_run(place, refused, tmp_p
 
 def test_a_network_that_no_server_has_room_for_is_refused_in_the_handshake(tmp_path, monkeypatch):
     """Before the hypernetwork makes arrays of that size."""
-    monkeypatch.setattr("fedhet.wire.protocol.memory", lambda: 4 * 10**9)
+    monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 4 * 10**9)
     said = {"spec.body.1.weight": "float32,20000,20000"}
     config = Case.of("pfedhn", {}).config(rounds=1)
     run_locally(config, tmp_path / "run", app=saying("1", **said))
@@ -156,7 +156,7 @@ def test_the_server_makes_large_arrays_only_of_shapes_that_have_arrived(tmp_path
 
 def test_what_the_server_makes_for_a_client_has_its_room(tmp_path, monkeypatch):
     """Of a hypernetwork it holds several copies of what it writes for a client."""
-    monkeypatch.setattr("fedhet.wire.protocol.memory", lambda: 4 * 10**9)
+    monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 4 * 10**9)
     why = refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,10000,10000"})
     assert why == "for its network the server needs 3.2 GB, and the server has room for 1 GB per client"
 
@@ -178,7 +178,7 @@ def test_a_client_without_outputs_for_all_public_labels_is_refused_in_the_handsh
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 3 if client.name == "1" else 10))
 
     def data(client):
-        parts = population.data_of(client)
+        parts = client_setup.data_of(client)
         most = 3 if client.name == "1" else 10
         return [
             (part.inputs[part.labels < most].float(), part.labels[part.labels < most])
@@ -211,10 +211,10 @@ def test_a_network_is_not_built_at_the_server_before_it_is_known_to_be_the_clien
         built.append((name, {tensor.device.type for tensor in made.state_dict().values()}))
         return made
 
-    models_build = population.models.build
+    models_build = client_setup.models.build
     config = Case.of("ensemble", {"test-on": "both"}).config(rounds=1)
     with monkeypatch.context() as patched:
-        patched.setattr("fedhet.population.models.build", build)
+        patched.setattr("fedhet.config.client_setup.models.build", build)
         run_locally(config, tmp_path / "run", app=saying("1", architecture="mlp-100"))
     done = Run(tmp_path / "run")
     assert [client for _, client in done.failures] == ["1"]

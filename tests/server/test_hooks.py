@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from fedhet import registry
+from fedhet.methods import registry
 from fedhet.server import FederatedStrategy, Hooks
 
 OF_ALL = {"method", "state_class", "takes_in", "copies"}

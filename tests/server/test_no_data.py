@@ -2,11 +2,12 @@
 
 import pytest
 
-from fedhet import data, registry
+from fedhet import data
 from fedhet.errors import DataError
 from fedhet.flower import Context, RecordDict
 from fedhet.flower.grid import LocalGrid
-from fedhet.serving import make_server_app
+from fedhet.methods import registry
+from fedhet.server.app import make_server_app
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 

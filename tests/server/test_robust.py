@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import fedhet
-from fedhet import config as configuration
+from fedhet.config import configuration as configuration
 from fedhet.errors import ConfigError
-from fedhet.files import read_tensors
 from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.messages import Payload, Reply
+from fedhet.results.state import ClientRecord
 from fedhet.server.aggregation import average_shared, cut_to_bound
-from fedhet.state import ClientRecord
 from fedhet.testing import Case, Tampering, run
-from fedhet.wire import Payload, Reply
+from fedhet.utils.files import read_tensors
 
 SPEC = {"w": ((4,), "float32"), "n": ((), "int64")}
 HONEST = [{"w": np.array([1.0, 2, 3, 4], np.float32) + k / 10, "n": np.array(7)} for k in range(4)]

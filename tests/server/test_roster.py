@@ -3,8 +3,8 @@
 import pytest
 
 from fedhet.errors import FedhetError
+from fedhet.messages import Payload, Reply, Report
 from fedhet.server.roster import Roster
-from fedhet.wire import Payload, Reply, Report
 
 WEIGHT = {"w": ((2, 3), "float32")}
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from fedhet.errors import FedhetError
-from fedhet.files import write_tensors
+from fedhet.messages import Arrays
 from fedhet.server import ArraysBy, ClientRecord, State
-from fedhet.wire import Arrays
+from fedhet.utils.files import write_tensors
 
 
 @dataclass

@@ -12,8 +12,8 @@ import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode_arrays
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.messages import Payload
 from fedhet.server import FederatedStrategy, roster
-from fedhet.wire import Payload
 
 pytestmark = pytest.mark.usefixtures("home")
 

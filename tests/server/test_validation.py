@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from fedhet import config as configuration
 from fedhet.client.app import make_client_app
+from fedhet.config import configuration as configuration
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
-from fedhet.observing import Observer
 from fedhet.results.history import read_history
+from fedhet.results.observers import Observer
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

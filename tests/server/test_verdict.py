@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet import config as configuration
 from fedhet.client.app import make_client_app
+from fedhet.config import configuration as configuration
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.history import read_run
 from fedhet.results.run_result import RunResult
+from fedhet.results.state import ClientRecord
 from fedhet.results.tables import headline
-from fedhet.rows import never_took_part
 from fedhet.server.reporter import verdict
-from fedhet.state import ClientRecord
 from fedhet.testing import COMMON
+from fedhet.utils.statistics import never_took_part
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 

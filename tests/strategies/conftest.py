@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedhet import config as configuration
-from fedhet import learning, make_client_app, population, registry
-from fedhet.files import read_tensors
+from fedhet import make_client_app, training
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.flower import decode
 from fedhet.flower.grid import LocalGrid
-from fedhet.options import Config
-from fedhet.population import ClientInfo
+from fedhet.methods import registry
+from fedhet.methods.options import Config
 from fedhet.results.history import read_clients, read_history
-from fedhet.serving import serve
+from fedhet.server.app import serve
+from fedhet.utils.files import read_tensors
 
 SETTINGS = {
     "dataset": "digits",
@@ -112,7 +114,7 @@ class Done:
 
     def network(self, client="0"):
         """A client's personal network."""
-        model = population.model_of(self.info(client))
+        model = client_setup.model_of(self.info(client))
         model.load_state_dict(self.saved(client), strict=False)
         return model.eval()
 
@@ -165,7 +167,7 @@ def federate(tmp_path):
             return reply
 
         grid = Nodes(spying, config.clients, since or {})
-        shared = population.public_dataset(config) if public is None else public
+        shared = client_setup.public_dataset(config) if public is None else public
         with torch.random.fork_rng(devices=[]):
             serve(config, grid, folder, engine="local", public=shared, observers=[grid])
         return done
@@ -176,7 +178,7 @@ def federate(tmp_path):
 @pytest.fixture
 def phases(monkeypatch):
     """Every phase of training, with the network's tensors before it and after it."""
-    seen, train = [], learning.train
+    seen, train = [], training.train
 
     def spying(model, phase, *args, **keywords):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -184,7 +186,7 @@ def phases(monkeypatch):
         seen.append((phase, before, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
         return trained
 
-    monkeypatch.setattr(learning, "train", spying)
+    monkeypatch.setattr(training, "train", spying)
     return seen
 
 

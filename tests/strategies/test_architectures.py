@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups, resize, widths
 from fedhet.errors import FedhetError
-from fedhet.graphs import architecture_graph, permutation_groups, resize, widths
 
 torchvision = pytest.importorskip("torchvision")
 

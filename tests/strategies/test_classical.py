@@ -10,10 +10,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
 
 import fedhet
-from fedhet import config as configuration
-from fedhet import population
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.population import ClientInfo
 
 SETTINGS = {
     "preset": "",
@@ -40,12 +40,12 @@ def by_hand(method: str, train: np.ndarray, labels: np.ndarray, public: np.ndarr
 def test_accuracy_is_that_of_scikit_learn(method: str, tmp_path: Path) -> None:
     done = fedhet.run(SETTINGS | {"method": method}, out=tmp_path / "run")
     config = configuration.resolve(SETTINGS | {"method": method})
-    transform = population.dataset_of(config).transform
-    shared = population.public_dataset(config)
+    transform = client_setup.dataset_of(config).transform
+    shared = client_setup.public_dataset(config)
     assert shared is not None
     right, examples = 0, 0
     for number in range(3):
-        data = population.data_of(ClientInfo(str(number), number, 3, config))
+        data = client_setup.data_of(ClientInfo(str(number), number, 3, config))
         parts = (data.train.inputs, data.test.inputs, shared.inputs)
         train, test, public = (transform(part[:]).flatten(1).numpy() for part in parts)
         predicted = by_hand(method, train, data.train.labels.numpy(), public).predict(test)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedhet import population, registry
-from fedhet.learning import evaluate
+from fedhet.config import client_setup
+from fedhet.methods import registry
+from fedhet.training import evaluate
 from tests.small import SMALL
 
 OF_METHOD = SMALL | {
@@ -36,11 +37,11 @@ def test_evaluation_is_on_the_clients_parts_the_common_test_set_or_both(federate
     assert done.summary["personal_accuracy"] is not None or method == "fedavg"
     if test_on == "local":
         return
-    dataset = population.dataset_of(done.config)
+    dataset = client_setup.dataset_of(done.config)
     names = ["global"] if method == "fedavg" else ["0", "1", "2"]
     scores = []
     for name in names:
-        model = population.model_of(done.info())
+        model = client_setup.model_of(done.info())
         model.load_state_dict(done.saved(name))
         scores.append(evaluate(model, dataset.test, dataset.task, dataset.transform).value)
     found = last["common"][which]["accuracy"]

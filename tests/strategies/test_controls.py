@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import comparing, models, population
-from fedhet import config as configuration
-from fedhet.graphs import layer_graph
-from fedhet.learning import read
-from fedhet.representations import Representation, linear_cka, targets
-from fedhet.representations.packing import unpack, unpack_all
+from fedhet import comparing, models
+from fedhet.algorithms.alignment import linear_cka, targets
+from fedhet.algorithms.alignment.packing import unpack, unpack_all
+from fedhet.algorithms.graphs import layer_graph
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.models.representation import Representation
+from fedhet.training import read
 
 FROZEN = 1e-12
 """A learning rate at which nobody learns, so that a network stays at no distance from itself."""
@@ -42,7 +44,7 @@ SPECTRAL = {**KERNEL, "fedhenn.target": "spectral"}
 
 
 def rad_of(done: Any, round: int, client: str = "0") -> Tensor:
-    public = population.public_dataset(done.config)
+    public = client_setup.public_dataset(done.config)
     assert public is not None
     rows = torch.from_numpy(np.array(done.received[round, client]["rad"]["rows"])).long()
     inputs: Tensor = public.inputs[rows]
@@ -55,7 +57,7 @@ def test_the_kernel_of_the_inputs_takes_no_exchange_and_pulls(federate: Any) -> 
     off = federate("local", "off", rounds=4, public_samples=96)
     assert set(done.received[2, "0"]) == {"rad"}
     assert not any(arrays for arrays in done.sent.values())
-    transform, rad = population.dataset_of(done.config).transform, rad_of(done, 4)
+    transform, rad = client_setup.dataset_of(done.config).transform, rad_of(done, 4)
 
     def alike(run: Any) -> float:
         features = read(run.network("0"), rad, transform, until=Representation(run.network("0")))
@@ -156,7 +158,7 @@ def test_shuffled_is_the_target_of_other_images(align: str, parts: int, federate
 
 @pytest.mark.parametrize("name", ["none", "shuffled"])
 def test_messages_go_elsewhere_or_nowhere(name: str, federate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedhet.hypernets.hypernetwork import GraphHypernetwork
+    from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 
     seen, read_graphs = [], GraphHypernetwork.read
 
@@ -168,7 +170,7 @@ def test_messages_go_elsewhere_or_nowhere(name: str, federate: Any, monkeypatch:
     networks = {"architectures": "flha-small-1,flha-small-cnn-4", "clients": 2, "rounds": 1}
     done = federate(control("flha-ghn", name), **networks)
     assert done.failures == []
-    models = [population.model_of(done.info(client)) for client in "01"]
+    models = [client_setup.model_of(done.info(client)) for client in "01"]
     own = [[list(edge) for edge in layer_graph(model, torch.zeros(2, 1, 8, 8)).edges] for model in models]
     assert len(own[0]) != len(own[1])
     found = [reading.tensors["edges"] for reading in seen]
@@ -219,14 +221,14 @@ def test_the_shared_network_alone_is_trained_averaged_and_scored(federate: Any) 
     settings = {"rounds": 2, "architectures": "cnn-1-1,cnn", "fml.shared-model": "mlp"}
     done = federate(control("fml", "shared_alone"), **settings)
     assert done.failures == []
-    dataset = population.dataset_of(done.config)
+    dataset = client_setup.dataset_of(done.config)
     network = models.build("mlp", dataset.input_shape, dataset.classes)
     network.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in done.state.model.items()})
     right = total = 0
     for client in "012":
-        test = population.data_of(done.info(client)).test
+        test = client_setup.data_of(done.info(client)).test
         scores = read(network, test.inputs, dataset.transform)
         right, total = right + int((scores.argmax(1) == test.labels).sum()), total + len(test)
     assert done.summary["personal_accuracy"]["weighted"] == pytest.approx(right / total, abs=1e-6)
-    own = population.model_of(done.info("0")).state_dict()
+    own = client_setup.model_of(done.info("0")).state_dict()
     assert {*done.state.model} == {*network.state_dict()} != {*own}

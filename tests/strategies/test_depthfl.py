@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import models, population
+from fedhet import models
+from fedhet.algorithms.graphs import UnsupportedArchitecture
+from fedhet.algorithms.graphs.exits import Exits, groups_by_depth
 from fedhet.client.submodel import Submodel
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.errors import ConfigError, ModelError
-from fedhet.graphs import UnsupportedArchitecture
-from fedhet.graphs.exits import Exits, groups_by_depth
 from fedhet.results.history import read_clients
 from tests.strategies.by_hand import THREE, WHO, rounds_of
 
@@ -77,13 +78,13 @@ def test_three_rounds_are_its_papers(deep, who):
     done = deep(**{"depthfl.ramp-up": 2, **WHO[who]})
     assert done.failures == []
     assert {row.architecture.partition("-")[0] for row in read_clients(done.folder)} == {"Small"}, "the user's, uncut"
-    transform = population.dataset_of(done.config).transform
+    transform = client_setup.dataset_of(done.config).transform
     state = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
     for weight, present in zip((math.exp(-5), math.exp(-5 / 4), 1.0), rounds_of(done), strict=True):
         sent, weights = {}, {}
         for client in present:
             depth = DEPTHS[client]
-            part = population.data_of(done.info(client)).train
+            part = client_setup.data_of(done.info(client)).train
             inputs, labels = transform(part.inputs[:]).double(), part.labels
             own = {name: each.clone().requires_grad_() for name, each in state.items() if has(depth, name)}
             velocity = {name: torch.zeros_like(each) for name, each in own.items()}
@@ -131,7 +132,7 @@ def test_the_global_models_scores_are_the_mean_of_all_exits(federate):
     assert done.failures == []
     model, inputs = done.global_model.eval(), torch.rand(4, 1, 8, 8)
     states = done.saved("global")
-    plain_network = population.model_of(done.info())
+    plain_network = client_setup.model_of(done.info())
     plain_network.load_state_dict({name: each for name, each in states.items() if not name.startswith("exits.")})
     values, scores = inputs, [plain_network.eval()(inputs)]
     for number, layer in enumerate(plain_network.body):
@@ -147,11 +148,11 @@ def test_the_global_models_scores_are_the_mean_of_all_exits(federate):
 
 def test_a_node_says_its_depth():
     config = configuration.resolve({"method": "depthfl", "depthfl.depths": "4,2", "clients": 2})
-    infos = [population.ClientInfo(str(n), n, 2, config) for n in range(2)]
-    assert [population.width_of(info) for info in infos] == [1.0, 0.5]
-    assert population.width_of(population.ClientInfo("0", 0, 2, config, {"depth": 3})) == 0.75
+    infos = [client_setup.ClientInfo(str(n), n, 2, config) for n in range(2)]
+    assert [client_setup.width_of(info) for info in infos] == [1.0, 0.5]
+    assert client_setup.width_of(client_setup.ClientInfo("0", 0, 2, config, {"depth": 3})) == 0.75
     with pytest.raises(ConfigError, match="the node's depth: 5 is no depth: .* from 1 to 4"):
-        population.width_of(population.ClientInfo("0", 0, 2, config, {"depth": 5}))
+        client_setup.width_of(client_setup.ClientInfo("0", 0, 2, config, {"depth": 5}))
     for settings in ({"depthfl.depths": "2,0"}, {"depthfl.depths": ","}, {"shared-init": False}):
         with pytest.raises(ConfigError, match=r"depthfl\.depths|first weights of the whole"):
             configuration.resolve({"method": "depthfl", **settings})

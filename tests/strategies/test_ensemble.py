@@ -7,9 +7,10 @@ import torch
 from fedhet.strategies.ensemble import Mean
 from torch import nn
 
-from fedhet import models, population
+from fedhet import models
+from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.learning import evaluate
+from fedhet.training import evaluate
 
 
 def test_the_mean_prediction_of_unlike_clients(federate):
@@ -24,7 +25,7 @@ def test_the_mean_prediction_of_unlike_clients(federate):
         learning_rate=0.05,
         momentum=0.9,
     )
-    rows, network, digits = done.rows, done.global_model, population.dataset_of(done.config)
+    rows, network, digits = done.rows, done.global_model, client_setup.dataset_of(done.config)
     assert [type(member).__name__ for member in network.members] == ["MLP", "ConvNet"] * 2
     network.eval()
     with torch.no_grad():
@@ -51,7 +52,7 @@ def test_members_are_the_clients_own_networks_although_one_was_missing_at_first(
         own = done.network(client)
         assert type(member) is type(own)
         assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in member.state_dict().items())
-    dataset = population.dataset_of(done.config)
+    dataset = client_setup.dataset_of(done.config)
     score = evaluate(network, dataset.test, dataset.task, dataset.transform)
     assert done.rows[-1]["common"]["received"]["accuracy"] == score.value
 

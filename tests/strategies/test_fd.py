@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import population
+from fedhet.config import client_setup
 from fedhet.data import load
 
 OWN = {"partition": "classes", "classes_per_client": 6, "architectures": "mlp,cnn-1-1"}
@@ -30,7 +30,7 @@ def test_a_client_receives_the_mean_logits_of_its_peers_and_not_its_own(federate
 
 def test_a_client_sends_its_mean_logits_of_each_class(federate):
     done = federate("fd", **OWN)
-    data, transform = population.data_of(done.info("1")), population.dataset_of(done.config).transform
+    data, transform = client_setup.data_of(done.info("1")), client_setup.dataset_of(done.config).transform
     logits = done.network("1")(transform(data.train.inputs)).detach()
     sent = done.sent[2, "1"]["prototypes"]
     assert sent["classes"].tolist() == data.train.labels.unique().tolist()
@@ -59,9 +59,9 @@ def test_who_sat_out_keeps_telling_what_it_told_last(federate):
 def test_a_round_descends_cross_entropy_and_distillation(federate, phases):
     settings = {"local_epochs": 1, "batch_size": 64, "fd.weight": 0.5, "architectures": "mlp", "learning_rate": 0.2}
     done = federate("fd", **settings)
-    transform = population.dataset_of(done.config).transform
+    transform = client_setup.dataset_of(done.config).transform
     for client, (_, before, after) in zip("012", phases[3:], strict=True):
-        model, train = population.model_of(done.info(client)), population.data_of(done.info(client)).train
+        model, train = client_setup.model_of(done.info(client)), client_setup.data_of(done.info(client)).train
         model.load_state_dict(before)
         received = done.received[2, client]["prototypes"]
         logits = torch.zeros(10, 10)

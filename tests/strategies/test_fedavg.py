@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.files import read_tensors
+from fedhet.utils.files import read_tensors
 
 
 def test_it_is_the_mean_of_the_models_weighted_by_examples(federate):

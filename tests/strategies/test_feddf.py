@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import population
+from fedhet.algorithms.alignment import packing
+from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.learning import evaluate
-from fedhet.methods.feddf import FedDFParameters
+from fedhet.methods.included.feddf import FedDFParameters
 from fedhet.models import registry as models
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.representations import packing
 from fedhet.results.history import read_run
 from fedhet.results.tables import headline
+from fedhet.training import evaluate
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, divergence, live, logits, own_network, rounds_of, tanh_network
 
 SETTINGS = UNLIKE | {"batch_size": 12}
@@ -65,8 +65,8 @@ def test_three_rounds_are_its_papers(federate, teach, who, monkeypatch):
     keys = {"feddf.server-model": "server-float64", "feddf.server-learning-rate": RATE, "feddf.teach": teach}
     done = federate("feddf", model=own_network, **SETTINGS, **FEW, **keys, **WHO[who])
     assert done.failures == []
-    seed, transform = done.config.seed, population.dataset_of(done.config).transform
-    public = transform(population.public_dataset(done.config).inputs).double()
+    seed, transform = done.config.seed, client_setup.dataset_of(done.config).transform
+    public = transform(client_setup.public_dataset(done.config).inputs).double()
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     with torch.random.fork_rng():
         seed_everything(derive_seed(seed, "initial weights", "server"))
@@ -76,7 +76,7 @@ def test_three_rounds_are_its_papers(federate, teach, who, monkeypatch):
         rows, sent = torch.from_numpy(done.received[round, present[0]]["next-rows"]["rows"].copy()).long(), []
         for client in present:
             state = own[client]
-            part, order = population.data_of(done.info(client)).train, torch_generator(seed, "batches", client, round)
+            part, order = client_setup.data_of(done.info(client)).train, torch_generator(seed, "batches", client, round)
             if taught:
                 sgd(done, state, order, *taught, 1, 20, divergence)
             inputs = transform(part.inputs[:]).double()
@@ -104,7 +104,7 @@ def test_the_servers_network_is_of_its_own_architecture_scored_and_saved(federat
     keys = {"feddf.server-model": "mlp-20", "feddf.server-steps": 100, "public_samples": 300, "samples_per_client": 0}
     keys["feddf.server-learning-rate"] = 0.01
     done = federate("feddf", architectures="cnn-2-2,mlp-30", momentum=0.9, local_epochs=4, **keys)
-    network, dataset = done.global_model, population.dataset_of(done.config)
+    network, dataset = done.global_model, client_setup.dataset_of(done.config)
     assert {name: tensor.shape for name, tensor in network.state_dict().items()} == {
         name: tensor.shape for name, tensor in models.build("mlp-20", (1, 8, 8), 10).state_dict().items()
     }

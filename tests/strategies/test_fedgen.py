@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import population
+from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, live, rounds_of
 
 WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
@@ -67,7 +67,7 @@ def server_trained(done, round, weights, statistics, counts, head):
 
 
 def client_trained(done, client, round, state, generator, counts):
-    part, transform = population.data_of(done.info(client)).train, population.dataset_of(done.config).transform
+    part, transform = client_setup.data_of(done.info(client)).train, client_setup.dataset_of(done.config).transform
     inputs, labels = transform(part.inputs[:]).double(), part.labels
     order, velocity, number = torch_generator(done.config.seed, "batches", client, round), {}, 0
     for _ in range(done.config.local_epochs):
@@ -92,7 +92,7 @@ def test_three_rounds_are_its_papers(federate, float64_travels, who):
     done = federate("fedgen", model=own_network, wire_dtype="float64", **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
-    labels = torch.cat([population.data_of(done.info(client)).train.labels for client in own])
+    labels = torch.cat([client_setup.data_of(done.info(client)).train.labels for client in own])
     counts = torch.bincount(labels, minlength=10).double()
     with torch.random.fork_rng():
         seed_everything(derive_seed(done.config.seed, "initial weights", "server"))

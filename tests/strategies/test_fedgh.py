@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import population
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.config import client_setup
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, live, own_network, rounds_of
 
 SETTINGS = UNLIKE | {"batch_size": 12}
@@ -46,7 +46,7 @@ def outputs(state, features):
 
 def trained(done, client, round, state, extra=lambda features, labels: 0.0):
     """Local training, and then the client's means by class with their numbers, as float32 numbers."""
-    part, transform = population.data_of(done.info(client)).train, population.dataset_of(done.config).transform
+    part, transform = client_setup.data_of(done.info(client)).train, client_setup.dataset_of(done.config).transform
     inputs, labels = transform(part.inputs[:]).double(), part.labels
     order, velocity = torch_generator(done.config.seed, "batches", client, round), {}
     for _ in range(done.config.local_epochs):

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet import models, population
-from fedhet.config import resolve
+from fedhet import models
+from fedhet.algorithms.alignment import packing
+from fedhet.algorithms.alignment.descriptors import describe, mean_descriptor
+from fedhet.algorithms.alignment.packing import pack_all, unpack_all
+from fedhet.algorithms.graphs import blocks
+from fedhet.config import client_setup
+from fedhet.config.configuration import resolve
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.graphs import blocks
-from fedhet.representations import packing
-from fedhet.representations.descriptors import describe, mean_descriptor
-from fedhet.representations.packing import pack_all, unpack_all
 from fedhet.results.drawings import cosines_figure
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
@@ -74,9 +75,9 @@ def test_descriptors_come_up_and_their_mean_goes_down_with_the_next_message(fede
 
 def test_what_is_told_are_descriptors_of_the_trained_network(federate: Federate) -> None:
     done = harm(federate, rounds=1, closing_epochs=1, learning_rate=1e-12)
-    public = population.public_dataset(done.config)
+    public = client_setup.public_dataset(done.config)
     assert public is not None
-    transform = population.dataset_of(done.config).transform
+    transform = client_setup.dataset_of(done.config).transform
     for client in "01":
         model = done.network(client)
         names = blocks(model, transform(public.inputs[:2]), chosen=BLOCKS, count=2)
@@ -96,7 +97,7 @@ def test_the_shared_phase_begins_a_message_and_closes_the_run_and_one_adam_serve
     assert [phase.task_weight for phase in trained] == [1, 0.25, 1, 0.25]
     assert [(phase.epochs, phase.steps) for phase in trained if phase.examples is not None] == [(2, 3), (2, 3)]
     assert all(phase.continues for phase in trained)
-    public = population.public_dataset(done.config)
+    public = client_setup.public_dataset(done.config)
     assert public is not None
     assert torch.equal(trained[1].examples.labels, public.labels)
     # One cycle over the run, in the paper's order: private, shared, private, shared.
@@ -136,9 +137,9 @@ def test_the_shared_sets_loss_is_the_papers(divide: bool, federate: Federate) ->
     """Alpha CE + (1 - alpha) (1 - cosine), of networks that stand still and all images in one batch."""
     settings = {"fedharm.divide": divide, "fedharm.alpha": 0.2, "batch_size": 40}
     done = harm(federate, rounds=1, closing_epochs=1, learning_rate=1e-12, **settings)
-    public = population.public_dataset(done.config)
+    public = client_setup.public_dataset(done.config)
     assert public is not None
-    images, losses, cosines = population.dataset_of(done.config).transform(public.inputs), [], []
+    images, losses, cosines = client_setup.dataset_of(done.config).transform(public.inputs), [], []
     for client in "012":
         pairs = list(zip(told(done, 1, client), target(done, 2, client), strict=True))
         pairs = [(own, mean[:, : own.shape[1]]) for own, mean in pairs]
@@ -215,7 +216,7 @@ def test_without_labels_the_class_is_predicted_and_the_tasks_loss_left_out(feder
     shared = [phase for phase, _, _ in phases if phase.examples is not None]
     assert {phase.task_weight for phase in shared} == {0}
     assert not any(phase.examples.labels.any() for phase in shared)
-    assert done.state.public == population.public_dataset(done.config).unlabelled.digest
+    assert done.state.public == client_setup.public_dataset(done.config).unlabelled.digest
 
 
 def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
@@ -233,12 +234,12 @@ def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
     widest = [max(pair) for pair in zip(*widths.values(), strict=True)]
     assert [part.shape[1] for part in target(done, 2, "0", 4)] == widest
     with torch.no_grad():
-        model, part = done.network("0"), population.public_dataset(done.config)
+        model, part = done.network("0"), client_setup.public_dataset(done.config)
         assert part is not None
         seen: list[Tensor] = []
         first = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d))
         handle = first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-        model(population.dataset_of(done.config).transform(part.inputs))
+        model(client_setup.dataset_of(done.config).transform(part.inputs))
         handle.remove()
     torch.testing.assert_close(first.running_mean, seen[0].mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
 
@@ -253,18 +254,18 @@ def test_a_network_without_four_stages_is_told_what_to_configure(federate: Feder
 
 def test_a_client_without_the_labelled_public_dataset_is_told_so(federate: Federate) -> None:
     config = resolve({"dataset": "digits", "clients": 3, "public-samples": 40})
-    public = population.public_dataset(config)
+    public = client_setup.public_dataset(config)
     assert public is not None
 
     def mine(info: Any) -> dict[str, Any]:
-        own = population.data_of(population.ClientInfo(info.name, info.partition_id, 3, config))
+        own = client_setup.data_of(client_setup.ClientInfo(info.name, info.partition_id, 3, config))
         parts = {"train": (own.train.inputs, own.train.labels), "test": (own.test.inputs, own.test.labels)}
         shared = public.inputs if info.name == "1" else (public.inputs, public.labels)
         return parts | ({} if info.name == "2" else {"public": shared})
 
     settings = {key: value for key, value in OWN.items() if key != "public_samples"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(population, "public_dataset", lambda config: None)
+        patch.setattr(client_setup, "public_dataset", lambda config: None)
         with pytest.raises(
             FedhetError, match=r"client 0 alone.*\n  2 clients \(1, 2\): there is no labelled public dataset"
         ):

@@ -14,20 +14,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet import FedHeNN, make_client_app, population
-from fedhet.config import resolve
+from fedhet import FedHeNN, make_client_app
+from fedhet.algorithms.alignment import linear_cka, packing, procrustes_distance, targets
+from fedhet.algorithms.alignment.cka import rbf_kernel
+from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.config import client_setup
+from fedhet.config.client_setup import ClientInfo
+from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode, encode_arrays
-from fedhet.learning import read
-from fedhet.options import Config
-from fedhet.population import ClientInfo
-from fedhet.representations import Representation, linear_cka, packing, procrustes_distance, targets
-from fedhet.representations.cka import rbf_kernel
-from fedhet.representations.packing import pack, unpack
+from fedhet.messages import Arrays, Payload
+from fedhet.methods.options import Config
+from fedhet.models.representation import Representation
 from fedhet.results.history import Row, read_history
-from fedhet.wire import Arrays, Payload
+from fedhet.training import read
 
 TINY = {
     "method": "fedhenn",
@@ -110,7 +112,7 @@ class Run:
 
     @property
     def public(self) -> Tensor:
-        public = population.public_dataset(self.config)
+        public = client_setup.public_dataset(self.config)
         assert public is not None
         return public.inputs
 
@@ -123,12 +125,12 @@ class Run:
         return {name.removeprefix("model/"): tensor for name, tensor in saved.items()}
 
     def network(self, client: str, tensors: dict[str, Tensor] | Arrays) -> nn.Module:
-        model = population.model_of(self.info(client))
+        model = client_setup.model_of(self.info(client))
         model.load_state_dict({name: torch.as_tensor(np.array(value)) for name, value in tensors.items()})
         return model
 
     def phi(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        return read(model, inputs, population.dataset_of(self.config).transform, until=Representation(model))
+        return read(model, inputs, client_setup.dataset_of(self.config).transform, until=Representation(model))
 
 
 def run(
@@ -221,7 +223,7 @@ def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: 
             "momentum": 0.0,
         },
     )
-    dataset, second = population.dataset_of(done.config), done.wire.training(2)
+    dataset, second = client_setup.dataset_of(done.config), done.wire.training(2)
     rad = done.public[torch.from_numpy(np.array(second["0"].sent.arrays["rad"]["rows"])).long()]
     assert len(rad) == 50
     assert second["0"].sent.values["eta"] == eta0
@@ -241,7 +243,7 @@ def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: 
             reference = done.phi(model, rad)
             mean = k(reference)
         before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-        train = population.data_of(done.info(client)).train
+        train = client_setup.data_of(done.info(client)).train
         plain = nn.Sequential(*model.children())
         distance = torch.zeros(())
         for _ in range(2):
@@ -333,7 +335,7 @@ def test_public_dataset_is_the_held_out_one_or_the_clients_training_data(tmp_pat
     sent = held_out.wire.asked("handshake")[0].sent.arrays["public"]["inputs"]
     np.testing.assert_array_equal(sent, held_out.public.numpy())
     sent = union.wire.asked("handshake")[0].sent.arrays["public"]["inputs"]
-    parts = [population.data_of(union.info(client)).train.inputs for client in ("0", "1", "2")]
+    parts = [client_setup.data_of(union.info(client)).train.inputs for client in ("0", "1", "2")]
     np.testing.assert_array_equal(sent, torch.cat(parts).numpy())
 
 

@@ -10,14 +10,15 @@ import torch
 from fedhet.client_apps.fedhenn import FedHeNN
 from torch import Tensor
 
-from fedhet import config as configuration
-from fedhet import make_client_app, population
-from fedhet.config import resolve
+from fedhet import make_client_app
+from fedhet.algorithms.alignment.packing import unpack
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.configuration import resolve
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
-from fedhet.learning import read
-from fedhet.representations.packing import unpack
 from fedhet.results.history import read_history
+from fedhet.training import read
 
 OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
 SPECTRAL = {**OWN, "fedhenn.target": "spectral"}
@@ -72,7 +73,7 @@ def test_the_rad_is_augmented_anew_each_round_and_alike_for_all(
 
 
 def _rad(done: Any, round: int, client: str = "0") -> Tensor:
-    public = population.public_dataset(done.config)
+    public = client_setup.public_dataset(done.config)
     assert public is not None
     rows = torch.from_numpy(np.array(done.received[round, client]["rad"]["rows"])).long()
     inputs: Tensor = public.inputs[rows]
@@ -129,7 +130,7 @@ def test_posteriors_are_of_the_trained_network_on_the_next_rounds_rad(federate: 
     done = federate("fedhenn", public_samples=96, rounds=1, closing_epochs=0, **SPECTRAL)
     assert not done.sent[1, "0"]  # the last round
     done = federate("fedhenn", "two", public_samples=96, rounds=1, closing_epochs=1, learning_rate=1e-12, **SPECTRAL)
-    expected = read(done.network("0"), _rad(done, 2), population.dataset_of(done.config).transform).softmax(1)
+    expected = read(done.network("0"), _rad(done, 2), client_setup.dataset_of(done.config).transform).softmax(1)
     torch.testing.assert_close(unpack(done.sent[1, "0"]["posteriors"]), expected, rtol=0, atol=1e-3)
 
 

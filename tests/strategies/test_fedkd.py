@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import population
+from fedhet.config import client_setup
 from fedhet.flower import decode
-from fedhet.methods import fedkd
+from fedhet.methods.included import fedkd
 from fedhet.models import registry as models
-from fedhet.randomness import derive_seed, seed_everything
 from fedhet.testing import Case, Tampering, at, run
+from fedhet.utils.randomness import derive_seed, seed_everything
 from tests.contract.runs import where
 from tests.strategies.by_hand import (
     AT_ONCE,
@@ -67,7 +67,7 @@ def test_three_rounds_are_its_papers(federate, double, who, monkeypatch):
     monkeypatch.setattr(fedkd, "LAST", 0.9)
     done = federate("fedkd", model=own_network, **SETTINGS, wire_dtype="float64", **KEYS, **WHO[who])
     assert done.failures == []
-    transform = population.dataset_of(done.config).transform
+    transform = client_setup.dataset_of(done.config).transform
     shared = done.received[1, "0"]["model"]
     mine = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     joined = {client: live(projector(own_width(client), done.config.seed)) for client in "012"}
@@ -75,7 +75,7 @@ def test_three_rounds_are_its_papers(federate, double, who, monkeypatch):
         energy = 0.6 + round / 3 * 0.3
         changes, weights = {}, {}
         for client in present:
-            part = population.data_of(done.info(client)).train
+            part = client_setup.data_of(done.info(client)).train
             inputs, labels = transform(part.inputs[:]).double(), part.labels
             states = live({name: torch.from_numpy(each) for name, each in shared.items()}), mine[client], joined[client]
             velocities = {}, {}, {}

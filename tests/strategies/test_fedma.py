@@ -15,18 +15,19 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import fedhet
-from fedhet import make_client_app, models, population
-from fedhet.config import resolve
+from fedhet import make_client_app, models
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute, resize
+from fedhet.config import client_setup
+from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode, encode_arrays
-from fedhet.graphs import architecture_graph, permutation_groups, permute, resize
-from fedhet.learning import Trained, evaluate
+from fedhet.messages import Payload, to_tensor
 from fedhet.models.text import CharLSTM
 from fedhet.results.drawings import shared_filters_figure
 from fedhet.results.history import read_history
-from fedhet.wire import Payload, to_tensor
+from fedhet.training import Trained, evaluate
 
 TINY = {
     "method": "fedma",
@@ -195,7 +196,7 @@ def test_what_clients_assemble_is_what_the_server_has(ordinary):
     network = strategy.global_model()
     losses = []
     for number in range(3):
-        data = population.data_of(population.ClientInfo(str(number), number, 3, config))
+        data = client_setup.data_of(client_setup.ClientInfo(str(number), number, 3, config))
         losses.append(evaluate(network, data.test, dataset.task, dataset.transform).loss)
     assert ordinary.rows[-1]["received"]["loss"]["mean"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert ordinary.rows[-1]["common"]["received"]["accuracy"] == pytest.approx(
@@ -249,7 +250,7 @@ def test_what_is_trained_when(tmp_path, monkeypatch):
         phases.append((phase.epochs, len(live), phase.optimisation))
         return Trained(loss=1.0, epochs=1)
 
-    monkeypatch.setattr("fedhet.learning.train", record)
+    monkeypatch.setattr("fedhet.training.train", record)
     own = {
         "fedma__retrain_epochs": 5,
         "fedma__last_epochs": 2,
@@ -453,10 +454,10 @@ def test_other_graphs_are_refused_before_the_run():
     for architectures, works in (("mlp-widths", True), ("lenet-widths", True), ("mlp,cnn", False)):
         config = resolve(TINY | {"architectures": architectures})
         if works:
-            population.check(config)
+            client_setup.check(config)
         else:
             with pytest.raises(ConfigError, match="fedma needs one architecture in any widths"):
-                population.check(config)
+                client_setup.check(config)
 
 
 # ---- what is computed
@@ -490,7 +491,7 @@ def test_permuted_copies_give_their_function_back(tmp_path):
     app = make_client_app(model=permuted, data=common_data)
     own = {"pfnm__average": "mean", "pfnm__gamma": 1.0}
     done = run(tmp_path / "run", wire=Wire(app=app), method="pfnm", local_epochs=0, test_on="local", **own)
-    model = permuted(population.ClientInfo("0", 0, 3, resolve(TINY)))
+    model = permuted(client_setup.ClientInfo("0", 0, 3, resolve(TINY)))
     inputs = torch.rand(20, 1, 8, 8)
     merged = resize(model, {name: to_tensor(array) for name, array in done.model.items()})
     with torch.no_grad():

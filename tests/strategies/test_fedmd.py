@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet.algorithms.alignment import packing
+from fedhet.algorithms.alignment.packing import pack
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.errors import FedhetError
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.representations import packing
-from fedhet.representations.packing import pack
-from fedhet.wire import Payload, Reply, WireError
+from fedhet.messages import Payload, Reply, WireError
+from fedhet.methods import registry
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 SMALL = {
     **{"optimizer": "sgd", "public_samples": 48, "fedmd.public-epochs": 1, "fedmd.private-epochs": 3},
@@ -32,18 +33,18 @@ def rows_of(arrays):
 
 def plain_rounds(done, rounds):
     """Everything written out: what each client's network is after so many rounds."""
-    config, own, public = done.config, done.config.parameters, population.public_dataset(done.config)
-    transform = population.dataset_of(config).transform
+    config, own, public = done.config, done.config.parameters, client_setup.public_dataset(done.config)
+    transform = client_setup.dataset_of(config).transform
     networks, mean, last = {}, None, None
     for round in range(1, rounds + 1):
         rows = rows_of(done.received[round, "0"]["next-rows"]) if round < rounds else None
         told = []
         for name in "012":
-            train = population.data_of(done.info(name)).train
+            train = client_setup.data_of(done.info(name)).train
             fresh = name not in networks
             if fresh:
                 seed_everything(derive_seed(config.seed, "initial weights", name))
-                networks[name] = population.model_of(done.info(name))
+                networks[name] = client_setup.model_of(done.info(name))
             network, order = networks[name], torch_generator(config.seed, "batches", name, round)
 
             def fit(inputs, wanted, epochs, batch, loss, network=network, order=order):

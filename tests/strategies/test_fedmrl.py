@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import population
+from fedhet.config import client_setup
 from fedhet.models import registry as models
-from fedhet.randomness import derive_seed, seed_everything
+from fedhet.utils.randomness import derive_seed, seed_everything
 from tests.strategies.by_hand import AT_ONCE, UNLIKE, WHO, hidden, live, own_network, own_width, rounds_of, tanh_network
 
 SETTINGS = UNLIKE | AT_ONCE
@@ -56,7 +56,7 @@ def test_three_rounds_are_its_papers(federate, double, width, who):
     done = federate("fedmrl", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys, **WHO[who]})
     assert done.failures == []
     width = width or 9
-    transform = population.dataset_of(done.config).transform
+    transform = client_setup.dataset_of(done.config).transform
     shared = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
     assert shared["3.weight"].shape == (10, width)
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
@@ -64,7 +64,7 @@ def test_three_rounds_are_its_papers(federate, double, width, who):
     for present in rounds_of(done):
         sent, weights = {}, {}
         for client in present:
-            part = population.data_of(done.info(client)).train
+            part = client_setup.data_of(done.info(client)).train
             inputs, labels = transform(part.inputs[:]).double(), part.labels
             states, velocities = [live(shared), own[client], joined[client]], {}
             for _ in range(SETTINGS["local_epochs"]):
@@ -86,10 +86,10 @@ def test_three_rounds_are_its_papers(federate, double, width, who):
 def test_saved_files_hold_what_was_scored(federate):
     """The own network, the projector and the shared network of the end give the accuracy that was reported."""
     done = federate("fedmrl", model=own_network, **{**SETTINGS, "fedmrl.shared-model": "mlp-20"})
-    saved, data = done.saved("1"), population.data_of(done.info("1"))
+    saved, data = done.saved("1"), client_setup.data_of(done.info("1"))
     small = models.build("mlp-20", (1, 8, 8), 10)
     small.load_state_dict({name[7:]: each for name, each in saved.items() if name.startswith("shared.")})
-    inputs = population.dataset_of(done.config).transform(data.test.inputs[:])
+    inputs = client_setup.dataset_of(done.config).transform(data.test.inputs[:])
     both = torch.cat([small.body(inputs).double(), hidden(saved, inputs.double())], 1)
     outputs = head(saved, both @ saved["projector.weight"].T + saved["projector.bias"])
     accuracy = (outputs.argmax(1) == data.test.labels).double().mean().item()

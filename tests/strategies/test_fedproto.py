@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from fedhet.client_apps.fedproto import FedProto
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.errors import ModelError
-from fedhet.learning import evaluate
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
-from fedhet.representations import Representation
-from fedhet.task import get_task
-from fedhet.wire import Payload, Reply, WireError
+from fedhet.messages import Payload, Reply, WireError
+from fedhet.methods import registry
+from fedhet.models.representation import Representation
+from fedhet.tasks.task import get_task
+from fedhet.training import evaluate
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 
 def replies_of(*prototypes):
@@ -101,7 +102,7 @@ def test_the_common_test_set_may_have_classes_that_a_client_does_not_know(federa
 
 def test_prediction_may_be_by_the_head(federate):
     done = federate("fedproto", **{"fedproto.predict": "head"})
-    dataset, data = population.dataset_of(done.config), population.data_of(done.info())
+    dataset, data = client_setup.dataset_of(done.config), client_setup.data_of(done.info())
     score = evaluate(done.network(), data.test, dataset.task, dataset.transform)
     assert [row.accuracy for row in done.clients if row.client == "0"][-1] == pytest.approx(score.value)
 
@@ -185,11 +186,11 @@ def test_two_rounds_are_those_of_a_plain_loop(federate, width):
     """Everything written out: equal networks, SGD with momentum, prototypes and their mean, over two rounds."""
     settings = {"fedproto.width": width, "fedproto.weight": 0.7, "partition": "classes", "classes-per-client": 4}
     done = federate("fedproto", momentum=0.5, **settings)
-    config, transform = done.config, population.dataset_of(done.config).transform
+    config, transform = done.config, client_setup.dataset_of(done.config).transform
     networks, prototypes = {}, {}
     for name in "012":
         seed_everything(derive_seed(config.seed, "initial weights", name))
-        networks[name] = population.model_of(done.info(name))
+        networks[name] = client_setup.model_of(done.info(name))
         if width:
             projection, head = nn.Linear(networks[name].head.in_features, width), nn.Linear(width, 10)
             networks[name].head = nn.Sequential(OrderedDict(projection=projection, head=head))
@@ -201,7 +202,7 @@ def test_two_rounds_are_those_of_a_plain_loop(federate, width):
     for round in (1, 2):
         sums, counts = {}, {}
         for name, network in networks.items():
-            train = population.data_of(done.info(name)).train
+            train = client_setup.data_of(done.info(name)).train
             order = torch_generator(config.seed, "batches", name, round)
             optimizer = torch.optim.SGD(network.parameters(), lr=config.learning_rate, momentum=0.5)
             for _ in range(config.local_epochs):
@@ -236,7 +237,7 @@ def test_two_rounds_are_those_of_a_plain_loop(federate, width):
         torch.testing.assert_close(torch.tensor(mean), prototypes[int(label)], rtol=0, atol=1e-6)
     # What is scored is the prediction among a client's own classes by the prototypes of the last round.
     for name, network in networks.items():
-        data = population.data_of(done.info(name))
+        data = client_setup.data_of(done.info(name))
         own = [label for label in sorted(prototypes) if label in data.train.labels.tolist()]
         with torch.no_grad():
             distances = torch.cdist(

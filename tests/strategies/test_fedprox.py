@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet import registry
-from fedhet.learning import Step
-from fedhet.wire import Payload
+from fedhet.messages import Payload
+from fedhet.methods import registry
+from fedhet.training import Step
 
 
 def test_without_its_term_it_is_fedavg_to_the_byte(federate):

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet import population, registry
+from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.learning import evaluate
-from fedhet.wire import Payload, Reply, WireError
+from fedhet.messages import Payload, Reply, WireError
+from fedhet.methods import registry
+from fedhet.training import evaluate
 
 
 def test_the_head_is_trained_on_a_frozen_body_then_the_body_under_that_head(federate, phases, changed):
@@ -23,7 +24,7 @@ def test_the_head_is_trained_on_a_frozen_body_then_the_body_under_that_head(fede
 def test_heads_stay_where_they_are_and_bodies_are_averaged(federate):
     done = federate("fedrep")
     names = {name for arrays in done.sent.values() for name in arrays["model"]}
-    whole = population.model_of(done.info()).state_dict()
+    whole = client_setup.model_of(done.info()).state_dict()
     assert names == {name for name in whole if not name.startswith("head.")}
     model = done.state.model
     assert set(model) == names
@@ -38,14 +39,14 @@ def test_heads_stay_where_they_are_and_bodies_are_averaged(federate):
 def test_what_is_scored_and_saved_is_the_averaged_body_under_a_clients_own_head(federate, phases):
     done = federate("fedrep", clients=3)
     last = {phase: after for phase, (_, _, after) in enumerate(phases)}
-    score, dataset = {}, population.dataset_of(done.config)
+    score, dataset = {}, client_setup.dataset_of(done.config)
     for number, client in enumerate("012"):
         # Clients train in order of name, each its head, then its body.
         trained, saved = last[len(phases) - 6 + 2 * number + 1], done.saved(client)
         for name, tensor in saved.items():
             own = trained[name].numpy() if name.startswith("head.") else done.state.model[name]
             assert np.array_equal(tensor.numpy(), own), name
-        test = population.data_of(done.info(client)).test
+        test = client_setup.data_of(done.info(client)).test
         score[client] = evaluate(done.network(client), test, dataset.task, dataset.transform).value
     assert {row.client: row.accuracy for row in done.clients if row.round == 3} == pytest.approx(score)
     assert done.summary["personal"] == "received"

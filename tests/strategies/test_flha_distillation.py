@@ -5,13 +5,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedhet import models, population
+from fedhet import models
+from fedhet.config import client_setup
 
 OWN = {"architectures": "cnn-1-1,mlp", "rounds": 4}
 
 
 def teacher_of(done, arrays, name="cnn-1-1"):
-    dataset = population.dataset_of(done.config)
+    dataset = client_setup.dataset_of(done.config)
     teacher = models.build(name, dataset.input_shape, dataset.classes)
     teacher.load_state_dict({key: torch.from_numpy(array.copy()) for key, array in arrays.items()})
     return teacher.eval()
@@ -20,7 +21,7 @@ def teacher_of(done, arrays, name="cnn-1-1"):
 def test_the_first_rounds_are_fedavg_of_the_teacher(federate):
     done = federate("flha-distillation", **OWN)
     assert done.failures == []
-    dataset = population.dataset_of(done.config)
+    dataset = client_setup.dataset_of(done.config)
     own = models.build("cnn-1-1", dataset.input_shape, dataset.classes).state_dict()
     sizes = {name: tensor.shape for name, tensor in own.items()}
     for client in "012":
@@ -30,7 +31,7 @@ def test_the_first_rounds_are_fedavg_of_the_teacher(federate):
         np.testing.assert_allclose(done.received[2, "0"]["model"][name], mean, rtol=1e-5, atol=1e-7)
     # What is evaluated is the teacher as it came.
     teacher = teacher_of(done, done.received[2, "0"]["model"])
-    found = [population.data_of(done.info(client)).test for client in "012"]
+    found = [client_setup.data_of(done.info(client)).test for client in "012"]
     right = [(teacher(dataset.transform(own.inputs)).argmax(1) == own.labels).sum().item() for own in found]
     row = next(row for row in done.rows if row["round"] == 2)
     assert row["received"]["accuracy"]["weighted"] == pytest.approx(sum(right) / sum(map(len, found)))
@@ -68,7 +69,7 @@ def test_the_students_loss_is_the_papers(federate, phases):
     done = federate("flha-distillation", clients=1, **OWN)
     phase, *_ = phases[2]
     assert phase.task_weight == pytest.approx(0.3)
-    data, transform = population.data_of(done.info()), population.dataset_of(done.config).transform
+    data, transform = client_setup.data_of(done.info()), client_setup.dataset_of(done.config).transform
     inputs = transform(data.train.inputs[:8])
     # Far from the teacher: between outputs that are nearly equal, a temperature of 20 leaves the divergence few digits.
     outputs = 20 * torch.randn(8, 10, generator=torch.Generator().manual_seed(0))

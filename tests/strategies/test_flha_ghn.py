@@ -8,17 +8,18 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fedhet import FedAvg, make_client_app, population
-from fedhet import config as configuration
+from fedhet import FedAvg, make_client_app
+from fedhet.algorithms.graphs import layer_graph
+from fedhet.algorithms.hypernets import Design, catalogue, heads
+from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.graphs import layer_graph
-from fedhet.hypernets import Design, catalogue, heads
-from fedhet.hypernets.hypernetwork import GraphHypernetwork
-from fedhet.learning import reestimate
-from fedhet.methods.flha_ghn import FLHAGHNParameters
+from fedhet.messages import load_into
+from fedhet.methods.included.flha_ghn import FLHAGHNParameters
 from fedhet.models import registry as models
-from fedhet.wire import load_into
+from fedhet.training import reestimate
 
 MIXED = {"architectures": "mlp,cnn-1-1", "clients": 2, "rounds": 1, "learning_rate": 0.01}
 
@@ -152,8 +153,8 @@ def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_i
     )
     assert sorted(done.received) == [(1, "0"), (2, "0"), (2, "1")]
     _, before, _ = phases[-1]
-    model = population.model_of(done.info("1"))
-    graphs = [layer_graph(each, torch.zeros(2, 1, 8, 8)) for each in (population.model_of(done.info("0")), model)]
+    model = client_setup.model_of(done.info("1"))
+    graphs = [layer_graph(each, torch.zeros(2, 1, 8, 8)) for each in (client_setup.model_of(done.info("0")), model)]
     made = GraphHypernetwork(catalogue(graphs), Design(), seed=None)
     received = done.received[2, "1"]["model"]
     assert not np.array_equal(
@@ -164,7 +165,7 @@ def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_i
     for name, array in arrays.items():
         assert torch.allclose(before[name], array, atol=1e-6)
     model.load_state_dict({**model.state_dict(), **arrays})
-    reestimate(model, population.data_of(done.info("1")).train.inputs, population.dataset_of(done.config).transform)
+    reestimate(model, client_setup.data_of(done.info("1")).train.inputs, client_setup.dataset_of(done.config).transform)
     assert torch.allclose(before["body.0.1.running_mean"], model.state_dict()["body.0.1.running_mean"], atol=1e-5)
 
 
@@ -190,5 +191,5 @@ def test_refinement_is_for_the_evaluation_alone(federate, phases, changed, refin
     for phase, before, after in refined:
         assert (phase.epochs, phase.optimisation.learning_rate) == (1, 0.001)
         assert changed(before, after) == (moves or set(before))
-    expected = written(done.state.model, population.model_of(done.info()))
+    expected = written(done.state.model, client_setup.model_of(done.info()))
     assert all(torch.allclose(done.saved("0")[name], array, atol=1e-6) for name, array in expected.items())

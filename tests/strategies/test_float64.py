@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.user_functions import Supplied
 from fedhet.engines.local import run_locally
-from fedhet.files import read_tensors
-from fedhet.supplied import Supplied
+from fedhet.methods import registry
 from fedhet.testing import Case, Run
+from fedhet.utils.files import read_tensors
 from tests.small import SMALL
 
 HARM: dict[str, Any] = {
@@ -51,9 +52,9 @@ CASES = {name: OF_METHOD.get(name, {}) for name in registry.own_methods()} | {
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
-def double(client: population.ClientInfo) -> nn.Module:
+def double(client: client_setup.ClientInfo) -> nn.Module:
     """The configured architecture in float64."""
-    return population.model_of(client).double()
+    return client_setup.model_of(client).double()
 
 
 def ran(folder: Path, case: str, **keys: Any) -> Run:

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedhet import Ensemble, FedAvg, FedMA, make_client_app, models
-from fedhet.config import parse
+from fedhet.config.configuration import parse
 from fedhet.flower import decode_arrays
 from fedhet.flower.grid import LocalGrid
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedhet import population
+from fedhet.config import client_setup
 from fedhet.models import registry as models
 from tests.strategies.by_hand import AT_ONCE, UNLIKE, divergence, live, logits, own_network, stepped, tanh_network
 
@@ -23,13 +23,13 @@ def test_three_rounds_are_its_papers(federate, double):
     keys = {"fml.shared-model": "small-float64", "fml.alpha": ALPHA, "fml.beta": BETA}
     done = federate("fml", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys})
     assert done.failures == []
-    transform = population.dataset_of(done.config).transform
+    transform = client_setup.dataset_of(done.config).transform
     shared = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     for _ in range(3):
         sent, weights = {}, {}
         for client in "012":
-            part = population.data_of(done.info(client)).train
+            part = client_setup.data_of(done.info(client)).train
             inputs, labels = transform(part.inputs[:]).double(), part.labels
             small, mine = live(shared), own[client]
             velocities = {}, {}

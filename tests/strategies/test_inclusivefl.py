@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from fedhet.client_apps.inclusivefl import InclusiveFL, LastExit
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import population
+from fedhet.algorithms.graphs.exits import groups_by_depth
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.user_functions import Supplied
 from fedhet.errors import FedhetError
-from fedhet.graphs.exits import groups_by_depth
-from fedhet.supplied import Supplied
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE
 
@@ -47,7 +47,7 @@ def test_three_rounds_are_inclusivefls(fraction, federate, float64_travels):
     settings |= {"fraction_train": fraction, "evaluate_every": 1}
     done = federate("inclusivefl", model=lambda client: Stack().double(), **{**SAME, **settings})
     assert done.failures == []
-    transform, depths = population.dataset_of(done.config).transform, {"0": 3, "1": 2, "2": 1, "3": 3}
+    transform, depths = client_setup.dataset_of(done.config).transform, {"0": 3, "1": 2, "2": 1, "3": 3}
     rounds = [row["participants"] for row in done.rows if row["participants"]]
     assert len(rounds) == SAME["rounds"]
     whole = next(arrays["model"] for (_, client), arrays in done.received.items() if depths[client] == 3)
@@ -65,7 +65,7 @@ def test_three_rounds_are_inclusivefls(fraction, federate, float64_travels):
         for depth in sorted({depths[client] for client in participants}):
             sent, state = [], states[depth]
             for client in (client for client in participants if depths[client] == depth):
-                part = population.data_of(done.info(client)).train
+                part = client_setup.data_of(done.info(client)).train
                 inputs, own = (
                     transform(part.inputs[:]).double(),
                     {n: t.clone().requires_grad_() for n, t in state.items()},
@@ -138,7 +138,7 @@ def test_inclusivefls_scores_are_the_last_exits(depth):
 def test_inclusivefls_global_model_is_the_network_alone(federate):
     done = federate("inclusivefl", rounds=1, **SMALL["inclusivefl"])
     assert done.failures == []
-    assert done.global_model.state_dict().keys() == population.model_of(done.info()).state_dict().keys()
+    assert done.global_model.state_dict().keys() == client_setup.model_of(done.info()).state_dict().keys()
 
 
 def test_inclusivefl_needs_blocks_that_are_alike(federate):

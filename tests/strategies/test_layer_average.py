@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedhet.data import load
-from fedhet.files import read_tensors
+from fedhet.utils.files import read_tensors
 
 WIDTHS = {"0": (12, 12, 12), "1": (12, 12), "2": (12, 5, 12)}
 """Of each client's layers between the images and the ten classes."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedhet import population
+from fedhet.config import client_setup
 from fedhet.errors import FedhetError
 
 
@@ -12,9 +12,9 @@ def test_the_public_datasets_examples_are_trained_on_with_their_labels_like_the_
     assert mixed.failures == []
     steps = [row["work"]["steps"] for row in (mixed.rows[1], alone.rows[1])]
     assert steps == [3 * 2 * (32 + 64) // 16, 3 * 2 * 32 // 16]
-    public = population.public_dataset(mixed.config)
+    public = client_setup.public_dataset(mixed.config)
     right = [
-        (done.network("0")(population.dataset_of(done.config).transform(public.inputs)).argmax(1) == public.labels)
+        (done.network("0")(client_setup.dataset_of(done.config).transform(public.inputs)).argmax(1) == public.labels)
         .float()
         .mean()
         for done in (mixed, alone)

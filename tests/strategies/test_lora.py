@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import population, registry
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, FedhetError, ModelError
-from fedhet.population import ClientInfo
-from fedhet.randomness import torch_generator
+from fedhet.methods import registry
+from fedhet.utils.randomness import torch_generator
 from tests.strategies.by_hand import WHO, rounds_of
 
 RANKS = {"0": 4, "1": 3, "2": 1}
@@ -88,7 +89,7 @@ def test_three_rounds_are_those_of_the_papers(federate, float64_travels, aggrega
     keys = {"lora.aggregate": aggregate, "lora.train-head": True, "wire_dtype": "float64"}
     done = federate("lora", model=network, **SAME, **keys, **WHO[who])
     assert done.failures == []
-    seed, transform = done.config.seed, population.dataset_of(done.config).transform
+    seed, transform = done.config.seed, client_setup.dataset_of(done.config).transform
     state = {name: tensor.detach() for name, tensor in network().state_dict().items()}
     one = {}  # A and B of each layer, of the largest rank
     if aggregate != "stack":
@@ -99,7 +100,7 @@ def test_three_rounds_are_those_of_the_papers(federate, float64_travels, aggrega
         heads, pairs, examples = {}, {}, {}
         for client in present:
             rank = RANKS[client]
-            part = population.data_of(done.info(client)).train
+            part = client_setup.data_of(done.info(client)).train
             inputs, labels = transform(part.inputs[:]).double(), part.labels
             if aggregate == "stack":
                 new = drawn({n: (rank, state[f"{n}.weight"].shape[1]) for n in LAYERS}, seed, client, round)
@@ -229,7 +230,7 @@ def test_a_saved_network_computes_what_was_evaluated(federate):
     done = federate("lora", model=encoder, **{"lora.aggregate": "stack", "rounds": 3, "learning_rate": 0.5})
     assert done.failures == []
     assert [*done.sent[1, "0"]["model"]] == [f"1.layers.0.linear{i}.lora_{x}" for i in (1, 2) for x in "ab"]
-    data, transform = population.data_of(done.info("1")).test, population.dataset_of(done.config).transform
+    data, transform = client_setup.data_of(done.info("1")).test, client_setup.dataset_of(done.config).transform
     inputs, losses = transform(data.inputs[:]), []
     for state in (done.saved("1"), encoder().state_dict()):
         plain = encoder().eval()
@@ -269,7 +270,7 @@ def test_a_node_says_its_rank():
     config = configuration.resolve({"method": "lora", "lora.ranks": "16,8,4"})
 
     def width(**node):
-        return population.width_of(ClientInfo("1", 1, 3, config, node))
+        return client_setup.width_of(ClientInfo("1", 1, 3, config, node))
 
     assert (width(), width(rank=16), width(rank="4")) == (0.5, 1, 0.25)
     with pytest.raises(ConfigError, match="the node's rank: 32 is no rank: it must be a whole number from 1 to 16"):

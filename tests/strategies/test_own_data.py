@@ -10,19 +10,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
-from fedhet import config as configuration
 from fedhet.client.app import make_client_app
+from fedhet.comparing.recommending.serving import ask
 from fedhet.comparing.settings import shared_settings, variants_of
-from fedhet.config import read
+from fedhet.config import configuration as configuration
+from fedhet.config.configuration import read
+from fedhet.config.user_functions import Supplied
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.files import read_tensors
 from fedhet.flower.grid import LocalGrid
-from fedhet.learning import evaluate
-from fedhet.recommending.serving import ask
 from fedhet.results.history import read_run
-from fedhet.supplied import Supplied
-from fedhet.task import get_task
+from fedhet.tasks.task import get_task
+from fedhet.training import evaluate
+from fedhet.utils.files import read_tensors
 
 CLASSIFICATION = get_task("classification")
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet import registry
-from fedhet.config import completed, resolve
+from fedhet.config.configuration import completed, resolve
 from fedhet.data import load
 from fedhet.errors import FedhetError
+from fedhet.methods import registry
 
 BELOW = 0.15
 """How much less accurate than `local` a method may be."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.hypernets.personal import PersonalHypernetwork
+from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
 
 OWN = {"architectures": "mlp,cnn-1-1", "local_epochs": 1}
 

@@ -10,13 +10,13 @@ from fedhet.strategies import pfnm
 from safetensors.numpy import load_file
 
 from fedhet import models
-from fedhet.config import resolve
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups
+from fedhet.algorithms.matching import describe
+from fedhet.config.configuration import resolve
 from fedhet.engines.local import run_locally
-from fedhet.graphs import architecture_graph, permutation_groups
-from fedhet.matching import describe
+from fedhet.messages import Payload, Reply, spec_of
 from fedhet.results.history import read_history
 from fedhet.server import ClientRecord
-from fedhet.wire import Payload, Reply, spec_of
 
 CLIENTS = range(4)
 TINY = {

@@ -8,19 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import config as configuration
-from fedhet import models, population
+from fedhet import models
+from fedhet.algorithms.graphs import HeadAttention, architecture_graph, permutation_groups, widths_of
+from fedhet.algorithms.matching import describe
 from fedhet.client.submodel import Submodel
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.graphs import HeadAttention, architecture_graph, permutation_groups, widths_of
-from fedhet.matching import describe
+from fedhet.messages import Report, WireError, spec_of
+from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS
 from fedhet.models.arrays import kinds_of
-from fedhet.randomness import torch_generator
 from fedhet.server import average_shared
 from fedhet.server.aggregation import cut_to_bound
 from fedhet.server.submodel import check_part, cut, joined, parts_of, split
-from fedhet.sharing import FIRST_UNITS, ROLLING_UNITS
-from fedhet.wire import Report, WireError, spec_of
+from fedhet.utils.randomness import torch_generator
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE as SAME
 from tests.strategies.by_hand import WHO, rounds_of
@@ -105,8 +106,8 @@ def sized(federate, float64_travels):
         settings["wire_dtype"] = "float64"
         widths = {f"{method}.widths": ",".join(map(str, WIDTHS.values()))}
         done = federate(method, model=lambda client: Small().double(), **{**SAME, **widths, **settings})
-        transform = population.dataset_of(done.config).transform
-        data = {client: population.data_of(done.info(client)).train for client in WIDTHS}
+        transform = client_setup.dataset_of(done.config).transform
+        data = {client: client_setup.data_of(done.info(client)).train for client in WIDTHS}
         return done, {client: (transform(part.inputs[:]).double(), part.labels) for client, part in data.items()}
 
     return sized
@@ -331,12 +332,12 @@ def test_a_bound_is_on_what_a_part_moved():
 
 def test_a_node_says_how_much_it_can(federate):
     config = configuration.resolve({"method": "heterofl", "heterofl.widths": "1,0.5", "clients": 4, "assign": "blocks"})
-    infos = [population.ClientInfo(str(n), n, 4, config) for n in range(4)]
-    assert [population.width_of(info) for info in infos] == [1.0, 1.0, 0.5, 0.5]
-    own = population.ClientInfo("0", 0, 4, config, {"width": "0.25"})
-    assert population.width_of(own) == 0.25
+    infos = [client_setup.ClientInfo(str(n), n, 4, config) for n in range(4)]
+    assert [client_setup.width_of(info) for info in infos] == [1.0, 1.0, 0.5, 0.5]
+    own = client_setup.ClientInfo("0", 0, 4, config, {"width": "0.25"})
+    assert client_setup.width_of(own) == 0.25
     with pytest.raises(ConfigError, match="the node's width: 2 is no share"):
-        population.width_of(population.ClientInfo("0", 0, 4, config, {"width": 2}))
+        client_setup.width_of(client_setup.ClientInfo("0", 0, 4, config, {"width": 2}))
 
 
 @pytest.mark.parametrize(
@@ -510,12 +511,12 @@ def test_a_global_model_is_validated_as_it_is_tested(federate):
     """On common validation examples, and not as the mean over clients' parts of it."""
     settings = {"test_on": "global", "validation": 0.2, "validation_on": "common", "heterofl.widths": "1,0.5"}
     done = federate("heterofl", **settings)
-    examples = population.common_validation(done.config)
-    network, transform = done.global_model.eval(), population.dataset_of(done.config).transform
+    examples = client_setup.common_validation(done.config)
+    network, transform = done.global_model.eval(), client_setup.dataset_of(done.config).transform
     with torch.no_grad():
         right = network(transform(examples.inputs[:])).argmax(1) == examples.labels
     found = done.rows[-1]["validation"]["received"]["accuracy"]
     assert found == pytest.approx(right.double().mean().item())
     assert done.summary["validation_accuracy"]["weighted"] == found
     assert set(done.rows[-1]["common"]["received"]) == {"accuracy", "loss"}
-    assert population.common_validation(done.config.but(test_on="both")) is None
+    assert client_setup.common_validation(done.config.but(test_on="both")) is None

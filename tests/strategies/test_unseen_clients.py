@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 import fedhet
-from fedhet import population
+from fedhet.algorithms.graphs import layer_graph
+from fedhet.algorithms.hypernets import Design, catalogue
+from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
+from fedhet.config import client_setup
 from fedhet.data import ClientData, DataSet
 from fedhet.flower.grid import LocalGrid
-from fedhet.graphs import layer_graph
-from fedhet.hypernets import Design, catalogue
-from fedhet.hypernets.hypernetwork import GraphHypernetwork
-from fedhet.learning import Optimisation, Phase, evaluate, reestimate, train
-from fedhet.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.messages import load_into
 from fedhet.results.history import read_history
-from fedhet.wire import load_into
+from fedhet.training import Optimisation, Phase, evaluate, reestimate, train
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 
 def record_of(done: Any) -> Any:
@@ -26,7 +26,7 @@ def record_of(done: Any) -> Any:
 
 
 def examples_of(done: Any, client: Any) -> tuple[ClientData, DataSet]:
-    return population.data_of(done.info(client)), population.dataset_of(done.config)
+    return client_setup.data_of(done.info(client)), client_setup.dataset_of(done.config)
 
 
 def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any) -> None:
@@ -43,7 +43,7 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
         rounds=1,
     )
     data, dataset = examples_of(done, "2")
-    models = [population.model_of(done.info(client)) for client in "02"]
+    models = [client_setup.model_of(done.info(client)) for client in "02"]
     graphs = [layer_graph(model, torch.zeros(2, 1, 8, 8)) for model in models]
     made = GraphHypernetwork(catalogue(graphs), Design(), seed=None)
     load_into(made.state_dict(), done.state.model)
@@ -67,7 +67,7 @@ def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: An
     done = federate("local", unseen_clients=1, rounds=1, **keys)
     data, dataset = examples_of(done, "2")
     seed_everything(derive_seed(0, "initial weights", "2"))
-    model = population.model_of(done.info("2"))
+    model = client_setup.model_of(done.info("2"))
     phase = Phase(3, Optimisation("sgd", 0.1, momentum=0.5, batch_size=16))
     batches = torch_generator(0, "newcomer", "2")
 
@@ -76,7 +76,7 @@ def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: An
 
     train(model, phase, data.train, dataset.task, prepare, generator=batches)
     record = record_of(done)
-    for test, examples in (("own", data.test), ("common", population.dataset_of(done.config).test)):
+    for test, examples in (("own", data.test), ("common", client_setup.dataset_of(done.config).test)):
         score = evaluate(model, examples, dataset.task, dataset.transform)
         assert score is not None
         assert record[test]["scratch"][-1]["accuracy"]["mean"] == score.metric.value
@@ -96,7 +96,7 @@ def test_unseen_clients_have_no_part_in_what_the_run_trains(federate: Any) -> No
     assert done.summary["examples"]["labelled"] == 3 * 32
     assert list(record_of(alone)["clients"]) == ["2", "3", "4"]
     data, dataset = examples_of(done, "3")
-    model = population.model_of(done.info("3"))
+    model = client_setup.model_of(done.info("3"))
     model.load_state_dict({name: torch.tensor(array) for name, array in done.state.model.items()})
     score = evaluate(model, data.test, dataset.task, dataset.transform)
     assert score is not None

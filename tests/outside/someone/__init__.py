@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fedhet.method import Method, Traits
-from fedhet.options import Parameters, option
-from fedhet.sharing import EVERYTHING
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Parameters, option
+from fedhet.methods.sharing import EVERYTHING
 
 
 @dataclass(frozen=True)

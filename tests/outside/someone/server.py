@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedhet.messages import Arrays
 from fedhet.server import FederatedStrategy, RunningMean, State
-from fedhet.wire import Arrays
 
 from . import SlowParameters, slow
 

@@ -1,0 +1,1 @@
+"""The numerics of the methods, without Flower: graphs, matching, hypernetworks and alignment of representations."""

@@ -1,0 +1,192 @@
+"""FedHARM's descriptors of images (Kastellos et al., 2024): the activations that matter most, block by block.
+
+For image j and block b, equation 1 takes the k activations F_j^b with the largest |d p_c / d F_j^b|, c the image's
+class; slot m of the descriptor is the m-th of them. Their values travel, their places do not. Gradients are those of
+the log-odds of c, which rank activations as p_c's do and do not vanish once the image is fitted.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhet.errors import ModelError
+from fedhet.models.representation import Output
+
+BATCH = 64
+"""Images that are described at once."""
+
+
+def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return log(p_c / (1 - p_c)), (n,), for logits (n, C) and each image's class c, (n,) int64."""
+    chosen = logits.gather(1, classes[:, None])
+    others = logits.scatter(1, classes[:, None], -torch.inf)
+    return chosen[:, 0] - others.logsumexp(1)
+
+
+def strongest(scores: Tensor, k: int) -> Tensor:
+    """The places (n, k) int64 of the k largest of each row's scores (n, units), none negative, the largest first.
+
+    Of equal scores, which are common where only a mean over positions follows, the lower place comes first.
+    """
+    ordered = scores.float().view(torch.int32).long() << 32  # the bits of such numbers are in their order
+    return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
+
+
+def describe(
+    model: nn.Module,
+    blocks: Sequence[str],
+    inputs: Tensor,
+    labels: Tensor | None,
+    slots: Sequence[int],
+    transform: Callable[[Tensor], Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return each image's descriptor, and the places of its activations.
+
+    Args:
+        model: left in evaluation mode.
+        blocks: names of the modules that end its blocks, from shallow to deep.
+        inputs: (n, ...) raw images.
+        labels: (n,) int64; None: the class that the network itself predicts.
+        slots: k of each block; k_b is the number of its units where that is less.
+        transform: from raw inputs to the model's.
+
+    Returns for each block the values (n, k_b), and their places (n, k_b) int32 in the block's flattened output. Raises
+    a ModelError unless the model returns logits (n, C) of two classes or more, and gradients are finite.
+    """
+    values: list[list[Tensor]] = [[] for _ in blocks]
+    places: list[list[Tensor]] = [[] for _ in blocks]
+    for start in range(0, len(inputs), BATCH):
+        rows = slice(start, start + BATCH)
+        outputs, gradients = _differentiated(model, blocks, transform(inputs[rows]), labels, rows)
+        for block, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
+            scores = gradient.flatten(1).abs_()
+            if not scores.isfinite().all():
+                raise ModelError(
+                    f"gradients of block {blocks[block]!r} are not finite: training has diverged, and a lower "
+                    "learning-rate may help"
+                )
+            best = strongest(scores, min(slots[block], scores.shape[1]))
+            values[block].append(output.flatten(1).gather(1, best))
+            places[block].append(best.int())
+    return [torch.cat(parts) for parts in values], [torch.cat(parts) for parts in places]
+
+
+def _differentiated(
+    model: nn.Module, blocks: Sequence[str], inputs: Tensor, labels: Tensor | None, rows: slice
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """Return the outputs of blocks for a batch, and the gradients of its log-odds with respect to them."""
+    constants = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    model.eval()
+    with _leaves(model, blocks) as leaves, torch.enable_grad():
+        logits = torch.func.functional_call(model, constants, (inputs,))
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            raise ModelError(f"descriptors need logits of shape ({len(inputs)}, classes), got {tuple(logits.shape)}")
+        score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
+        outputs = [leaves[name] for name in blocks]
+        gradients = torch.autograd.grad(score, outputs)
+    return [output.detach() for output in outputs], gradients
+
+
+@contextmanager
+def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Context that captures the outputs of blocks; outputs without a graph become leaves of one."""
+    leaves: dict[str, Tensor] = {}
+
+    def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
+        leaf = value if value.requires_grad else value.detach().requires_grad_()
+        leaves[name] = leaf
+        return leaf if leaf is value else leaf.clone()  # the next module may work in place, which leaves do not allow
+
+    with ExitStack() as stack:
+        for name in blocks:
+            stack.enter_context(model.get_submodule(name).register_forward_hook(partial(keep, name)))
+        yield leaves
+
+
+def gathered(features: Tensor, places: Tensor) -> Tensor:
+    """The activations (n, k) of a block's output (n, ...) at places (n, k), part of the graph."""
+    return features.flatten(1).gather(1, places.long())
+
+
+@torch.no_grad()
+def summarised(
+    model: nn.Module,
+    blocks: Sequence[str],
+    inputs: Tensor,
+    transform: Callable[[Tensor], Tensor],
+    summary: Callable[[int, Tensor], Tensor],
+) -> list[Tensor]:
+    """Return each block's `summary` (n, width) of its number and outputs, in evaluation mode (see `describe`)."""
+    model.eval()
+    outputs = [Output(model, name) for name in blocks]
+    batches: list[list[Tensor]] = []
+    for batch in inputs.split(BATCH):
+        with ExitStack() as stack:
+            captured = [stack.enter_context(output.capture()) for output in outputs]
+            model(transform(batch))
+        batches.append([summary(block, each.features) for block, each in enumerate(captured)])
+    return [torch.cat(parts) for parts in zip(*batches, strict=True)]
+
+
+def channel_means(features: Tensor) -> Tensor:
+    """A block's output (n, channels, ...) averaged over positions, (n, channels)."""
+    return features.flatten(2).mean(2) if features.ndim > 2 else features
+
+
+def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Return the cosine (n,) between descriptors, (n, k_b) and (n, k'_b) for each block, over their common slots."""
+    blocks = zip(descriptors, others, strict=True)
+    pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
+    return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
+
+
+def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return for each block the mean (n, K_b) over the clients that have a slot; K_b is the largest of their k_b."""
+    means = []
+    for block in zip(*clients, strict=True):
+        sums, counts = _sums(block)
+        means.append((sums / counts).to(block[0].dtype))
+    return means
+
+
+def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
+    """Return mean cosines between each client's descriptors and the others' mean, for the same and different images.
+
+    Each list has a cosine for each block, then that of the whole vectors. There must be at least two clients and two
+    images; descriptors are (n, k_b) for each block. Slots of a single client are left out.
+    """
+    totals = [_sums(block) for block in zip(*clients, strict=True)]
+    cosines: list[list[tuple[float, float]]] = []
+    for blocks in clients:
+        pairs = []
+        for block, (sums, counts) in zip(blocks, totals, strict=True):
+            shared = int((counts[: block.shape[1]] > 1).sum())  # the first ones, since slots are filled in order
+            values = block[:, :shared]
+            pairs.append((values, (sums[:, :shared] - values) / (counts[:shared] - 1)))
+        whole = torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1)
+        cosines.append([_cosines(one, other) for one, other in (*pairs, whole)])
+    same, other = (torch.tensor(cosines, dtype=torch.float64).mean(0)[:, which].tolist() for which in (0, 1))
+    return same, other
+
+
+def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """Mean cosine of rows with the same row of the other, and with all different ones."""
+    n = len(one)
+    one, other = (F.normalize(rows.double(), dim=1) for rows in (one, other))
+    same, all_pairs = float((one * other).sum()), float(one.sum(0) @ other.sum(0))
+    return same / n, (all_pairs - same) / (n * (n - 1))
+
+
+def _sums(clients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sums (n, K) over clients of a block's slots, (n, k_b) each, in float64; and how many have each slot, (K,)."""
+    width = max(each.shape[1] for each in clients)
+    sums = torch.zeros(len(clients[0]), width, dtype=torch.float64)
+    counts = torch.zeros(width, dtype=torch.float64)
+    for each in clients:
+        sums[:, : each.shape[1]] += each
+        counts[: each.shape[1]] += 1
+    return sums, counts

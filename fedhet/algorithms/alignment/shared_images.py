@@ -1,0 +1,66 @@
+"""Clients' summaries of shared images, and the targets computed from them.
+
+Three kinds: descriptors by their cosine (`descriptors.py`; FedHARM, Kastellos et al., 2024); block
+outputs by CKA with the clients' mean kernel, as FedHeNN aligns Phi; and Phi by CKA with how the clients' class
+posteriors cluster the images (`fedhet.algorithms.alignment.spectral`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedhet.algorithms.alignment.cka import debiased_linear_cka
+from fedhet.algorithms.alignment.descriptors import cosine, mean_descriptor
+from fedhet.algorithms.alignment.packing import check_received_features
+from fedhet.algorithms.alignment.spectral import check_posteriors, cluster_rows
+from fedhet.algorithms.alignment.targets import mean_target
+
+Kind = Literal["cosine", "cka", "spectral"]
+Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+"""From a batch's values of a client, part by part, and the target's values of the same images to a scalar."""
+
+LEAST_ROWS = 4
+"""Images of a batch from which CKA can be estimated; fewer are at distance 0."""
+
+
+def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
+    """The target that clients are aligned with: mean descriptors, factors of mean unit kernels, or the spectral target.
+
+    Args:
+        kind: what is aligned.
+        clients: each one's values of the same n images, part by part: descriptors or outputs of blocks (n, width), or
+            its posteriors, a single part (n, C).
+        generator: draws what the number of clusters is compared with.
+    """
+    blocks = zip(*clients, strict=True)
+    if kind == "spectral":
+        return [cluster_rows(sent, generator=generator) for sent in blocks]
+    if kind == "cka":
+        return [mean_target(block, unit=True) for block in blocks]
+    return list(mean_descriptor(clients))
+
+
+def distance_of(kind: Kind) -> Distance:
+    """Return the distance: 1 - cosine, averaged over images, or 1 - CKA, averaged over parts."""
+    if kind == "cosine":
+        return lambda parts, target: 1 - cosine(parts, target).mean()
+
+    def distance(parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+        if len(parts[0]) < LEAST_ROWS:
+            return parts[0].new_zeros(())
+        return torch.stack([1 - debiased_linear_cka(*pair) for pair in zip(parts, target, strict=True)]).mean()
+
+    return distance
+
+
+def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
+    """Raise a ValueError unless a client's parts are of so many images, of these widths of blocks, or posteriors."""
+    for number, part in enumerate(parts):
+        check_received_features(part, f"part {number}")
+        expected = (images, widths[number] if kind == "cosine" else part.shape[1])
+        if tuple(part.shape) != expected:
+            raise ValueError(f"part {number} has shape {tuple(part.shape)}, expected {expected}")
+    if kind == "spectral":
+        check_posteriors(parts[0])

@@ -1,0 +1,94 @@
+"""FedHeNN's proximal term on the client: which RAD rows a step uses, and 1 - CKA to the peers' target on them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedhet.algorithms.alignment.cka import (
+    centred_unit,
+    check_features,
+    check_pair,
+    debiased_linear_cka,
+    inner,
+    procrustes_distance,
+    ratio,
+    rbf_kernel,
+    self_inner,
+    unit_kernel,
+)
+from fedhet.utils.machine import brought
+
+Kernel = Literal["linear", "rbf", "procrustes"]
+Rows = Tensor | slice
+
+
+class Alignment:
+    """The distance between a client's representation and its target (FedHeNN, Makhija et al., ICML 2022, equation 6).
+
+        rows = alignment.rows()
+        loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
+
+    On the whole RAD the distance is 1 - CKA as in the paper; on mini-batches CKA is the debiased estimate.
+
+    Args:
+        kernel: `"linear"`, `"rbf"`, or `"procrustes"` for equal widths.
+        target: for `"linear"` a factor B `(L, r)` of the target kernel B B^T, or the target's features; for
+            `"procrustes"` the target's features `(L, d)`; for `"rbf"` the diagonal blocks of the target kernel, in
+            order of their rows.
+        batch: RAD rows a step, 0 for all. For `"rbf"` a step's rows are one of the blocks; `"procrustes"` takes
+            all, for there is no unbiased estimate of it on a few.
+        generator: the CPU generator that draws the rows.
+    """
+
+    def __init__(
+        self, kernel: Kernel, target: Tensor | Sequence[Tensor], *, batch: int = 128, generator: torch.Generator
+    ) -> None:
+        self._kernel, self._dtype, self._generator = kernel, target[0].dtype, generator
+        self._batch, self._queue, self._blocks = 0, list[slice](), dict[int, tuple[slice, Tensor, Tensor]]()
+        if isinstance(target, Tensor):
+            self._target = check_features(target.detach(), "target")
+            if kernel == "linear" and 0 < batch < len(target):
+                self._batch = batch
+            elif kernel == "linear":
+                self._target = centred_unit(self._target)
+                self._target_self = self_inner(self._target)
+            return
+        start = 0
+        for block in target:
+            rows = slice(start, start + len(block))
+            self._blocks[start] = (rows, *unit_kernel(block.detach(), debiased=len(target) > 1))
+            start = rows.stop
+
+    def rows(self) -> Rows:
+        """The RAD rows of the next step: distinct indices `(batch,)` int64, on the target's device, or a slice."""
+        if self._blocks:
+            if not self._queue:
+                slices = [rows for rows, _, _ in self._blocks.values()]
+                order = torch.randperm(len(slices), generator=self._generator).tolist()
+                self._queue = [slices[index] for index in order]
+            return self._queue.pop()
+        count = len(self._target)
+        if not self._batch:
+            return slice(0, count)
+        return brought(torch.randperm(count, generator=self._generator)[: self._batch], self._target.device)
+
+    def distance(self, features: Tensor, rows: Rows) -> Tensor:
+        """The distance of the features Phi `(b, d)`, on the rows that `rows()` gave, to the target: a scalar.
+
+        Phi of a network of several dtypes may be of another one than the target.
+        """
+        features = features.to(self._dtype)
+        if isinstance(rows, slice) and self._blocks:
+            _, target, target_self = self._blocks[rows.start]
+            kernel, kernel_self = unit_kernel(rbf_kernel(features), debiased=len(self._blocks) > 1)
+            return 1 - ratio((kernel * target).sum(), kernel_self, target_self)
+        target = self._target[rows]
+        if self._kernel == "procrustes":
+            return procrustes_distance(features, target)
+        if self._batch:
+            return 1 - debiased_linear_cka(features, target)
+        check_pair(features, target)
+        unit = centred_unit(features)
+        return 1 - ratio(inner(unit, target), self_inner(unit), self._target_self)

@@ -1,0 +1,138 @@
+"""Networks with exits: a classifier behind each block, so that the first blocks are a network of their own."""
+
+from contextlib import ExitStack, suppress
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.algorithms.graphs.axes import fixed
+from fedhet.algorithms.graphs.depths import block_ends, depths
+from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, untrained
+from fedhet.algorithms.graphs.reading import architecture_graph, in_evaluation_mode
+from fedhet.errors import ModelError
+
+EXITS = "exits"
+
+
+class _LastExit(Exception):
+    """Ends a forward pass behind the last block that a network has."""
+
+
+class Exits(nn.Module):
+    """A network that can have an exit behind each block but the last: the mean over places, and a linear layer.
+
+    The last block's exit is the network's own head. The network's arrays keep their names; exits are `exits.0`,
+    `exits.1`, ... In evaluation the outputs are the mean of all exits' class scores (logits), in training those of the
+    last exit; the others' are the outputs of the modules `exits.N`.
+
+    Args:
+        network: any module that `torch.export` can trace, which is changed where this one is.
+        count: number of blocks.
+        names: the modules that end all blocks but the last (see `fedhet.algorithms.graphs.block_ends`).
+
+    Attributes:
+        ends: the modules behind which there are exits.
+        depth: number of blocks that it has; with less than all it has none of the later blocks' arrays.
+
+    Raises:
+        ModelError: the network has a module of the name `exits`.
+    """
+
+    network: nn.Module
+    exits: nn.ModuleList
+    count: int
+    names: str
+
+    def __init__(self, network: nn.Module, count: int, names: str = "") -> None:
+        super().__init__()
+        if EXITS in network._modules:
+            raise ModelError(f"{type(network).__name__} has a module 'exits' of its own: give it another name")
+        # The network is no submodule, and its parts are, so that they keep their names, whichever these are.
+        self.__dict__.update(network=network, count=count, names=names)
+        self._parameters, self._buffers = network._parameters, network._buffers
+        self._non_persistent_buffers_set = network._non_persistent_buffers_set
+        self._modules = {**network._modules, EXITS: nn.ModuleList()}
+        self.ends, self.depth = tuple[str, ...](), count
+
+    def add_exits(self, groups: PermutationGroups) -> None:
+        """Add new exits, for groups of `groups_by_depth`; their weights are drawn as PyTorch does."""
+        self.ends = tuple(filter(None, groups[0].name.split(",")))
+        shapes, like = groups.shapes(groups.widths), next(self.network.parameters(), torch.empty(0))
+        for number in range(len(self.ends)):
+            classes, width = shapes[f"{EXITS}.{number}.weight"]
+            self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))
+
+    def _get_name(self) -> str:
+        return self.network._get_name()  # the class that a user knows, also in PyTorch's errors
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores (n, classes): in training of the last exit, in evaluation the mean of all."""
+        scores: list[Tensor] = []
+        self.network.training = self.training
+
+        def leave(exit: nn.Module, value: Tensor) -> None:
+            scores.append(exit(_pooled(value)))
+            if len(scores) == self.depth:
+                raise _LastExit
+
+        with ExitStack() as hooks, suppress(_LastExit):
+            for name, exit in zip(self.ends[: self.depth], self.exits, strict=False):
+                hook = lambda _module, _args, value, exit=exit: leave(exit, value)  # noqa: E731
+                hooks.enter_context(self.get_submodule(name).register_forward_hook(hook))
+            scores.append(self.network(inputs))
+        return scores[-1] if self.training else torch.stack(scores).mean(0)
+
+
+def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
+    """Return one group, the blocks of a network with exits: which arrays it has, with how many blocks, in which shapes.
+
+    The group's name is the modules that end all blocks but the last.
+
+    Args:
+        model: the network, still without exits.
+        inputs: (n, ...) examples.
+
+    Raises:
+        ModelError: its outputs are not one vector for each example, or a block's output is no tensor of features.
+        UnsupportedArchitecture: it cannot be cut into so many blocks.
+    """
+    network = model.network
+    ends = block_ends(network, inputs, model.count, model.names)
+    graph = architecture_graph(network, inputs)
+    needed = depths(graph, ends)
+    shapes, values = dict(graph.shapes), dict[str, list[Tensor]]()
+    with ExitStack() as hooks, in_evaluation_mode(network), torch.no_grad():
+        for name in ends:
+            hook = lambda _module, _args, value, name=name: values.setdefault(name, []).append(value)  # noqa: E731
+            hooks.enter_context(network.get_submodule(name).register_forward_hook(hook))
+        outputs = network(inputs)
+    if outputs.ndim != 2:
+        raise ModelError(
+            f"an exit gives one vector of class scores for each example, and {type(network).__name__} returns "
+            f"{tuple(outputs.shape)} for {len(inputs)} examples"
+        )
+    for number, name in enumerate(ends):
+        if len(values[name]) > 1:
+            raise ModelError(f"{name} runs {len(values[name])} times, so no block can end with it")
+        features = _pooled(values[name][0], name)
+        if len(features) != len(inputs):
+            raise ModelError(f"{name} returns a tensor whose first axis is not that of the {len(inputs)} examples")
+        shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], features.shape[1]
+        shapes[f"{EXITS}.{number}.bias"] = (outputs.shape[1],)
+        needed |= {f"{EXITS}.{number}.{each}": number + 1 for each in ("weight", "bias")}
+    axes = {name: tuple(map(fixed, shape)) for name, shape in shapes.items()}
+    group = PermutationGroup(0, ",".join(ends), model.count, rows=(), completes=())
+    needs = {name: (0, depth) for name, depth in needed.items()}
+    return PermutationGroups((group,), axes, (), graph.tied, needs, untrained(graph))
+
+
+def _pooled(value: object, name: str = "a block") -> Tensor:
+    """Return the mean over places, (n, features), of maps (n, features, ...) or of tokens (n, tokens, features).
+
+    Of several values, such as a recurrent layer's outputs and last state, the first one counts.
+    """
+    value = value[0] if isinstance(value, tuple) and value else value
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
+        kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ModelError(f"{name} returns {kind}, from which no exit can be made: name modules that return features")
+    return value.mean(1) if value.ndim == 3 else value.flatten(2).mean(2) if value.ndim > 3 else value

@@ -1,0 +1,149 @@
+"""How layers pass axes on, and which axes of their parameters move together; see `rules`."""
+
+from math import prod
+
+from fedhet.algorithms.graphs.axes import Axis, Value, Variables, entries, fixed, joined, scaled
+from fedhet.algorithms.graphs.graph import Node, UnsupportedArchitecture
+from fedhet.algorithms.graphs.rules import RULES as RULES
+from fedhet.algorithms.graphs.rules import Several as Several
+from fedhet.algorithms.graphs.rules import broadcast_all, rule
+
+
+@rule("linear")
+def _linear(variables: Variables, node: Node, value: Value) -> Value:
+    variables.bind(node, "weight", 1, value[-1], writes=False)
+    return (*value[:-1], _written(variables, node))
+
+
+def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
+    """The axis that a layer's output rows make."""
+    layout = variables.bind(node, "weight", 0, layout, writes=True)
+    if "bias" in node.parameters:
+        variables.bind(node, "bias", 0, layout, writes=True)
+    return layout
+
+
+@rule("conv1d", "conv2d")
+def _convolution(variables: Variables, node: Node, value: Value) -> Value:
+    """Filters are units; of a grouped convolution all filters of a group, together with the channels that they read."""
+    weight = variables.graph.shapes[node.parameters["weight"]]
+    if len(value) != len(weight):
+        raise UnsupportedArchitecture(f"{node} takes an input without batch axis; the example must be a batch")
+    groups, channels = node.options["groups"], entries(value[1])
+    variables.refuse_moving(node, value[2:])
+    if groups == 1:
+        variables.bind(node, "weight", 1, value[1], writes=False)
+        written = _written(variables, node)
+    else:  # a group's filters belong to its channels, which stay together; depthwise, to each channel
+        count = channels // groups
+        together = variables.together(value[1], count, node)
+        written = _written(variables, node, scaled(together, weight[0] // groups, of=count))
+    return (value[0], written, *map(fixed, node.shape[2:]))
+
+
+@rule("batch_norm", "prelu")
+def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
+    """BatchNorm and PReLU: a number a channel, which belongs to the channel's unit."""
+    for role, name in node.parameters.items():
+        one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
+        variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
+    return value
+
+
+@rule("layer_norm", "rms_norm")
+def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
+    """LayerNorm and RMSNorm: all units along the last axes count alike; their scales and biases belong to them."""
+    last = value[len(value) - len(node.options["normalized_shape"]) :]
+    if not node.parameters:
+        variables.refuse(
+            last, f"{node} has no weights that would show its width; build it with elementwise_affine=True"
+        )
+    for role in node.parameters:
+        for number, axis in enumerate(last):
+            variables.bind(node, role, number, axis, writes=True)
+    return value
+
+
+@rule("group_norm")
+def _group_norm(variables: Variables, node: Node, value: Value) -> Value:
+    """GroupNorm: channels that are normalised together stay together; in a single group all of them count alike."""
+    axis, groups = value[1], node.options["num_groups"]
+    variables.refuse_moving(node, value[2:])
+    if not node.parameters:
+        variables.refuse([axis], f"{node} has no weights that would show its width; build it with affine=True")
+    if groups > 1:
+        axis = variables.together(axis, entries(axis) // groups, node)
+    for role in node.parameters:
+        variables.bind(node, role, 0, axis, writes=True)
+    return (value[0], axis, *value[2:])
+
+
+@rule("embedding")
+def _embedding(variables: Variables, node: Node, value: Value) -> Value:
+    variables.bind(node, "weight", 0, fixed(variables.graph.shapes[node.parameters["weight"]][0]), writes=False)
+    return (*value, variables.bind(node, "weight", 1, None, writes=True))
+
+
+@rule("scaled_dot_product_attention")
+def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
+    """Attention: heads move whole, with their queries, keys and values; tokens do not move."""
+    variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
+    scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
+    for each in mask:
+        scores = broadcast_all(variables, node, scores, each)
+    return _product(variables, node, scores, value)
+
+
+@rule("matmul", "bmm", "mm", "baddbmm")
+def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
+    """Products of matrices: what is summed over are the same units on both sides."""
+    *others, one, other = values
+    return broadcast_all(variables, node, _product(variables, node, one, other), *others)
+
+
+def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
+    """Products of stacks of matrices; if a stack has several an example (heads), only the stack's axes move."""
+    if len(one) < 2 or len(other) < 2:
+        raise UnsupportedArchitecture(f"{node} multiplies a vector; fedhet knows products of matrices")
+    if prod(map(entries, one[:-2])) > variables.batch:
+        variables.refuse_moving(node, [*one[-2:], *other[-2:]])
+    variables.read.append(variables.unify(one[-1], other[-2], node))
+    return (*broadcast_all(variables, node, one[:-2], other[:-2]), one[-2], other[-1])
+
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""Recurrent layers, and how many blocks of rows (i, f, g, o; r, z, n) are stacked in their weights."""
+
+ZEROS = ("zeros", "zeros_like", "new_zeros")
+"""Operators that make a first state; whatever their width, it has no units in an order."""
+
+
+@rule(*GATES)
+def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
+    """LSTM, GRU and RNN: a unit has a row in each of its layer's gates, and an entry in its outputs and states."""
+    if "batch_first" not in node.options:
+        raise UnsupportedArchitecture(f"{node} runs over packed sequences, which fedhet cannot permute; pad them")
+    if "weight_hr_l0" in node.parameters:
+        raise UnsupportedArchitecture(f"{node} has projections, which fedhet cannot permute; build it with proj_size=0")
+    for name in node.inputs[1:]:
+        if variables.graph[name].operator not in ZEROS:
+            raise UnsupportedArchitecture(
+                f"{node} starts from a state that is computed; fedhet knows only a start at 0"
+            )
+    axis, hidden = value[-1], []
+    for layer in range(node.options["num_layers"]):
+        directions = []
+        for suffix in ("", "_reverse") if node.options["bidirectional"] else ("",):
+            name = f"l{layer}{suffix}"
+            variables.bind(node, f"weight_ih_{name}", 1, axis, writes=False)
+            units = variables.bind(node, f"weight_hh_{name}", 1, None, writes=False)
+            for role in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                if f"{role}_{name}" in node.parameters:
+                    variables.bind(node, f"{role}_{name}", 0, units * GATES[node.operator], writes=True)
+            directions.append(units)
+        hidden += directions
+        axis = joined(*directions)
+    batch = value[0] if node.options["batch_first"] else value[1]
+    finals = tuple((batch, units) for units in hidden)
+    final = Several(finals) if len(finals) > 1 else (fixed(1), *finals[0])
+    return Several(((*value[:-1], axis), *(final,) * (1 + (node.operator == "lstm"))))

@@ -1,0 +1,299 @@
+"""Which axes of a model's parameters move together: its permutation groups.
+
+Every axis of every value that flows through the graph is a row of segments, each of them the units of one variable, or
+fixed. Operators pass axes on, and say more of their variables: a residual addition, that two are one; GroupNorm, that
+several units make one; the model's output, that they are fixed. What is left of the variables are the groups. Where a
+reshape takes units apart, they lie along the part with the most units that later operators allow, as the heads of
+attention do. An operator without a rule is refused, and so is a model whose hidden axis meets something that would
+break it (a softmax over units).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from fedhet.algorithms.graphs.axes import VALUE, Axis, Segment, Value, Variables, entries, fixed, joined, moving
+from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture
+from fedhet.algorithms.graphs.layer_rules import RULES, Several
+from fedhet.models.arrays import Kind
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An axis of a parameter along which its entries make units.
+
+    Attributes:
+        parameter: Its ``state_dict`` name (the first, where weights are tied).
+        role: As in an architecture graph.
+        axis: The parameter's axis.
+    """
+
+    parameter: str
+    role: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class PermutationGroup:
+    """Units that can be permuted, in all arrays at once, without changing the model's function.
+
+    Attributes:
+        index: Its place in data-flow order.
+        name: The module that writes its units first.
+        width: Its number of units in the exported model.
+        rows: Slots of the parameters that describe a unit once all earlier groups are in order: the matrix to match.
+            Weights first, then biases and BatchNorm's scale and bias, in data-flow order.
+        completes: Slots of the other parameters all of whose axes are in order once this group and all earlier ones
+            are: weights whose other axis belongs to this group or which an earlier group writes (an LSTM's W_hh, a
+            residual block's last layer), b_hh, BatchNorm's statistics.
+    """
+
+    index: int
+    name: str
+    width: int
+    rows: tuple[Slot, ...]
+    completes: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class PermutationGroups:
+    """A model's permutation groups in data-flow order.
+
+    Attributes:
+        axes: ``state_dict`` name -> the segments of each of its axes, tied names and buffers included.
+        fixed: Layers' parameters none of whose written axes moves: the output layer (and whatever writes to a fixed
+            axis).
+        tied: Name -> the first name of the same parameter.
+        needs: Name of an array that a model may lack -> a group, and the least number of its units with which a model
+            has the array.
+        kinds: Name -> what the array is, for arrays that are not trained.
+    """
+
+    groups: tuple[PermutationGroup, ...]
+    axes: Mapping[str, tuple[Axis, ...]] = field(hash=False)
+    fixed: tuple[str, ...]
+    tied: Mapping[str, str] = field(hash=False)
+    needs: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    kinds: Mapping[str, Kind] = field(default_factory=dict, hash=False)
+
+    def __getitem__(self, index: int) -> PermutationGroup:
+        return self.groups[index]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[PermutationGroup]:
+        return iter(self.groups)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Units of each group in the exported model."""
+        return tuple(group.width for group in self.groups)
+
+    def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
+        """Return the groups of a model of the same architecture with these widths."""
+
+        def axis_of(segments: Axis) -> Axis:
+            return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
+
+        groups = tuple(replace(group, width=widths[group.index]) for group in self.groups)
+        return replace(self, groups=groups, axes={name: tuple(map(axis_of, axes)) for name, axes in self.axes.items()})
+
+    def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """``state_dict`` name -> shape, in a model of the same architecture whose groups have these widths."""
+        lacking = {name for name, (group, least) in self.needs.items() if widths[group] < least}
+        axes = self.with_widths(widths).axes
+        return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
+
+
+@lru_cache(maxsize=64)
+def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole: bool = False) -> PermutationGroups:
+    """The permutation groups of an architecture, in data-flow order.
+
+    In a plain network a group is a layer's output (FedMA, Wang et al. 2020, section 2); along a residual stream it is
+    everything that is added to it. Axes of the model's input and output, and those that meet them, are in no group.
+    Raises UnsupportedArchitecture for an operator, layer or combination that would tear a group apart, by name; with
+    `partly` the units that it works on are in no group instead, like those of the output. With `whole`, neither are
+    units of modules that take an axis apart, as attention does.
+    """
+    if graph.unused:
+        raise UnsupportedArchitecture(
+            f"the forward pass in eval mode does not use {', '.join(graph.unused)}, so nothing says which axes they "
+            "read; remove them from the model"
+        )
+    choices: dict[str, int] = {}
+    while True:
+        variables = _walked(graph, choices, partly=partly)
+        torn = variables.torn()
+        others = {split.node for axis, _ in torn if (split := variables.other_way(axis))}
+        if not others:
+            break
+        choices |= {node: choices.get(node, 0) + 1 for node in others}
+    for axis, reason in torn:
+        if not partly:
+            raise UnsupportedArchitecture(reason)
+        variables.pin(axis)
+    for split in variables.splits if whole else ():
+        module = graph[split.node].module
+        names = {name for node in graph if node.module == module for name in node.parameters.values()}
+        for axis in [split.axis, *(axis for (name, _), axis in variables.bound.items() if name in names)]:
+            variables.pin(axis)
+    return _solved(variables)
+
+
+def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
+    """Return the variables after all operators of a graph."""
+    variables = Variables(graph, choices)
+    values: dict[str, Value | Several] = {}
+    for node in graph:
+        inputs = [values[name] for name in node.inputs]
+        try:
+            values[node.name] = _visit(variables, node, inputs)
+        except UnsupportedArchitecture:
+            if not partly:
+                raise
+            for axis in _axes(inputs):
+                variables.pin(axis)
+            values[node.name] = tuple(map(fixed, node.shape))
+    return variables
+
+
+def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
+    """All axes of some values."""
+    for value in values:
+        yield from _axes(value.values) if isinstance(value, Several) else value
+
+
+def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
+    """The axes of a node's result."""
+    first = inputs[0] if inputs else ()
+    if node.operator == "output":
+        for value in first.values if isinstance(first, Several) else (first,):
+            assert not isinstance(value, Several)  # torch.export takes an operator's results apart at once
+            for axis in value:
+                variables.pin(axis)
+        return ()
+    if not node.parameters and node.operator != "expand":  # which makes axes of equal entries
+        moved = variables.moves(*_axes(inputs))
+        if node.operator not in RULES and moved and not moved & variables.hidden():
+            for axis in _axes(inputs):
+                variables.pin(axis)
+            moved = set()
+        if not moved:
+            return tuple(map(fixed, node.shape))  # whatever an operator does with what does not move
+    if isinstance(first, Several) and node.operator in ("getitem", "select"):
+        if node.options.get("dim", 0) != 0:
+            raise UnsupportedArchitecture(
+                f"{node} cuts the final states of a recurrent layer along another axis than its layers"
+            )
+        return first.values[node.options["index"]]
+    if node.operator == "getitem":  # a pooling that also says where its maxima lay says it in the same axes
+        return first
+    _check(variables.graph, node)
+    if any(isinstance(value, Several) for value in inputs):
+        raise UnsupportedArchitecture(
+            f"{node} takes several results of an operator at once; of the final states of a recurrent layer take one "
+            "layer's (h_n[-1]), or the output at the last time step (output[:, -1])"
+        )
+    result = RULES[node.operator](variables, node, *inputs)
+    main = result.values[0] if isinstance(result, Several) else result
+    if isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
+        raise UnsupportedArchitecture(
+            f"{node} gives shape {node.shape}, which fedhet's rule for its axes does not expect"
+        )
+    return result
+
+
+def _check(graph: ArchitectureGraph, node: Node) -> None:
+    """Refuse operators without a rule."""
+    if node.operator not in RULES:
+        name = node.operator if "." in node.operator else f"aten.{node.operator}"
+        raise UnsupportedArchitecture(
+            f"fedhet does not know how operator {name} (in {node.module or 'the forward'!r} of {graph.model}) moves "
+            "axes; use a supported layer (linear, convolution, pooling, flatten, dropout, activation, normalisation, "
+            "embedding, attention, LSTM, GRU, RNN, add, cat) or leave this model out of methods that match layers"
+        )
+    for role in node.arguments:
+        if role.startswith(("weight", "bias", "running_")):
+            raise UnsupportedArchitecture(
+                f"{role} of {node.operator} in {node.module!r} is computed, not a parameter (a parametrization "
+                "such as weight_norm?): remove it or leave this model out of methods that match layers"
+            )
+    if 0 in node.shape:
+        raise UnsupportedArchitecture(f"{node} gives an empty tensor of shape {node.shape}; try a larger example")
+
+
+def _solved(variables: Variables) -> PermutationGroups:
+    """The groups that remain once the whole graph is walked."""
+    graph, written = variables.graph, variables.written
+    free = variables.moves(*variables.read)  # units that nobody reads are outputs too (a second head)
+    names: dict[int, str] = {}  # variable -> the layer that writes it first
+    for place, (_, layer) in written.items():
+        for segment in variables.known(variables.bound[place]):
+            if segment.group in free:
+                names.setdefault(segment.group, layer)
+    numbers = {variable: index for index, variable in enumerate(names)}
+
+    def numbered(segment: Segment) -> Segment:
+        """A segment of a variable as one of a group; variables that are no group are fixed."""
+        group = None if segment.group is None else numbers.get(segment.group)
+        return Segment(None, segment.size) if group is None else replace(segment, group=group)
+
+    axes = {}
+    for name, shape in graph.shapes.items():
+        first = graph.tied.get(name, name)
+        bound = (variables.bound.get((first, axis), fixed(size)) for axis, size in enumerate(shape))
+        axes[name] = tuple(joined(tuple(map(numbered, variables.known(axis)))) for axis in bound)
+    kinds = untrained(graph)
+    slots = [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
+    groups = _groups(list(names.values()), axes, slots, kinds)
+    moved = {slot.parameter for group in groups for slot in group.rows + group.completes}
+    layers = [name for (name, _), (role, _) in written.items() if role != VALUE and not role.startswith("running_")]
+    still = [name for name in layers if name not in moved]
+    return PermutationGroups(groups, axes, tuple(dict.fromkeys(still)), graph.tied, kinds=kinds)
+
+
+def untrained(graph: ArchitectureGraph) -> dict[str, Kind]:
+    """Return the kinds of the arrays that are not trained.
+
+    Running statistics are those of operators that normalise, which can be taken anew for other widths; a user's own
+    normalisation is arithmetic with buffers.
+    """
+    normalising = {
+        name.rpartition(".")[0]
+        for node in graph
+        for role, name in node.parameters.items()
+        if role.startswith("running_")
+    }
+    return {
+        name: "buffer" if kind == "statistic" and name.rpartition(".")[0] not in normalising else kind
+        for name, kind in graph.kinds.items()
+        if kind != "trained"
+    }
+
+
+def _groups(
+    names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
+) -> tuple[PermutationGroup, ...]:
+    """Sort slots into groups: a slot is in the rows of the groups whose units it describes, or completes the last."""
+    widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
+    rows: list[list[Slot]] = [[] for _ in names]
+    completes: list[list[Slot]] = [[] for _ in names]
+    for slot in slots:
+        parameter_axes = axes[slot.parameter]
+        along = moving(parameter_axes[slot.axis])
+        others = moving(*(segments for axis, segments in enumerate(parameter_axes) if axis != slot.axis))
+        # Statistics describe no unit, and b_hh adds to b_ih (as in FedMA's code).
+        describes = kinds.get(slot.parameter) != "statistic" and not slot.role.startswith("bias_hh")
+        matched = [group for group in along if describes and all(other < group for other in others)]
+        for group in matched:
+            rows[group].append(slot)
+        if along and (last := max(along | others)) not in matched:
+            completes[last].append(slot)
+    described = {slot.parameter for each in rows for slot in each}  # by another of its axes
+    completes = [[slot for slot in each if slot.parameter not in described] for each in completes]
+    groups = []
+    for index, name in enumerate(names):
+        ordered = sorted(rows[index], key=lambda slot: len(axes[slot.parameter]) == 1)  # stable: weights first
+        groups.append(PermutationGroup(index, name, widths[index], tuple(ordered), tuple(completes[index])))
+    return tuple(groups)

@@ -1,0 +1,168 @@
+"""A model of other widths from a model: the same modules, other parameters."""
+
+from collections.abc import Collection, Hashable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from fedhet.algorithms.graphs.graph import ArchitectureGraph, UnsupportedArchitecture
+from fedhet.algorithms.graphs.permutations import PermutationGroups, permutation_groups
+from fedhet.algorithms.graphs.reading import architecture_graph
+from fedhet.algorithms.graphs.states import State, expand
+from fedhet.algorithms.graphs.unequal import HeadAttention, StackedRecurrent
+from fedhet.models.arrays import storage_place
+from fedhet.models.copies import copied
+
+_Known = dict[tuple[ArchitectureGraph, bool], PermutationGroups]
+_resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
+
+
+def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
+    """Copy a model with these parameters and buffers, which may have other widths; it has none of the `lacking` ones.
+
+    A recurrent layer whose layers get different widths becomes a ``StackedRecurrent``, ``nn.MultiheadAttention`` of
+    another width a ``HeadAttention``, with the same parameter names. A user's module with parameters of its own keeps
+    its attributes (see ``resizable_groups``). Tied parameters stay tied; dtypes, devices, modes, ``requires_grad`` are
+    the model's.
+
+    Raises:
+        KeyError: The state lacks a ``state_dict`` name, or has one that is not the model's.
+        UnsupportedArchitecture: A layer whose sizes fedhet does not know would change its shape.
+    """
+    expected = {name: value for name, value in model.state_dict().items() if name not in lacking}
+    if state.keys() != expected.keys():
+        raise KeyError(
+            f"a state of {type(model).__name__} lacks {sorted(expected.keys() - state.keys())}, "
+            f"and {sorted(state.keys() - expected.keys())} is not in the model"
+        )
+    result = copied(model)
+    # By the tensor replaced, so that what was tied stays tied; it is kept, or its place might be given away.
+    new: dict[Hashable, tuple[Tensor, Tensor]] = {}
+    for prefix, module in list(result.named_modules()):
+        changed = False
+        for store in (module._parameters, module._buffers):
+            for name, old in list(store.items()):
+                key = f"{prefix}.{name}" if prefix else name
+                if key in lacking:
+                    store[name] = None
+                if old is None or key not in state:
+                    continue
+                changed |= tuple(old.shape) != tuple(state[key].shape)
+                if (place := storage_place(old)) not in new:
+                    value = torch.as_tensor(state[key]).detach().to(old).clone()
+                    new[place] = old, nn.Parameter(value, old.requires_grad) if store is module._parameters else value
+                setattr(module, name, new[place][1])
+        if isinstance(module, _NormBase) and module.running_mean is None:
+            module.track_running_stats = False  # else PyTorch would expect a counter in a state that is loaded
+        if changed and (other := _replaced(module, prefix)) is not module:
+            if prefix:
+                result.set_submodule(prefix, other)
+            else:
+                result = other
+    return result
+
+
+def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
+    """The permutation groups of a network that can have other widths.
+
+    With units added to each group the network is read again, as the same groups. With `partly`, modules that take an
+    axis apart are left whole if it is not. Groups are kept for as long as the network.
+
+    Args:
+        model: any `nn.Module` that `torch.export` can trace.
+        example: (n, ...) inputs.
+        partly: see `permutation_groups`.
+
+    Raises:
+        UnsupportedArchitecture: units cannot be permuted, the network's forward has sizes of its own, or a layer cannot
+            change its size.
+    """
+    graph = architecture_graph(model, example)
+    known = _resizable.setdefault(model, {})
+    if (graph, partly) not in known:
+        try:
+            known[graph, partly] = _checked(model, graph, example, partly=partly)
+        except UnsupportedArchitecture:
+            if not partly:
+                raise
+            groups = _checked(model, graph, example, partly=True, whole=True)
+            if not groups:
+                raise
+            known[graph, partly] = groups
+    return known[graph, partly]
+
+
+def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **options: bool) -> PermutationGroups:
+    groups = permutation_groups(graph, **options)
+    sizes = [group.width + 1 + group.index % 3 for group in groups]
+    places = {group.index: np.arange(group.width) for group in groups}
+    wide = resize(model, expand(model.state_dict(), groups, places, dict(enumerate(sizes))))
+    try:
+        again = permutation_groups(architecture_graph(wide, example), **options)
+        reason = "its units would lie differently" if again.axes != groups.with_widths(sizes).axes else ""
+    except UnsupportedArchitecture as error:
+        reason = str(error).partition("\n")[0]
+    if reason:
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} cannot have other widths: {reason}\nIts forward must take the sizes of hidden "
+            "layers from its tensors (x.flatten(1), x.unflatten(-1, (-1, head_size))), not from numbers or attributes "
+            "(x.view(-1, 400)); else leave it out of methods that change widths."
+        )
+    return groups
+
+
+def _replaced(module: nn.Module, name: str) -> nn.Module:
+    """A module of its parameters' sizes: itself, or one of fedhet's where PyTorch's cannot have them."""
+    if isinstance(module, nn.RNNBase):
+        recurrent = {
+            len(value[0])
+            for key, value in module._parameters.items()
+            if key.startswith("weight_hh") and value is not None
+        }
+        if len(recurrent) > 1:
+            return StackedRecurrent(module)
+    if isinstance(module, nn.MultiheadAttention):
+        try:
+            return HeadAttention(module)
+        except TypeError as error:
+            raise UnsupportedArchitecture(f"{name!r} cannot change its width: {error}") from error
+    _learn_sizes(module, name)
+    return module
+
+
+def _learn_sizes(module: nn.Module, name: str) -> None:
+    match module:
+        case nn.Linear():
+            module.out_features, module.in_features = module.weight.shape
+        case _ConvNd() if not module.transposed:
+            outputs, inputs = module.weight.shape[:2]
+            if module.groups > 1:  # as many outputs a group as before
+                module.groups = outputs // (module.out_channels // module.groups)
+            module.out_channels, module.in_channels = outputs, inputs * module.groups
+        case _BatchNorm():
+            module.num_features = next(len(v) for v in (module.weight, module.running_mean) if v is not None)
+        case nn.Embedding():
+            module.num_embeddings, module.embedding_dim = module.weight.shape
+        case nn.PReLU():
+            module.num_parameters = len(module.weight)
+        case nn.LayerNorm() | nn.RMSNorm():
+            module.normalized_shape = tuple(module.weight.shape)
+        case nn.GroupNorm():
+            if module.num_groups > 1:  # of as many channels as before
+                module.num_groups = len(module.weight) // (module.num_channels // module.num_groups)
+            module.num_channels = len(module.weight)
+        case nn.RNNBase():
+            module.input_size, module.hidden_size = (len(w[0]) for w in module.all_weights[0][:2])
+        case _ if type(module).__name__ == "VisionTransformer" and isinstance(
+            module.class_token, Tensor
+        ):  # torchvision's
+            module.hidden_dim = module.class_token.shape[-1]  # type: ignore[assignment]
+        case _ if type(module).__module__.startswith("torch.nn."):
+            raise UnsupportedArchitecture(
+                f"parameters of {name!r} change their shape, but fedhet does not know the size attributes of "
+                f"{type(module).__name__}; keep its widths or build it from supported layers"
+            )

@@ -1,0 +1,214 @@
+"""Heads: from a node's embedding h by z to the arrays of its layer.
+
+A layer type's head writes its arrays for all layers of the type in one product, (layers, *shape), taken apart by
+`unbind`, whose backward pass is cheaper than indexing's. `Tiles` is one head for all types: one decoder writes tiles of
+weights, each from its layer and its place, so that layers of types that nobody had in training get weights too (as in
+GHN-2's decoder, Knyazev et al., NeurIPS 2021, which writes one large tile and cuts it).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import ceil, cos, prod, sin
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhet.algorithms.hypernets.design import BASE, Design, LayerType, Slot
+
+LATENT = 16
+"""Width of z, and of the hidden layer that s is made of."""
+
+TILE, KERNEL, TILE_LATENT = 16, 3, 128
+"""Channels in and out of a tile, its height and width, and the width of a tile's z."""
+
+ROLES = ("weight", "bias", "norm_weight", "norm_bias")
+FREQUENCIES = tuple(4.0**-power for power in range(4))
+PLACE = 5 * 2 * len(FREQUENCIES)
+
+
+def normalised(z: Tensor) -> Tensor:
+    """The same with a mean square of 1 over the last axis."""
+    return z * (z.square().mean(-1, keepdim=True) + 1e-8).rsqrt()
+
+
+class Latents(nn.Module):
+    """z = LeakyReLU(W1 h + b1) at unit RMS, and a factor of the weights s = 1 + w . LeakyReLU(W1' h + b1'), by type.
+
+    The first layers of all types are one product: in small networks it is the number of calls that costs.
+    """
+
+    def __init__(self, types: Sequence[str], design: Design) -> None:
+        super().__init__()
+        self.normalise = design.normalise
+        self.weight, self.bias, self.factor = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
+        for type in types:
+            self.weight[type] = nn.Parameter(torch.zeros(2 * LATENT, design.width))
+            self.bias[type] = nn.Parameter(torch.zeros(2 * LATENT))
+            self.factor[type] = nn.Parameter(torch.zeros(LATENT))
+
+    def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z (nodes, LATENT) and s (nodes,) of h (nodes, width); `row` (nodes,) is the place in `types`."""
+        weight, bias, factor = (
+            torch.stack([each[type] for type in types])[row] for each in (self.weight, self.bias, self.factor)
+        )
+        z, hidden = F.leaky_relu(torch.baddbmm(bias[..., None], weight, h[..., None])[..., 0]).chunk(2, 1)
+        return normalised(z) if self.normalise else z, 1 + (hidden * factor).sum(-1)
+
+
+class Dense(nn.Module):
+    """W = sum_l z_l D_l + B, a whole weight for each of z's entries, and B = 0 at first: the paper's head."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
+        bias = scale[:, None] * self.bias.flatten()
+        return torch.addmm(bias, z * scale[:, None], self.dense.flatten(1)).view(-1, *self.bias.shape)
+
+
+class BaseLowRank(nn.Module):
+    """W = 4 B + U V, a base weight of all layers of a type and a layer's own change, V = 0 at first."""
+
+    def __init__(self, shape: tuple[int, ...], rank: int) -> None:
+        super().__init__()
+        units, fan_in = shape[0], prod(shape[1:])
+        rank = min(rank, units, fan_in)
+        self.base = nn.Parameter(torch.zeros(shape))
+        self.basis = nn.Parameter(torch.zeros(LATENT, units, rank))
+        self.change = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
+
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
+        base = BASE * self.base.flatten(1) * scale[:, None, None]
+        u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
+        return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
+
+
+def _linear(z: Tensor, maps: Tensor) -> Tensor:
+    """sum_l z_l M_l, (layers, ...) of z (layers, LATENT) and M (LATENT, ...)."""
+    return (z @ maps.flatten(1)).view(-1, *maps.shape[1:])
+
+
+class Vector(nn.Module):
+    """A bias or a normalisation's parameter: its initial value plus a linear map of z, which starts at 0."""
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__()
+        self.shape, self.start = slot.shape, slot.start
+        self.vector = nn.Parameter(torch.zeros(LATENT, prod(slot.shape)))
+
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        """(layers, *shape) of z (layers, LATENT); not scaled."""
+        written = z @ self.vector
+        return (written + self.start if self.start else written).view(-1, *self.shape)
+
+
+def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
+    """The head for one array of a type."""
+    if slot.std is None:
+        return Vector(slot)
+    if design.head == "dense":
+        return Dense(slot.shape)
+    return BaseLowRank(slot.shape, design.rank * layer.occurrences)
+
+
+# ---- one head for all types
+
+
+@dataclass
+class Tiled:
+    """Rows of tiles that are decoded together: their layers and places, (PLACE,) numbers each, and arrays.
+
+    Of each array `arrays` has name, layer, slot and grid of tiles.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    places: list[list[float]] = field(default_factory=list)
+    arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
+
+    def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
+        """One more array."""
+        for place in product(*map(range, grid)):
+            numbers = (*place, *(0,) * (4 - len(place)), role)
+            waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
+            self.nodes.append(node)
+            self.places.append(waves)
+        self.arrays.append((name, node, slot, grid))
+
+
+def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
+    """How arrays of layers, given by names and slots, are laid out in tiles.
+
+    There are whole tiles (`kernels`), their centres alone (`matrices`), and `vectors`.
+    """
+    rows = {"kernels": Tiled(), "matrices": Tiled(), "vectors": Tiled()}
+    for node, (names, slots) in enumerate(layers):
+        others = [role for role in slots if role not in ROLES]
+        for role, slot in slots.items():
+            number = ROLES.index(role) if role in ROLES else len(ROLES) + others.index(role)
+            if slot.std is None:
+                rows["vectors"].add(names[role], node, slot, (ceil(prod(slot.shape) / TILE),), number)
+                continue
+            units, fan_in, height, width = _four(slot.shape)
+            grid: tuple[int, ...] = (ceil(units / TILE), ceil(fan_in / TILE))
+            if height * width > 1:
+                grid = (*grid, ceil(height / KERNEL), ceil(width / KERNEL))
+            rows["kernels" if len(grid) > 2 else "matrices"].add(names[role], node, slot, grid, number)
+    return rows
+
+
+class Tiles(nn.Module):
+    """The decoder, z of a tile, and s of a layer.
+
+    z of a tile is LeakyReLU(W h + b + W' p) at unit RMS, p being sines and cosines of its place in the array. A weight
+    has its tiles times s times its standard deviation before training.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.node = nn.Linear(width, TILE_LATENT)
+        self.place = nn.Linear(PLACE, TILE_LATENT, bias=False)
+        self.tile = nn.Parameter(torch.zeros(TILE_LATENT, TILE, TILE, KERNEL, KERNEL))
+        self.vectors = nn.Parameter(torch.zeros(TILE_LATENT, TILE))
+        self.scale = nn.Linear(width, LATENT)
+        self.factor = nn.Parameter(torch.zeros(LATENT))
+
+    def forward(
+        self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each array by its name, of h (layers, width) and what `tiling` gives.
+
+        Its `nodes` (rows,) and `places` (rows, PLACE) are in `places` as tensors, by `kernels-nodes` and so on.
+        """
+        nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
+        middle = KERNEL // 2
+        decoders = {"kernels": self.tile, "matrices": self.tile[..., middle, middle], "vectors": self.vectors}
+        for kind, tiled in rows.items():
+            if not tiled.arrays:
+                continue
+            z = normalised(F.leaky_relu(nodes[places[f"{kind}-nodes"]] + self.place(places[f"{kind}-places"])))
+            parts = (z @ decoders[kind].flatten(1)).split([prod(grid) for *_, grid in tiled.arrays])
+            for (name, node, slot, grid), part in zip(tiled.arrays, parts, strict=True):
+                if slot.std is None:
+                    yield name, (part.flatten()[: prod(slot.shape)] + slot.start).view(slot.shape)
+                else:
+                    yield name, _laid(part, slot.shape, grid) * (slot.std * scales[node])
+
+
+def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+    """Tiles side by side, cut to shape."""
+    sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
+    axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
+    sizes = [count * side for count, side in zip(grid, sides, strict=True)]
+    whole = tiles.view(*grid, *sides).permute(axes).reshape(sizes)
+    return whole[tuple(slice(size) for size in _four(shape)[: len(grid)])].reshape(shape)
+
+
+def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """A weight's axes as units, inputs, and two of the kernel."""
+    units, fan_in, *kernel = shape
+    return units, fan_in, *((kernel[0], prod(kernel[1:])) if kernel else (1, 1))

@@ -1,0 +1,205 @@
+"""Graph hypernetworks: one network that writes the weights of others, whatever their architecture.
+
+Litany et al., "Federated Learning with Heterogeneous Architectures using Graph HyperNetworks" (2022), section 3, and
+Zhang et al., "Graph HyperNetworks for Neural Architecture Search" (ICLR 2019).
+"""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import cos, log2, pi, prod, sin
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedhet.algorithms.graphs import LayerGraph, LayerNode
+from fedhet.algorithms.hypernets.design import Catalogue, Design, slots_of, start
+from fedhet.algorithms.hypernets.heads import Latents, Tiled, Tiles, head, tiling
+
+with warnings.catch_warnings():  # PyTorch Geometric uses torch.jit, which PyTorch has deprecated
+    warnings.simplefilter("ignore")
+    from torch_geometric.nn import GraphConv
+
+KINDS = ("c", "ct", "l", "add", "cat", "stack")
+FEATURES = 3 * 5 + len(KINDS) + 1
+
+
+class Embedding(nn.Module):
+    """Nodes' embeddings h: each layer learns of its place by T steps of a graph network over the layers of a network.
+
+    A step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At first
+    h is one vector for each of the types (a one-hot type times a matrix), or for others a linear map of
+    `shape_features`.
+    """
+
+    def __init__(self, types: Sequence[str], design: Design) -> None:
+        super().__init__()
+        width = design.width
+        self.types = nn.ParameterDict({type: nn.Parameter(torch.zeros(width)) for type in types})
+        self.shapes = nn.Linear(FEATURES, width)
+        self.normalise = design.normalise
+        self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])
+
+    def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
+        """Embeddings (nodes, width) of nodes with edges (2, edges) int64, from and to.
+
+        Nodes have a type, or None in `known` and a row of `features`.
+        """
+        others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
+        h = torch.stack([next(others) if type is None else self.types[type] for type in known])
+        for step in self.steps:
+            h = F.relu(step(h, edges))
+        return F.layer_norm(h, h.shape[-1:]) if self.normalise else h
+
+
+def shape_features(node: LayerNode) -> list[float]:
+    """Return features of any layer: its type, and sizes (in, out, kernel, stride, groups) as base-2 logarithms.
+
+    Sizes are also encoded by sine and cosine, so that similar sizes differ clearly.
+    """
+    weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
+    units = weight or next(iter(node.shapes.values()), ())
+    options = (re.search(rf"_{letter}(\d+)", node.type) for letter in "sg")
+    stride, groups = (int(option[1]) if option else 1 for option in options)
+    sizes = (prod(weight[1:2]), prod(units[:1]), prod(weight[2:3]), stride, groups)
+    doublings = [log2(max(size, 1)) for size in sizes]
+    waves = [wave(each * pi / 4) for each in doublings for wave in (sin, cos)]
+    match = re.match(r"(?:ct|c|l)(?=\d)|[a-z_]+(?=_|$)", node.type)
+    kind = match[0] if match and match[0] in KINDS else ""
+    return [*(each / 8 for each in doublings), *waves, *(float(kind == each) for each in ("", *KINDS))]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A graph as a hypernetwork goes through it; `GraphHypernetwork.read` makes it.
+
+    Attributes:
+        known: each node's type, None for one that the hypernetwork has no vector of.
+        heads: of each type that a head writes and of each of its roles, the names of its layers' arrays, or None.
+        rows: what is laid out in tiles.
+        names: of the arrays that are written.
+        unknown: types of layers for which nothing is written, since they have no head.
+        tensors: index tensors and features, on the hypernetwork's device.
+    """
+
+    known: tuple[str | None, ...]
+    heads: Mapping[str, Mapping[str, Sequence[str | None]]]
+    rows: Mapping[str, Tiled]
+    names: tuple[str, ...]
+    unknown: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+
+
+class GraphHypernetwork(nn.Module):
+    """Writes the weights of networks from their graphs: h of each layer by messages, then its type's head.
+
+    Args:
+        types: the layer types that have heads of their own; of no use to tiled heads.
+        design: how it is built.
+        seed: of its values before training (see `start`); None: no start, for values that are filled in.
+    """
+
+    def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:
+        super().__init__()
+        design = design or Design()
+        self.catalogue: Catalogue = {} if design.head == "tiled" else types
+        written = {type: layer for type, layer in self.catalogue.items() if layer.slots}
+        self.embedding = Embedding(list(self.catalogue), design)
+        self.latents = Latents(list(written), design)
+        self.heads = nn.ModuleDict(
+            {
+                type: nn.ModuleDict({role: head(layer, slot, design) for role, slot in layer.slots.items()})
+                for type, layer in written.items()
+            }
+        )
+        self.tiles = Tiles(design.width) if design.head == "tiled" else None
+        if seed is not None:
+            with torch.no_grad():
+                for key, parameter in self.named_parameters():
+                    parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=design.normalise))
+
+    def read(self, graph: LayerGraph) -> Reading:
+        """Prepare the graph of a network to be written for `write`; messages go along the data flow."""
+        nodes, slots = graph.nodes, [slots_of(node) for node in graph]
+        known = tuple(node.type if node.type in self.catalogue else None for node in nodes)
+        places: dict[str, list[int]] = {}
+        others: list[int] = []
+        for place, node in enumerate(nodes):
+            if slots[place]:
+                (others if known[place] is None else places.setdefault(node.type, [])).append(place)
+        tiled = others if self.tiles else []
+        heads = {
+            type: {
+                role: [nodes[place].parameters[role] if role in slots[place] else None for place in members]
+                for role in self.catalogue[type].slots
+            }
+            for type, members in places.items()
+        }
+        rows = tiling((nodes[place].parameters, slots[place]) for place in tiled)
+        described = [shape_features(node) for node, type in zip(nodes, known, strict=True) if type is None]
+        ordered = [place for members in places.values() for place in members]
+        index: dict[str, list[int]] = {
+            "order": ordered,
+            "row": [row for row, members in enumerate(places.values()) for _ in members],
+            "tiled": tiled,
+        } | {f"{kind}-nodes": each.nodes for kind, each in rows.items()}
+        tensors = {name: torch.tensor(values, dtype=torch.long) for name, values in index.items()}
+        tensors["edges"] = torch.tensor(graph.edges, dtype=torch.long).view(-1, 2).T.contiguous()
+        tensors["features"] = torch.tensor(described).view(-1, FEATURES)
+        tensors |= {f"{kind}-places": torch.tensor(each.places) for kind, each in rows.items()}
+        names = tuple(nodes[place].parameters[role] for place in (*ordered, *tiled) for role in slots[place])
+        unknown = () if self.tiles else tuple(dict.fromkeys(nodes[place].type for place in others))
+        device = self.embedding.shapes.weight.device
+        return Reading(known, heads, rows, names, unknown, {key: each.to(device) for key, each in tensors.items()})
+
+    def embeddings(self, reading: Reading) -> Tensor:
+        """The embeddings h of all nodes, (nodes, width)."""
+        h: Tensor = self.embedding(reading.known, reading.tensors["features"], reading.tensors["edges"])
+        return h
+
+    def write(self, reading: Reading) -> dict[str, Tensor]:
+        """Return the generated arrays by their names in the network's state dict, as part of autograd's graph."""
+        written: dict[str, Tensor] = {}
+        h, tensors = self.embeddings(reading), reading.tensors
+        if reading.heads:
+            z, scale = self.latents(h[tensors["order"]], list(reading.heads), tensors["row"])
+            sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]
+            for (type, roles), latents, factor in zip(
+                reading.heads.items(), z.split(sizes), scale.split(sizes), strict=True
+            ):
+                heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
+                for role, names in roles.items():
+                    arrays = zip(names, heads[role](latents, factor).unbind(0), strict=True)
+                    written |= {name: array for name, array in arrays if name is not None}
+        if self.tiles is not None and len(tensors["tiled"]):
+            written |= self.tiles(h[tensors["tiled"]], reading.rows, tensors)
+        return written
+
+
+class Written(nn.Module):
+    """A network that runs with the weights that a hypernetwork writes for it, so that training it trains the writer.
+
+    The network's own arrays are used, and trained, where nothing is written for them; its statistics are its own.
+    """
+
+    def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:
+        super().__init__()
+        self.hypernetwork, self.network, self.reading = hypernetwork, network, reading
+        everything = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+        self._tied = len({id(tensor) for _, tensor in everything}) < len(everything)
+        self._dtypes = {name: tensor.dtype for name, tensor in everything if tensor.is_floating_point()}
+
+    def write(self) -> dict[str, Tensor]:
+        """The network's arrays by name, in its own dtypes."""
+        written = self.hypernetwork.write(self.reading)
+        return {name: array.to(self._dtypes.get(name, array.dtype)) for name, array in written.items()}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the network's outputs."""
+        written = self.write()
+        # To look for tied tensors in each call costs a small network a twentieth of its step.
+        outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
+        return outputs

@@ -1,0 +1,345 @@
+"""The command line. torch and Flower are imported only by what needs them: `fedhet --help` answers at once."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from fedhet.cli.arguments import (
+    Data,
+    Folders,
+    Jobs,
+    Named,
+    Settings,
+    Tune,
+    TuneRuns,
+    known_names,
+    method_names,
+    numbers,
+    path_of,
+    place,
+    tuning_grid,
+)
+from fedhet.config import configuration as configuration
+from fedhet.config.toml import toml_value
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_words
+from fedhet.methods import registry
+from fedhet.methods.options import Config
+from fedhet.utils.files import state_home
+from fedhet.utils.machine import device_of
+from fedhet.utils.signals import ended_by_signals, exit_code
+from fedhet.utils.text import printable, terminal
+from fedhet.utils.version import __version__
+
+FAILED, BAD_INPUT = 1, 2
+GOES_ON = "stopped; the same command goes on where it was"
+
+app = typer.Typer(
+    help="Federated learning among clients whose neural networks differ.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point of the `fedhet` command."""
+    app(prog_name="fedhet")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        typer.echo(f"fedhet {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="A TOML file, a preset or a method (`fedhet list`); fedhenn/digits if left out.",
+            autocompletion=known_names,
+        ),
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    out: Annotated[Path | None, place("Run directory; a new one under runs/.")] = None,
+    data: Data = None,
+    engine: Annotated[str | None, typer.Option(metavar="ENGINE", help="local, ray, or a SuperLink connection.")] = None,
+    resume: Annotated[Path | None, place("Go on with the run in this directory; its settings count.")] = None,
+    method: Named = None,
+) -> None:
+    """Run a federation from beginning to end."""
+    with _errors():
+        if resume is not None and (config is not None or out is not None):
+            raise ConfigError("--resume goes on with a run where it is, as it was: leave CONFIG and --out out")
+        by_hand = _settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
+        if "resume" in by_hand:
+            raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
+        if resume is not None:
+            _run(by_hand, folder=resume, resume=True)
+            return
+        base = configuration.named(config, by_hand.get("method"))
+        if base["preset"] and "preset" in by_hand and config is not None:
+            raise ConfigError(f"{config} is a preset, and --set preset names another: give one of them")
+        complete = configuration.resolve(base | by_hand, over=by_hand.keys())
+        folder = (
+            Path(complete.out) if complete.out else _quietly("fedhet.server.app").new_folder(Path("runs"), complete)
+        )
+        _run(complete, folder=folder)
+
+
+@app.command()
+def compare(
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD...",
+            help="Methods, in the order of the table, or [NAME=]METHOD,KEY=VALUE,... for one with settings of its own.",
+            autocompletion=method_names,
+        ),
+    ],
+    seeds: Annotated[str, typer.Option(help="Comma-separated; every method runs once with each.")] = "0,1,2",
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or preset.")] = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, place("Folder of the comparison; else named by the methods, in runs/.")] = None,
+    jobs: Jobs = None,
+    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="Differences are to it; else the first.")] = None,
+    tune: Tune = None,
+    tune_runs: TuneRuns = None,
+    tune_seeds: Annotated[str, typer.Option(help="Comma-separated; for tuning only.")] = "1000,1001,1002",
+    data: Data = None,
+) -> None:
+    """Run several methods on the same clients and data; interrupted, the same command goes on."""
+    with _errors(stopped=GOES_ON):
+        reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
+        chosen = configuration.named(config) | _settings_of(settings, data=data)
+        comparing = _quietly("fedhet.comparing")
+        tuning = comparing.Tuning(tuning_grid(tune), for_tuning, tune_runs) if tune else None
+        if tuning is None and tune_runs is not None:
+            raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
+        how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
+        done = comparing.compare(methods, chosen, seeds=reported, out=out, **how)
+        done.check()
+
+
+@app.command()
+def recommend(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="The clients: a TOML file, a preset or a method; fedhenn/digits if left out.",
+            autocompletion=known_names,
+        ),
+    ] = None,
+    settings: Settings = None,
+    allow: Annotated[
+        str | None,
+        typer.Option(metavar="KINDS", help="What may leave the clients, such as weights,statistics; else all."),
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What a round may cost a client, such as 500KB; else any.")
+    ] = None,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for everything, such as 90s, 30m, 2h.")] = "30m",
+    public_labels: Annotated[
+        bool, typer.Option("--public-labels", help="The labels of the public dataset are known.")
+    ] = False,
+    methods: Annotated[str, typer.Option(help="Methods to try, with commas; else all that can serve.")] = "",
+    out: Annotated[Path | None, place("Folder for everything; runs/recommend if left out.")] = None,
+    jobs: Jobs = None,
+    data: Data = None,
+) -> None:
+    """Find out which methods can serve clients and compare the best; interrupted, the same command goes on."""
+    with _errors(stopped=GOES_ON):
+        chosen = configuration.named(config) | _settings_of(settings, data=data)
+        names = [name.strip() for name in methods.split(",") if name.strip()]
+        limits: dict[str, Any] = {"allow": allow, "max_bytes": max_bytes, "budget": budget}
+        limits |= {"public_labels": public_labels, "methods": names}
+        recommending = _quietly("fedhet.comparing.recommending")
+        done = recommending.recommend(chosen, **limits, out=out, jobs=jobs, console=terminal())
+        folder = done.folder.resolve()
+        typer.echo(f"fedhet run {folder / 'recommended.toml'}\n{folder}: comparison.html, recommend.json, all runs")
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="A new folder.", parser=path_of)],
+    flower: Annotated[bool, typer.Option("--flower", help="As an app that `flwr run` starts.")] = False,
+) -> None:
+    """Write the files with which a project of your own begins: model, data, and what runs them."""
+    with _errors():
+        from fedhet.cli.new_project import write
+
+        names = write(folder, flower=flower)
+        start = 'flwr run . --stream --federation-config "num-supernodes=10"' if flower else "python run.py"
+        typer.echo(printable(f"{folder} has {', '.join(names)}; they run as they are:"))
+        typer.echo(printable(f"cd {folder} && {start}"))
+
+
+@app.command()
+def report(
+    folders: Folders,
+    out: Annotated[Path, place("The page on several runs.", "FILE")] = Path("comparison.html"),
+    method: Named = None,
+) -> None:
+    """Write a run's report.html, and its figures as PNG; or one page on several runs."""
+    with _errors(everything_is_input=True):
+        from fedhet.results.report import compare_folders, write_report
+
+        if method is not None:
+            registry.method(method)  # from now on it is known, whatever folder names it
+        if len(folders) == 1:
+            typer.echo(printable(str(write_report(folders[0]))))
+        else:
+            typer.echo(printable(f"{compare_folders(folders, out).resolve()} (--out names another place)"))
+
+
+@app.command()
+def clean(
+    days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
+    state_dir: Annotated[Path | None, place("The node's folder of state; ~/.fedhet/state if left out.")] = None,
+) -> None:
+    """Remove old runs' states and public datasets from this node's folder."""
+    with _errors(everything_is_input=True):
+        from fedhet.client.state import remove_old
+
+        home = state_dir or state_home()
+        removed = remove_old(home, days)
+        for path in removed:
+            typer.echo(printable(f"removed {path}"))
+        if not removed:
+            typer.echo(printable(f"nothing is removed: {home} has nothing that was not written to for {days:g} days"))
+
+
+@app.command("list")
+def list_names() -> None:
+    """Name the methods, models, data sets, partitions and presets."""
+    from fedhet import data, models
+
+    sections = {
+        "methods": registry.methods(),
+        "models": models.names(),
+        "families of models": sorted(models.FAMILIES),
+        "library models": ["torchvision/NAME", "timm/NAME (pip install timm)"],
+        "data sets": data.names(),
+        "partitions": data.partitions(),
+        "presets": configuration.presets(),
+    }
+    for heading, names in sections.items():
+        typer.echo(f"{heading + ':':20}{', '.join(names)}")
+
+
+@app.command()
+def keys(
+    word: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[METHOD|WORD]",
+            help="Only this method's own keys, or keys with this word in their name or meaning.",
+            autocompletion=method_names,
+        ),
+    ] = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the table that pyproject declares to Flower.")] = False,
+) -> None:
+    """Show configuration keys, their defaults and what they mean."""
+    _quietly()
+    if toml:
+        from fedhet.engines.flower import app_table
+
+        typer.echo(app_table(), nl=False)
+        return
+    with _errors():
+        groups = configuration.key_groups(word)
+        if not any(groups.values()):
+            typer.echo(f"{word} has no keys of its own; `fedhet keys` shows those that all methods have")
+        for heading, rows in groups.items():
+            typer.echo(f"{heading}\n")
+            for key, default, takes, meaning in rows:
+                value = "" if default == "" else f" = {toml_value(default)}"
+                typer.echo(printable(f"  {key}{value}  ({takes})"))
+                typer.echo(fill(printable(meaning), 100, initial_indent="      ", subsequent_indent="      ") + "\n")
+
+
+def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
+    """The keys set by `--set` or by an option of their own; a ConfigError for one without value, or set twice."""
+    chosen: dict[str, Any] = configuration.parse_settings(settings or ())
+    for key, value in options.items():
+        if value is None:
+            continue
+        if key in chosen:
+            raise ConfigError(f"--{key} {value} and --set {key} say the same: give one of them")
+        if value == "":
+            raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
+        chosen[key] = str(value) if isinstance(value, Path) else value
+    return chosen
+
+
+def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False) -> None:
+    from fedhet.results.progress import ProgressLine
+    from fedhet.results.tables import closing_table
+
+    console = terminal()
+    started = time.perf_counter()
+    line = ProgressLine(console)
+    here = not isinstance(chosen, Config) or chosen.engine in ("local", "ray")
+    if isinstance(chosen, Config) and here and chosen.device not in ("auto", "cpu"):
+        device_of(chosen.device)  # one that is not here ends it before anything is said
+    where = "" if here else " on the server's machine"
+    typer.echo(printable(f"results go to {folder.resolve()}{where}"))
+    line.prepare(folder.name, "reading data, building networks, handshakes with clients")
+    place = {"resume" if resume else "out": folder}
+    try:
+        result = _quietly().run(chosen, **place, observers=[line], progress=False)
+    except KeyboardInterrupt as stopped:
+        known = (folder / "config.toml").is_file()
+        _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", exit_code(stopped))
+    finally:
+        line.close()
+    if not result.summary:
+        typer.echo(f"completed in {time.perf_counter() - started:.1f} s; the results are in {folder.resolve()}{where}")
+        return
+    console.print(closing_table(result.folder))
+    page = "report.html, " * (result.folder / "report.html").is_file()
+    typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv, models/")
+
+
+def _quietly(name: str = "fedhet.engines.running") -> Any:
+    """A module of ours, with Flower's own chatter silenced; its import sets the level, so it comes first."""
+    module = import_module(name)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    return module
+
+
+@contextmanager
+def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
+    """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1.
+
+    With `everything_is_input` all errors are of bad input; `stopped` is said where the command is interrupted.
+    """
+    with ended_by_signals():
+        try:
+            yield
+        except (ConfigError, DataError, ModelError) as error:
+            _stop(str(error), BAD_INPUT)
+        except FedhetError as error:
+            _stop(str(error), BAD_INPUT if everything_is_input else FAILED)
+        except BrokenPipeError:  # who reads the output has closed it: click ends quietly
+            raise
+        except OSError as error:
+            _stop(in_words(error), FAILED)
+        except KeyboardInterrupt as error:
+            _stop(stopped, exit_code(error))
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(f"fedhet: {printable(message, keep=chr(10))}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,261 @@
+"""Checks of a client's network and data before training, so that errors about them are plain sentences."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.client.policy import Refused
+from fedhet.client.work import Job, ModelCheck
+from fedhet.config import user_functions
+from fedhet.config.client_setup import ModelFunction
+from fedhet.data import ClientData, Examples
+from fedhet.data.examples import digest
+from fedhet.data.reading import LazyInputs, not_finite
+from fedhet.errors import DataError, FedhetError, ModelError
+from fedhet.models.copies import copied
+from fedhet.models.representation import Captured, Representation
+from fedhet.tasks.task import Task
+from fedhet.utils.randomness import seeded
+
+EXAMPLES = 8
+"""Number of examples with which a network is checked."""
+
+ROWS = 4
+"""Number of first examples of each part whose inputs must not change within a run."""
+
+PARTS = {
+    "train": "training examples",
+    "test": "test examples",
+    "validation": "validation examples",
+    "common": "common test set",
+}
+
+OWN_MODEL = "the configured architectures are made for the configured data set: give a network of your own (model)"
+
+
+# ---- can the network be used with the data?
+
+
+@torch.no_grad()
+def check_model(
+    representation: Representation,
+    data: ClientData,
+    transform: Callable[[Tensor], Tensor],
+    task: Task,
+    function: ModelFunction | None,
+    *,
+    guessed: bool,
+) -> ModelCheck:
+    """Check a client's network on some of its examples; the network stays in evaluation mode.
+
+    Args:
+        representation: the network's representation.
+        data: the client's data, on the network's device.
+        transform: from raw inputs to the network's.
+        task: the chosen task; without a name it is inferred from outputs and labels.
+        function: the user's function that returned the network, if any.
+        guessed: whether neither user nor method named the head, so that it may be the wrong layer.
+
+    Raises:
+        ModelError: the network cannot take such inputs, or does not return a row of finite numbers for each example.
+        DataError: its outputs or the labels do not fit the task.
+        ConfigError: the task's own loss cannot be used.
+    """
+    model, inputs = representation.model.eval(), transform(data.train.inputs[:EXAMPLES])
+    name, origin = model._get_name(), user_functions.origin(function)
+    try:
+        with representation.head_output() as captured:
+            outputs = model(inputs)
+        again = model(inputs)
+    except FedhetError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
+        taken = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
+        reason = OWN_MODEL if function is None else _remedy(model, inputs) or f"{type(error).__name__}: {error}"
+        raise ModelError(f"its {name} cannot take its inputs, {taken}: {reason}{origin}") from error
+    if outputs.ndim < 1 or len(outputs) != len(inputs):
+        shape = f"outputs of shape {tuple(outputs.shape)}" if outputs.ndim else "a single number"
+        raise ModelError(f"its {name} returned {shape} for {len(inputs)} examples: a row each is needed{origin}")
+    if function is not None and (odd := not_finite(outputs)) is not None:
+        raise ModelError(
+            f"its {name} returned {odd[1]} for row {odd[0]} of its training inputs, which are finite, before any "
+            f"training{origin}"
+        )
+    asked, task = task, task.of(outputs, data.train.labels)
+    for part in (data.train, data.test, data.validation):
+        if part is not None and len(part) and (problem := task.problem(outputs, task.outputs.labels(part.labels))):
+            raise DataError(problem)
+    task.check_loss(outputs, task.outputs.labels(data.train.labels[: len(outputs)]))
+    note = _note(representation, captured if guessed else None, outputs, again, task, origin)
+    if not note and task is not asked and task.name == "multi-label" and bool((data.train.labels.sum(1) == 1).all()):
+        note = "each of its examples has one label of several: classes are given by their numbers, labels.argmax(1)"
+    unsaved = unsaved_state(model, inputs[:2]) if function is not None else ""
+    scores = task.outputs.scores(outputs)
+    tokens = scores.shape[1] if task.outputs.places == "tokens" and scores.ndim == 3 else 1
+    return ModelCheck(task, scores.shape[-1], "; ".join(filter(None, (note, unsaved))), tokens)
+
+
+def _note(
+    representation: Representation, head: Captured | None, outputs: Tensor, again: Tensor, task: Task, origin: str
+) -> str:
+    """Return a remark on a network with which training may disappoint, or an empty string."""
+    model = representation.model
+    if head is not None and not _makes(head, outputs):
+        kind = "nn.Linear" if isinstance(model.get_submodule(representation.head), nn.Linear) else "convolution"
+        return (
+            f"its head was guessed to be {representation.head!r}, the last {kind}, which does not make its network's "
+            "outputs: name the right one, head = '...'"
+        )
+    if _probabilities(model, task, outputs):
+        return (
+            f"its {model._get_name()} returns probabilities, and the loss of {task.name} takes scores before a softmax "
+            f"or sigmoid: leave that out of the network, since it learns more slowly with it{origin}"
+        )
+    if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-6):
+        return (
+            f"its {model._get_name()} returns other outputs for the same inputs each time, even in evaluation{origin}"
+        )
+    return ""
+
+
+def _remedy(model: nn.Module, inputs: Tensor) -> str:
+    """Return how images must be laid out for the network's first convolution, or an empty string."""
+    first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+    if first is None or inputs.ndim not in (3, 4):
+        return ""
+    if inputs.ndim == 4 and inputs.shape[1] != first.in_channels == inputs.shape[3]:
+        return "their channels come last: give images as (n, channels, height, width), inputs.permute(0, 3, 1, 2)"
+    if inputs.ndim == 3 and first.in_channels == 1:
+        return "they have no axis of channels: give images as (n, 1, height, width), inputs.unsqueeze(1)"
+    return ""
+
+
+def _probabilities(model: nn.Module, task: Task, outputs: Tensor) -> bool:
+    """Return whether a network returns probabilities although the task's own loss takes scores."""
+    if task.own_loss is not None or task.outputs.meaning == "numbers":
+        return False
+    if task.name in ("binary", "multi-label"):
+        return isinstance([*model.modules()][-1], nn.Sigmoid)
+    scores = task.outputs.scores(outputs)
+    sums = scores.sum(-1)
+    return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+
+
+def _makes(head: Captured, outputs: Tensor) -> bool:
+    """Return whether the head's outputs are the network's, or rank classes alike, as before a softmax."""
+    try:
+        scores = head.features
+    except ModelError:  # it did not run
+        return False
+    if scores.shape != outputs.shape:
+        return scores.numel() == outputs.numel()
+    return bool((scores.argmax(-1) == outputs.argmax(-1)).all())
+
+
+# ---- does the network keep state that files and other processes lack?
+
+
+@torch.no_grad()
+def unsaved_state(model: nn.Module, inputs: Tensor) -> str:
+    """Return a warning if training changes what a network keeps outside its state dict, or an empty string.
+
+    A copy that was passed in training mode is compared with another copy that has its state dict. A network that cannot
+    be copied, or trained on such inputs, is not examined.
+
+    Args:
+        model: the network, which is not changed.
+        inputs: (n, ...) transformed examples.
+    """
+    try:
+        used, fresh = copied(model), copied(model)
+        for _ in range(2):
+            _pass(used.train(), inputs)
+        fresh.load_state_dict(used.state_dict())
+        alike = all(
+            torch.allclose(_pass(used.train(mode), inputs), _pass(fresh.train(mode), inputs), equal_nan=True)
+            for mode in (True, False)
+        )
+    except Exception:  # whatever a user's network raises; training itself will tell
+        return ""
+    if alike:
+        return ""
+    changed = [
+        f"{prefix}.{name}".lstrip(".")
+        for (prefix, one), other in zip(used.named_modules(), fresh.modules(), strict=True)
+        for name, value in (vars(one) | one._buffers).items()
+        if isinstance(value, Tensor | int | float | str) and str(value) != str((vars(other) | other._buffers).get(name))
+    ]
+    return (
+        f"training changes {', '.join(changed) or 'something'} in its {model._get_name()}, which is not in the state "
+        "dict: files and other processes lack it, so results depend on the number of workers; register it as a buffer "
+        "(register_buffer)"
+    )
+
+
+def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
+    with seeded(0, "unsaved state"):
+        outputs: Tensor = network(inputs.clone())
+    return outputs
+
+
+# ---- are task, network and data those with which the run began?
+
+
+def check_unchanged(job: Job) -> None:
+    """Check that a client has the task, the network and the examples with which the run began, or note them.
+
+    Digests are kept with the client's state and never sent: the server hears only that something has changed.
+
+    Raises:
+        Refused: something changed, so that the rounds before and after would be of different experiments.
+    """
+    store = job.client.store
+    with seeded(job.client.config.seed, "beginning", job.client.name):
+        now = _digests(job)
+    if not job.client.request.begun or not (then := store.beginning()):
+        store.note_beginning(now)
+    elif changed := [name for name, value in now.items() if then.get(name, value) != value]:
+        raise Refused(
+            f"its {', '.join(changed)} changed since this run began: bring back the same task, model and data, or "
+            "start another run"
+        )
+
+
+def _digests(job: Job) -> dict[str, str]:
+    """Return digests of the task, the network's structure and each part of the examples, by name."""
+    client, found = job.client, dict[str, str]()
+    for name, words in PARTS.items():
+        part: Examples | None = getattr(client.data, name)
+        if part is not None:
+            rows: list[Tensor] = []
+            if len(part) and job.loop is None:  # a user's own loop reads its examples itself
+                rows = [part.inputs[:ROWS]]
+                if isinstance(part.inputs, LazyInputs) and not torch.equal(rows[0], part.inputs[:ROWS]):
+                    rows = []  # random transforms give others each time
+            found[words] = digest(len(part), part.labels, *rows)
+    structure = _structure(client.model, sized=client.part is not None)
+    return {"task": digest(_task(job)), "network": digest(structure, client.config.head), **found}
+
+
+def _task(job: Job) -> str:
+    """Return the task as text, with the value of a user's own loss for arbitrary outputs and labels."""
+    client, text = job.client, str(job.client.task)
+    if client.task.own_loss is None:
+        return text
+    outputs, labels = client.read(client.data.train.inputs[:ROWS]), client.data.train.labels[:ROWS]
+    classes = client.task.outputs.scores(outputs).shape[-1] if client.task.outputs.meaning == "classes" else 2
+    arbitrary = torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
+    arbitrary_labels = (torch.arange(labels.numel()) % classes).reshape(labels.shape).to(labels)
+    with suppress(Exception):  # a loss may take no such outputs
+        text += f" {client.task.evaluate(arbitrary, arbitrary_labels).loss:.4g}"
+    return text
+
+
+def _structure(model: nn.Module, *, sized: bool) -> str:
+    """Return modules and arrays of a network as text; of a part of a network the modules without widths."""
+    lines = [f"{name} {type(m).__name__} {'' if sized else m.extra_repr()}" for name, m in model.named_modules()]
+    arrays = {} if sized else model.state_dict(keep_vars=True)
+    lines += [f"{name} {each.dtype} {list(each.shape)} {each.requires_grad}" for name, each in arrays.items()]
+    return "\n".join(lines)

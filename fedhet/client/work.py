@@ -1,0 +1,338 @@
+"""A client's work for a message, top to bottom: restore, begin, evaluate, train the phases, end, evaluate, keep."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedhet import training
+from fedhet.client.client import Client
+from fedhet.client.client_side import AnySide
+from fedhet.client.policy import Policy
+from fedhet.config import client_setup
+from fedhet.data import Examples, resident
+from fedhet.errors import ModelError
+from fedhet.messages import Payload, to_arrays
+from fedhet.messages.protocol import STARTS, WHOLE, Measured
+from fedhet.tasks.task import LARGEST, Task
+from fedhet.training import Phase
+from fedhet.utils.randomness import derive_seed, seed_everything, seeded, torch_generator
+from fedhet.utils.text import log
+
+
+class ModelCheck(NamedTuple):
+    """The result of checking a client's network on its data.
+
+    Attributes:
+        task: the task of its data.
+        outputs: number of outputs of a prediction; for one logit two, the scores of both classes.
+        note: a remark on the network for the log; may be empty.
+        tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
+    """
+
+    task: Task
+    outputs: int
+    note: str = ""
+    tokens: int = 1
+
+
+class Loop(Protocol):
+    """A user's own functions that train and evaluate a client's network instead of fedhet's loop."""
+
+    def train(self, job: "Job") -> None:
+        """Train the network."""
+
+    def measure(self, job: "Job", when: str) -> None:
+        """Evaluate the network as `received` or `trained`."""
+
+
+@dataclass
+class Job:
+    """One client with a message to answer.
+
+    Attributes:
+        side: the method's client side.
+        payload: what the server sent.
+        policy: the rules of its node.
+        build: builds the client's whole configured network, with the initial weights of a client or of `all`.
+        redraw: loads such weights into the client's network.
+        checked: the result of checking its network on its data.
+        loop: the user's own training and evaluation; None for fedhet's.
+        measured: its evaluations so far, by name.
+        lost: whether the state that the server expects is missing.
+        further: the user's own metrics, by name.
+        batches: the random stream for the order of examples.
+    """
+
+    side: AnySide
+    payload: Payload
+    policy: Policy
+    build: Callable[[str], nn.Module]
+    redraw: Callable[[str], None]
+    checked: ModelCheck
+    loop: Loop | None = None
+    measured: dict[str, Measured] = field(default_factory=dict)
+    lost: bool = False
+    further: dict[str, float] = field(default_factory=dict)
+    batches: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the random stream from client and round."""
+        self.batches = self.client.generator("batches")
+
+    @property
+    def client(self) -> Client:
+        """The client."""
+        return self.side.client
+
+
+# ---- what a message asks for
+
+
+def train(job: Job) -> Payload:
+    """Answer a message to train: one client's work of a round."""
+    side, client = job.side, job.client
+    restore(job)
+    begin(job)
+    if client.request.evaluate:
+        measure(job, "received")
+    phases = [] if job.loop else side.phases(job.payload)
+    seed_everything(client.seed("dropout"))
+    if job.loop:
+        job.loop.train(job)
+    run_phases(job, phases)
+    reply = side.end(job.payload)
+    if client.request.evaluate:
+        measure(job, "trained")
+    keep(job)
+    return reply
+
+
+def evaluate(job: Job) -> Payload:
+    """Answer a message to evaluate: the received model and, if clients keep models, the client's own.
+
+    At the end of a run the client's own model is saved.
+    """
+    side, client = job.side, job.client
+    restore(job)
+    # Until a client has trained, the received model is its own.
+    personal = side.traits.keeps == "model"
+    trained = personal and client.request.expected >= 0 and not job.lost
+    weights = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
+    begin(job)
+    measure(job, "received")
+    if personal:
+        if trained:
+            client.model.load_state_dict(weights)
+        measure(job, "trained")
+    if not client.request.final:
+        return Payload()
+    if personal or not _shares_all(side):  # else every client has the global model
+        client.store.write_model(side.personal())
+    return side.finish(job.payload)
+
+
+def join(job: Job) -> Payload:
+    """Answer an unseen client's message after the last round: train the received weights, and new ones, and evaluate.
+
+    Both starts are trained for `unseen-epochs` with the task's loss on the same batches, each with its own learning
+    rate, after BatchNorm's statistics are re-estimated, and evaluated before the first epoch and after each.
+    """
+    client, config = job.client, job.client.config
+    if not job.policy.tells_metrics:
+        return Payload()
+    rates = {"received": config.unseen_learning_rate or config.learning_rate, "scratch": config.learning_rate}
+    for start in reversed(STARTS):  # the received network may have other widths
+        optimisation = replace(client.optimisation(), learning_rate=rates[start], schedule=None)
+        if start == "scratch":
+            job.redraw(client.name)
+        else:
+            restore(job)
+            job.side.begin(job.payload)
+        client.reestimate()
+        job.batches = torch_generator(client.root, "newcomer", client.name)
+        seed_everything(derive_seed(client.root, "newcomer dropout", client.name))
+        for epoch in range(config.unseen_epochs + 1):
+            if epoch:
+                run_phases(job, [Phase(1, optimisation, continues=epoch > 1)])
+            with seeded(client.root, "evaluation", client.name):
+                _score(job, f"{start}-{epoch}", client.model)
+    return Payload()
+
+
+def first(job: Job) -> Payload:
+    """Return the weights from which all clients start; those of the whole network if clients have parts of it."""
+    if job.client.part is None:
+        job.redraw("all")
+        return job.side.share()
+    whole = job.build("all").state_dict()
+    shared = {key: whole[name] for name, key in job.side.shared_names().items()}
+    return Payload({WHOLE: to_arrays(shared, job.client.config.wire_dtype)})
+
+
+# ---- the steps
+
+
+def restore(job: Job) -> None:
+    """Restore the network and the method's memory to the state that the server expects."""
+    client, side, expected = job.client, job.side, job.client.request.expected
+    saved: dict[str, Tensor] | None = {}
+    if expected >= 0 and (side.remembers or _lasting(side)):
+        saved = client.store.load(expected)
+        if saved is None:
+            job.lost = True
+            log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
+    saved = saved or {}
+    sent = job.payload.arrays.get("model", {})
+    known = {name for name, key in side.shared_names().items() if key in sent}
+    known |= {name.removeprefix("model/") for name in saved}
+    if not known.issuperset(client.names):
+        job.redraw(client_setup.owner_of_weights(client.config, client.name))
+    tensors = client.tensors if saved else {}
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            group, _, key = name.partition("/")
+            if group == "model":
+                tensors[key].copy_(tensor)
+            else:
+                client.memory[key] = tensor.to(client.device)
+
+
+def begin(job: Job) -> None:
+    """Load the payload; re-estimate BatchNorm's statistics if that is configured and weights were received."""
+    job.side.begin(job.payload)
+    if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
+        job.client.reestimate()
+
+
+def run_phases(job: Job, phases: Iterable[Phase]) -> None:
+    """Train the client's network for the phases in order."""
+    client = job.client
+    for phase in phases:
+        if phase.epochs or phase.steps:
+            client.trained = training.train(
+                client.model,
+                phase,
+                client.data.train,
+                client.task,
+                client.prepare,
+                generator=job.batches,
+                before=client.trained,
+            )
+        if phase.measured and client.request.evaluate:
+            measure(job, phase.measured)
+
+
+def keep(job: Job) -> None:
+    """Save the tensors that the client keeps between rounds."""
+    client, request = job.client, job.client.request
+    kept = {f"model/{name}": tensor for name, tensor in _lasting(job.side).items()}
+    kept |= {f"memory/{name}": tensor for name, tensor in client.memory.items()}
+    if kept:
+        client.store.save(request.round, kept, after=request.expected, closing=request.closing)
+
+
+def _lasting(side: AnySide) -> dict[str, Tensor]:
+    """Return the network's tensors that the client keeps between rounds."""
+    if side.traits.keeps == "nothing":
+        return {}
+    shared = side.shared_names() if side.traits.keeps == "rest" else {}
+    own = [name for name in side.client.names if name not in shared]
+    tensors = side.client.tensors if own else {}
+    return {name: tensors[name] for name in own}
+
+
+def _shares_all(side: AnySide) -> bool:
+    """Return whether all clients have one global model, statistics included."""
+    return side.traits.whole and len(side.shared_names()) == len(side.client.names)
+
+
+# ---- evaluation
+
+
+def measure(job: Job, when: str) -> None:
+    """Evaluate the network as `received`, `trained` or after a phase, unless the node's policy keeps metrics.
+
+    User code draws the same random numbers in every evaluation of a client; training is not affected.
+    """
+    client = job.client
+    if not job.policy.tells_metrics:
+        return
+    with seeded(client.root, "evaluation", client.name):
+        if job.loop:
+            job.loop.measure(job, when)
+        elif (outputs := job.side.evaluate(when)) is not None:
+            if phases := job.side.refine(when):
+                _score_refined(job, when, outputs, phases)
+            else:
+                _score(job, when, outputs)
+
+
+def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> None:
+    """Evaluate the network after these phases, which are undone afterwards."""
+    client = job.client
+    before = {name: tensor.clone() for name, tensor in client.tensors.items()}
+    batches, trained = job.batches, client.trained
+    job.batches = client.generator("refinement", when)
+    seed_everything(client.seed("refinement dropout", when))
+    run_phases(job, phases)
+    _score(job, when, outputs)
+    job.batches, client.trained = batches, trained
+    client.model.load_state_dict(before)
+
+
+def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
+    """Evaluate outputs on the configured parts of the data."""
+    client, policy = job.client, job.policy
+    sets = {"": client.data.test} if client.config.test_on != "global" else {}
+    if client.config.test_on != "local" and (common := _common(job, when)) is not None:
+        sets["common-"] = common
+    if client.config.validation and client.data.validation is not None:
+        sets["validation-"] = client.data.validation
+    for prefix, examples in sets.items():
+        if 0 < len(examples) < policy.least:
+            log.warning(
+                "client %s has %d examples for the metric %s%s, which at least %d must be behind (min-examples)",
+                *(client.name, len(examples), prefix, when, policy.least),
+            )
+            continue
+        score = training.evaluate(client.model, examples, client.task, client.transform, scores=outputs)
+        if score is not None:
+            _check_loss(client, score.loss, when)
+            behind, ranked = score.examples_behind, client.task.metric == "auc"
+            job.measured[f"{prefix}{when}"] = policy.measured(
+                score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
+            )
+
+
+def _check_loss(client: Client, loss: float, when: str) -> None:
+    """Raise `ModelError` if a loss is not finite or so large that training diverged."""
+    if abs(loss) <= LARGEST:
+        return
+    if client.request.round <= 1 and when == "received" and not math.isfinite(loss):
+        raise ModelError(
+            f"the loss of what it received is {loss:.3g} before anybody has trained: for some test example its network "
+            "returns no finite numbers"
+        )
+    raise ModelError(
+        f"the loss of what it {when} is {loss:.3g}: training diverged, a lower learning-rate than "
+        f"{client.config.learning_rate:g} may help"
+    )
+
+
+def _common(job: Job, when: str) -> Examples | None:
+    """Return the common test set if the client evaluates on it; None if the server does.
+
+    The server evaluates a global model, unless BatchNorm's statistics stay with the clients.
+    """
+    client, traits = job.client, job.side.traits
+    if when in ("received", "trained") and when != traits.scored:
+        return None
+    if client.own_data:
+        return client.data.common
+    if when == "received" and _shares_all(job.side):
+        return None
+    return resident(client_setup.dataset_of(client.config).test, client.device)

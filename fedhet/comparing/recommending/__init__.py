@@ -1,0 +1,292 @@
+"""Recommend a method for a federation's own clients, models and data, within a time budget.
+
+The methods that can serve the clients try configurations on validation parts. The best of them are then compared, on
+test parts and with other seeds, with the methods without exchange.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhet.comparing import Comparison, publish
+from fedhet.comparing.chosen import PLACES
+from fedhet.comparing.measures import VariantResult, measure
+from fedhet.comparing.recommending.serving import CONTROL, Candidates, ask, by_reason
+from fedhet.comparing.runs import check, prepared, why_incomplete
+from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.tables import notes_below, terminal_table
+from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
+from fedhet.config import configuration as configuration
+from fedhet.config.toml import to_toml
+from fedhet.config.user_functions import Supplied
+from fedhet.config.validation import ineffective
+from fedhet.errors import ConfigError, FedhetError, check_list
+from fedhet.methods import registry
+from fedhet.methods.options import Value
+from fedhet.results.tables import format_bytes, format_value
+from fedhet.utils.files import write_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Recommendation", "recommend"]
+
+SEED = 1000
+"""The seed of trials."""
+FACTORS = (1, 3, 1 / 3)
+"""Factors of the learning rate in successive trials."""
+FINALISTS = 2
+"""Methods that exchange something and are compared at the end."""
+TRYING = 0.6
+"""Part of the budget for trying configurations; the rest is for the comparison."""
+WRITING = 0.1
+"""Part of the budget for writing the page, of `WRITING_SECONDS` at most."""
+WRITING_SECONDS = 30.0
+SCORE = "personal_accuracy"
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A method for the clients, and why.
+
+    Attributes:
+        folder: its files.
+        method: the recommended method; one without exchange if nothing beats training alone.
+        beats_alone: whether the best federated method beats every method without exchange.
+        verdict: the winner and its gain in sentences.
+        settings: the settings to go on with, as in `recommended.toml`.
+        refused: why other methods cannot serve, or cost too much, by name.
+        comparison: the comparison of the best methods with those without exchange.
+    """
+
+    folder: Path
+    method: str
+    beats_alone: bool
+    verdict: str
+    settings: Mapping[str, Value] = field(repr=False)
+    refused: Mapping[str, str] = field(repr=False)
+    comparison: Comparison = field(repr=False)
+
+
+def recommend(
+    config: Mapping[str, Any] | str | Path | None = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    task: str | None = None,
+    methods: Sequence[str] = (),
+    allow: str | None = None,
+    max_bytes: str | float | None = None,
+    budget: str | float = "30m",
+    public_labels: bool = False,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    console: "Console | None" = None,
+) -> Recommendation:
+    """Find out which method serves these clients best, and whether any beats training alone.
+
+    Started again with the same settings, it keeps its completed runs and has the whole budget again.
+
+    Args:
+        config: settings for all methods, as for `fedhet.compare`.
+        model: the clients' networks, as for `fedhet.run`.
+        data: the clients' data, as for `fedhet.run`.
+        task: the task of the user's data.
+        methods: methods to try in addition to those without exchange; by default all.
+        allow: kinds of arrays that may leave the clients (`fedhet.client.policy.KINDS`), with commas; None: all.
+        max_bytes: the most that a client may send and receive in a round, such as `"500 KB"`; None: no limit.
+        budget: the total time, such as `"30m"` or seconds.
+        public_labels: whether labels of a configured public dataset are known; the user's data show whether they are.
+        seeds: seeds of the comparison, as many as there is time for.
+        out: folder for all files; by default `runs/recommend`.
+        jobs: runs at a time, as for `fedhet.compare`.
+        console: where progress and tables go; None: standard output.
+
+    Raises:
+        ConfigError: settings that cannot be run; nothing was started.
+        FedhetError: the clients cannot train alone, the budget ended before they did, or all runs failed.
+    """
+    began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
+    most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
+    check_list("methods", methods, str, "['fedhenn', 'fedavg']")
+    check_list("seeds", seeds, int, "[0, 1, 2]")
+    out, supplied = Path(out or Path("runs") / "recommend"), Supplied(model, data, task)
+    base, execute = prepared(config, supplied, out, jobs, console)
+    execute = replace(execute, deadline=began + seconds - min(WRITING * seconds, WRITING_SECONDS))
+    if data is None:
+        base = {"test-split": "drawn"} | base
+        base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
+    wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
+    candidates = ask(distinct(wanted), base, supplied, seed=SEED, allow=allow, labels=public_labels)
+    execute.show(terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.choices)]))
+    for names, reason in by_reason(candidates.refused):
+        execute.tell(f"{names} cannot serve: {reason}")
+    if CONTROL not in candidates.choices:
+        raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
+    shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, supplied=supplied)
+    check_tuning(Tuning({}, (SEED,)), shared, seeds)
+    tuner = Tuner(shared, held_out(shared), out / "tried", replace(execute, deadline=began + TRYING * seconds))
+    trials = {name: _trials(shared, name, candidates.choices[name]) for name in shared.own}
+    searches, left = _try_out(tuner, trials, most)
+    compared = replace(tuner, folder=out / "compared", execute=execute)
+    runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
+    return _conclude(searches, left, candidates, runs, failed, compared)
+
+
+def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
+    """Return a number with a unit in the first of these units; a ConfigError unless it is above 0."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
+    factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
+    if not match or match[2].lower() not in factors or not float(match[1]):
+        raise ConfigError(f"{name} = {given}: write a number above 0 and one of {', '.join(units)}, such as {example}")
+    return float(match[1]) * factors[match[2].lower()]
+
+
+def _alone(name: str) -> bool:
+    try:
+        method = registry.method(name)
+        return not method.traits_of(method.Parameters()).communicates
+    except ConfigError:  # a package that is installed and broken; it is asked, and says so
+        return False
+
+
+def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
+    """Return a method's configurations: the learning rate that it has, and others, if it has an effect."""
+    rate = shared.settings(name, SEED, choice).learning_rate
+    trials = [{**choice, RATE: float(f"{factor * rate:.3g}")} for factor in FACTORS]
+    if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
+        return [Trial(name, choice)]
+    return [Trial(name, each) for each in trials]
+
+
+def _try_out(
+    tuner: Tuner, trials: Mapping[str, Sequence[Trial]], max_bytes: float
+) -> tuple[dict[str, Search], dict[str, str]]:
+    """Try configurations in turn, each with all methods, until the deadline; return the trials, and who left and why.
+
+    After the first configuration, one that not all methods could try in time does not count.
+    """
+    searches = {name: Search(name, len(each), []) for name, each in trials.items()}
+    left: dict[str, str] = {}
+    for number in range(len(FACTORS)):
+        asked = [each[number] for name, each in trials.items() if number < len(each) and name not in left]
+        tuner.run(asked, [SEED])
+        ended = [tried for tried in asked if tried.by_seed or tried.failed]
+        if number and len(ended) < len(asked):
+            tuner.execute.tell(f"each method tried at most {number} configurations in the budget")
+            break
+        for tried in ended:
+            searches[tried.variant].tried.append(tried)
+            if tried.round_bytes > max_bytes:
+                cost, limit = format_bytes(tried.round_bytes), format_bytes(max_bytes)
+                left[tried.variant] = f"a round costs a client {cost}, above the limit of {limit} (max-bytes)"
+    for name, search in searches.items():
+        if not search.tried:
+            left[name] = "there was no time to try it within the budget"
+        elif not search.completed:
+            left[name] = search.reasons
+    tuner.execute.show(terminal_table(_standing(searches)))
+    for names, why in by_reason(left):
+        tuner.execute.tell(f"{names} left: {why}")
+    return searches, left
+
+
+def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
+    """Return a heading, and a line for each method that completed a trial, best first, with its best settings."""
+    best = sorted((each.best for each in searches.values() if each.completed), key=lambda tried: -(tried.accuracy or 0))
+    lines = [[tried.variant, format_value(tried.accuracy), tried.words] for tried in best]
+    return [["method", "validation", "settings"], *lines]
+
+
+def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
+    """Return the best trials of the methods in `alone`, with the control first, and of the best of the others."""
+    best = [each.best for name, each in searches.items() if each.completed and name not in left]
+    best.sort(key=lambda tried: (tried.variant != CONTROL, -(tried.accuracy or 0)))
+    others = [tried for tried in best if tried.variant not in alone][:FINALISTS]
+    return [tried for tried in best if tried.variant in alone or tried in others]
+
+
+def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple[list[PlannedRun], dict[str, str]]:
+    """Run the best configurations with other seeds until the deadline; return the runs and the failures."""
+    runs, failed = list[PlannedRun](), dict[str, str]()
+    tuner.execute.tell(f"comparison on test parts: {', '.join(each.variant for each in best)}")
+    for seed in seeds:
+        planned = [tuner.plan(tried, seed, WHOLE) for tried in best]
+        check(planned, tuner.shared.supplied)
+        failed |= tuner.execute(planned)
+        ended = [run for run in planned if run.name in failed or why_incomplete(run) is None]
+        if runs and len(ended) < len(planned):
+            break
+        runs += ended
+    if not any(run.variant == CONTROL and run.name not in failed for run in runs):
+        reasons = "\n".join(failed.values()) or "give --budget more; the same command goes on where it was"
+        raise FedhetError(f"the budget ended, and training alone has no result on test parts:\n{reasons}")
+    return sorted(runs, key=lambda run: [each.variant for each in best].index(run.variant)), failed
+
+
+def _conclude(
+    searches: Mapping[str, Search],
+    left: Mapping[str, str],
+    candidates: Candidates,
+    runs: Sequence[PlannedRun],
+    failed: Mapping[str, str],
+    tuner: Tuner,
+) -> Recommendation:
+    """Judge the methods; write and print the results."""
+    execute, out, results = tuner.execute, tuner.folder.parent, measure(runs, failed)
+    ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
+    controls = [each for each in ranked if each.variant in candidates.alone]
+    federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
+    lows = [difference.low for each in controls if federated and (difference := federated.difference(each, SCORE))]
+    beats = bool(lows) and all(low is not None and low > 0 for low in lows)
+    method = federated.variant if federated and beats else alone.variant
+    done = Comparison(out, results, alone, failed)
+    settings = _settings_of(tuner.shared, method, searches[method].best.choice)
+    refused = candidates.refused | {name: why for name, why in left.items() if "max-bytes" in why}
+    said = _verdict(alone, federated, beats=beats)
+    notes = [said, *notes_below(results, alone, tuner.shared.notes)]
+    refusals = [["left, or cannot serve", "why"], *map(list, by_reason({**left, **candidates.refused}))]
+    publish(done, notes, "Which method for these clients", more=[_standing(searches), refusals])
+    file = out / "recommended.toml"
+    write_text(file, to_toml(settings))
+    outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused, "left": left}
+    write_text(out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
+    for table in done.tables():
+        execute.show(terminal_table(table))
+    execute.tell(f"{said}\nGo on with these settings ({file}):\n{to_toml(settings).rstrip()}")
+    return Recommendation(out, method, beats, said, settings, refused, done)
+
+
+def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
+    """Return the verdict in sentences."""
+    best = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
+    if federated is None:
+        return f"Nothing beats training alone here, since no federated method has a result: {best}."
+    difference, worse = federated.difference(alone, SCORE), federated.mean("worse_off")
+    said = f"{best}; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {difference}."
+    if worse is not None:
+        said += f" With it, {worse:.0%} of clients have less than under local."
+    if beats:
+        return f"{federated.variant} beats training alone: {said}"
+    if difference is None or difference.low is None:
+        return f"There are too few seeds for a verdict: {said}"
+    return f"Nothing clearly beats training alone here: {said}"
+
+
+def _settings_of(shared: SharedSettings, name: str, choice: Choice) -> dict[str, Value]:
+    """Return a method's best settings, without those that its defaults have or that say where a run lies."""
+    complete = shared.settings(name, 0, {**choice, **WHOLE})
+    plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
+    without = ineffective(complete, registry.traits(complete), shared.supplied.replacing(complete))
+    left_out = PLACES | {"seed"} | without.keys() - {"dataset"}
+    flat = {key: value for key, value in complete.flat().items() if key not in left_out}
+    return {"method": complete.method} | {key: value for key, value in flat.items() if value != plain.get(key)}

@@ -1,0 +1,150 @@
+"""Which methods can serve a federation's clients, and why the others cannot: the methods and the clients say so."""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from fedhet.client.policy import Policy
+from fedhet.comparing.settings import shake_hands, shared_settings, variants_of
+from fedhet.comparing.tuning import Choice
+from fedhet.config import client_setup
+from fedhet.config.user_functions import Supplied
+from fedhet.methods import registry
+from fedhet.methods.keys import kebab
+from fedhet.methods.method import METRICS, STRUCTURE, Traits
+from fedhet.methods.options import Config
+from fedhet.server.handshake import NOBODY
+from fedhet.utils.ordering import grouped
+
+CONTROL = "local"
+"""The method that every other one is compared with."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The methods that were asked.
+
+    Attributes:
+        choices: by method that can serve all clients, the keys of its own that must be changed for that.
+        alone: those of them whose clients exchange nothing.
+        sends: the kinds of what leaves a client, by method.
+        refused: why the other methods cannot serve, by method.
+    """
+
+    choices: dict[str, Choice] = field(default_factory=dict)
+    alone: set[str] = field(default_factory=set)
+    sends: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def ask(
+    methods: Iterable[str], base: Mapping[str, Any], supplied: Supplied, *, seed: int, allow: str | None, labels: bool
+) -> Candidates:
+    """Find the methods that can serve the clients, by a handshake of each with untrained clients.
+
+    A method that cannot serve as configured may change keys of its own (`option(at_need=...)`), as few as possible.
+
+    Args:
+        methods: names or references.
+        base: the settings for all methods.
+        supplied: the user's models and data.
+        seed: seed of the clients' data and models.
+        allow: kinds of what may leave the clients, as in a node's config; None for all.
+        labels: whether the labels of a configured public dataset are known.
+
+    Raises:
+        ConfigError: `allow` names an unknown kind, or no method can run the settings.
+    """
+    node_config = {} if allow is None else {"allow": allow}
+    Policy.of(node_config, deployed=False)
+    candidates = Candidates()
+    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, supplied=supplied, strict=False)
+    with _silently():
+        for name in methods:
+            known: dict[tuple[Traits, bool], str] = {}
+            try:
+                for choice, config in _configurations(name, base, supplied, seed):
+                    traits = registry.traits(config)
+                    asked = traits, config.parameters.changes_heads
+                    known[asked] = known.get(asked) or _refusal(config, supplied, node_config, labels)
+                    if known[asked]:
+                        continue
+                    candidates.choices[name] = choice
+                    candidates.sends[name] = ", ".join(sorted(traits.kinds - {METRICS, STRUCTURE})) or "nothing"
+                    candidates.alone.update([] if traits.communicates else [name])
+                    break
+                else:
+                    candidates.refused[name] = next(iter(known.values()))
+            except Exception as error:  # a method that raises cannot serve
+                candidates.refused[name] = _line(error)
+    return candidates
+
+
+def _configurations(
+    name: str, base: Mapping[str, Any], supplied: Supplied, seed: int
+) -> Iterator[tuple[Choice, Config]]:
+    """Yield a method's settings as configured, then with more and more of its own keys changed."""
+    shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, supplied=supplied, strict=False)
+    as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
+    config = shared.settings(name, seed, as_they_are)
+    keys = {
+        f"{config.family}.{kebab(key.name)}": key.metadata["at_need"] for key in dataclasses.fields(config.parameters)
+    }
+    changes = product(*([{}, *({key: value} for value in values)] for key, values in keys.items() if values))
+    choices: list[Choice] = [{key: value for change in each for key, value in change.items()} for each in changes]
+    for choice in sorted(choices, key=len):
+        yield choice, shared.settings(name, seed, {**as_they_are, **choice})
+
+
+def _refusal(config: Config, supplied: Supplied, node_config: Mapping[str, str], labels: bool) -> str:
+    """Return why a configured method cannot serve all clients; empty if it can."""
+    try:
+        client_setup.check(config, own_model=supplied.model is not None, own_data=supplied.data is not None)
+        if not registry.traits(config).serves_clients:
+            return "its model is at the server alone, and clients are compared here: try it by fedhet compare"
+        public = supplied.public_dataset(config)
+        if public is not None and not labels:
+            public = public.unlabelled
+        strategy = shake_hands(config, supplied, public, node_config)
+    except Exception as error:
+        return _line(error)
+    return "; ".join(strategy.run.round.lines())
+
+
+def _line(error: Exception) -> str:
+    """Return an error in one line; of one that all clients have, which the handshake lists, only the reason."""
+    first, *others = [" ".join(line.split()) for line in str(error).splitlines()] or [type(error).__name__]
+    if first == NOBODY:
+        first = ""
+        others = [each.partition("): ")[2] or each for each in others] if len(others) == 1 else others
+    return " ".join(filter(None, [first, "; ".join(others)]))
+
+
+def by_reason(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return methods, separated by commas, and their reason; they share one if the reasons differ in their names."""
+
+    def common(name: str) -> str:
+        named = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", "the method", reasons[name])
+        return named.replace(f"{name}.", "METHOD.")  # keys
+
+    return [
+        (", ".join(names), reasons[names[0]] if len(names) == 1 else reason)
+        for reason, names in grouped((common(name), name) for name in reasons).items()
+    ]
+
+
+@contextmanager
+def _silently() -> Iterator[None]:
+    """Without the log of refusals, which are the answer."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

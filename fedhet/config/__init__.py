@@ -1,0 +1,1 @@
+"""Configuration: from files, the command line and a user's functions to one valid `Config`."""

@@ -1,0 +1,291 @@
+"""The configured clients: which data and which architecture each client has, unless a user gives functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedhet import data, models
+from fedhet.data import ClientData, DataSet, Examples, PublicDataset, Split
+from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.methods import registry
+from fedhet.methods.method import Traits
+from fedhet.methods.options import OWN, Config, keys_about
+from fedhet.methods.sharing import NetworkDescription
+from fedhet.models.representation import Representation
+from fedhet.utils.machine import memory
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """Identity and configuration of a client, the argument of a user's model and data functions.
+
+    Attributes:
+        name: Name of the client, which is its partition id if it has one.
+        partition_id: Index of the client's part of the data, or None.
+        num_partitions: Number of parts, or None.
+        config: Configuration of the run with this node's own settings.
+        node_config: Settings with which the node was started.
+    """
+
+    name: str
+    partition_id: int | None
+    num_partitions: int | None
+    config: Config
+    node_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def split_seed(self) -> int:
+        """Seed for splitting the client's data: the node's `split-seed`, or the run's seed."""
+        return int(self.node_config.get("split-seed", self.config.seed))
+
+
+ModelFunction = Callable[[ClientInfo], nn.Module]
+"""A user's models, as a function of a client."""
+
+
+def dataset_of(config: Config) -> DataSet:
+    """Return the configured data set, with a drawn test set if configured; loads it once in a process.
+
+    Raises:
+        ConfigError: The data set is `own`, but the user's data or model are missing.
+        DataError: See `fedhet.data.load`.
+    """
+    if config.dataset == OWN:
+        raise ConfigError(
+            f"dataset = {OWN}: data of your own need a model of your own: give both, "
+            "fedhet.run(..., model=my_model, data=my_data), or name a data set of `fedhet list`"
+        )
+    dataset = data.load(config.dataset, config.data or None, input_size=config.input_size)
+    if config.test_split == "given":
+        return dataset
+    return _with_drawn_test_set(dataset, config.seed, config.test_share)
+
+
+_with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is a copy of the data set
+
+
+def architecture_of(client: ClientInfo) -> str:
+    """Return the configured architecture of a client, which its node config can replace (`architecture`)."""
+    if chosen := client.node_config.get("architecture"):
+        return models.expand(str(chosen))[0]
+    number, clients = _place(client)
+    return architectures(client.config, clients)[number]
+
+
+def width_of(client: ClientInfo) -> float:
+    """Return the fraction of each hidden layer's units that a client has, for methods that share parts of a network.
+
+    It is the node's own (`width` in its node config), or dealt from the method's `widths` as architectures are. Raises
+    a ConfigError if it is not above 0 and at most 1.
+    """
+    parameters = client.config.parameters
+    if (width := parameters.width_at(client.node_config)) is not None:
+        return float(width)
+    number, clients = _place(client)
+    return models.spread(parameters.all_widths, client.config.assign, clients, client.config.seed)[number]
+
+
+def architectures(config: Config, clients: int) -> tuple[str, ...]:
+    """Return the architecture of each of `clients` clients; see `fedhet.models.deal`."""
+    return models.deal(config.architectures, config.assign, clients, config.seed)
+
+
+def owner_of_weights(config: Config, client: str) -> str:
+    """Return the client whose initial weights a client has, or `all` if all clients start with the same weights."""
+    return "all" if config.shared_init and registry.traits(config).common_init else client
+
+
+def model_of(client: ClientInfo) -> nn.Module:
+    """Return a client's configured model, initialised by torch's global generator."""
+    dataset = dataset_of(client.config)
+    return models.build(architecture_of(client), dataset.input_shape, dataset.classes)
+
+
+def data_of(client: ClientInfo) -> ClientData:
+    """Return a client's configured data, the same object every time in a process."""
+    number, clients = _place(client)
+    return _client(_data_keys(client.config), clients, number, client.split_seed)
+
+
+def public_dataset(config: Config) -> PublicDataset | None:
+    """Return the configured public dataset, held out or from another data set; None without `public-samples`."""
+    if not config.public_samples:
+        return None
+    keys = _data_keys(config)
+    return _elsewhere(keys) if config.public_dataset else _split(keys, config.clients, config.seed).public
+
+
+def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
+    """Return the public dataset, or None, as a method needs it (`Traits.public`): with labels, without, or none."""
+    if public is None or need == "none":
+        return None
+    if need == "labelled" and public.labels is None:
+        raise ConfigError(f"{method} needs a public dataset with labels, but it has none: give inputs and labels")
+    return public if need == "labelled" else public.unlabelled
+
+
+def common_validation(config: Config) -> Examples | None:
+    """Return the common validation examples on which the server evaluates the global model, or None."""
+    if not config.validation or (config.test_on, config.validation_on) != ("global", "common"):
+        return None
+    return _split(_data_keys(config), config.clients, config.seed).validation
+
+
+def training_union(config: Config) -> PublicDataset:
+    """Return the inputs of all clients' training parts, in order of the clients."""
+    keys, clients = _data_keys(config), range(config.clients)
+    parts = [_client(keys, config.clients, number, config.seed).train for number in clients]
+    return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
+
+
+def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
+    """Check before a run that the configured data and models can be used, and raise all problems in one FedhetError.
+
+    A user's own data and models are checked in the handshake.
+    """
+    traits = registry.traits(config)
+    if traits.public != "none" and not (config.public_samples or config.parameters.makes_public_dataset or own_data):
+        raise ConfigError(
+            f"{config.method_name} needs a public dataset: set public-samples, such as public-samples = 500"
+        )
+    if not (own_data and own_model):
+        dataset_of(config)  # raises an error if its files are missing
+    if own_data:
+        return
+    problems: list[FedhetError] = []
+    for check_part in [_check_data] if own_model else [_check_data, _check_models]:
+        try:
+            check_part(config, traits)
+        except FedhetError as error:
+            problems.append(error)
+    if problems:
+        note = [f"settings that you did not give are from the preset {config.preset}"] if config.preset else []
+        raise type(problems[0])("\n".join([*map(str, problems), *note])) from problems[0]
+
+
+def _check_data(config: Config, traits: Traits) -> None:
+    _split(_data_keys(config), config.clients, config.seed)
+    public_dataset_for(config.method_name, traits.public, public_dataset(config))
+
+
+def _check_models(config: Config, traits: Traits) -> None:
+    dataset, dealt = dataset_of(config), sorted(set(architectures(config, config.clients)))
+    for name in dealt:
+        size = sum(size for _, size in _arrays(name, dataset.input_shape, dataset.classes).values())
+        if 3 * size > memory():  # weights, their gradients, and what is sent of them
+            raise ConfigError(
+                f"architectures: training {name} needs three times its {size / 1e9:.3g} GB of weights for inputs of "
+                f"{list(dataset.input_shape)}, but this machine has {memory() / 1e9:.3g} GB of memory"
+            )
+    if must_be_equal(config):
+        alike = "one architecture in any widths" if traits.networks == "widths" else "equal architectures"
+        raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set architectures to one")
+    batch = dataset.transform(dataset.train.inputs[:2])
+    shared: dict[str, tuple[str, list[int]]] = {}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for name in dealt:
+            model = models.build(name, dataset.input_shape, dataset.classes).eval()
+            try:
+                representation = Representation(model, config.head)
+                representation(batch)
+            except Exception as error:  # whatever a registered model raises
+                taken = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: "
+                raise ModelError(f"model {name!r}: {taken * (not isinstance(error, ValueError))}{error}") from error
+            if not config.parameters.changes_heads:
+                network = NetworkDescription(model, representation.head, name)
+                _check_shared(config.method_name, traits, network, shared)
+
+
+def must_be_equal(config: Config) -> bool:
+    """Whether the clients' architectures differ in a way that the configured method does not allow."""
+    networks = registry.traits(config).networks
+    dealt = sorted(set(architectures(config, config.clients)))
+    if networks == "any" or len(dealt) == 1:
+        return False
+    if networks == "equal":
+        return True
+    dataset = dataset_of(config)
+    arrays = [_arrays(name, dataset.input_shape, dataset.classes) for name in dealt]
+    # One graph in several widths has arrays of the same names and numbers of axes.
+    return len({tuple((key, axes) for key, (axes, _) in each.items()) for each in arrays}) > 1
+
+
+@lru_cache(maxsize=256)  # a comparison checks all its runs
+def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, tuple[int, int]]:
+    """Return the number of axes and of bytes of each array of an architecture."""
+    try:
+        with torch.device("meta"):
+            tensors = models.build(name, input_shape, classes).state_dict()
+    except (NotImplementedError, RuntimeError):  # it computes values while it is built
+        with torch.random.fork_rng(devices=[]):
+            tensors = models.build(name, input_shape, classes).state_dict()
+    return {key: (tensor.ndim, tensor.nbytes) for key, tensor in tensors.items()}
+
+
+def _check_shared(
+    method: str, traits: Traits, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]
+) -> None:
+    """Check that averaged arrays have one shape in all architectures; `known` maps keys to first owner and shape."""
+    if traits.networks == "widths" or not traits.shares.averaged:
+        return
+    tensors = network.model.state_dict()
+    for name, key in traits.shares.names(network, tensors, statistics=True).items():
+        here = list(tensors[name].shape)
+        owner, shape = known.setdefault(key, (network.architecture, here))
+        if here != shape:
+            raise ConfigError(
+                f"{method} averages {key} over clients, but its shape is {here} in {network.architecture} and "
+                f"{shape} in {owner}: choose architectures in which it is the same"
+            )
+
+
+def _place(client: ClientInfo) -> tuple[int, int]:
+    clients = client.num_partitions or client.config.clients
+    return (client.partition_id or 0) % clients, clients
+
+
+@lru_cache(maxsize=256)
+def _data_keys(config: Config) -> Config:
+    """Return a configuration with only the keys that decide the data, as a key of the caches below."""
+    kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]
+    return Config(**{key: getattr(config, key) for key in kept})
+
+
+@lru_cache(maxsize=4)
+def _split(keys: Config, clients: int, seed: int) -> Split:
+    """Return the split data set; the run's seed holds out the public dataset, and `seed` partitions the rest."""
+    return data.split(
+        dataset_of(keys),
+        keys.partition,
+        clients=clients,
+        seed=keys.seed,
+        partition_seed=seed,
+        public_samples=0 if keys.public_dataset else keys.public_samples,
+        validation=keys.validation if keys.validation_on == "common" else 0.0,
+        classes_per_client=keys.classes_per_client,
+        alpha=keys.alpha,
+        samples_per_client=keys.samples_per_client,
+        halved_clients=keys.halved_clients,
+        test_share=keys.test_share,
+    )
+
+
+@lru_cache(maxsize=4)
+def _elsewhere(keys: Config) -> PublicDataset:
+    other = data.load(keys.public_dataset, keys.public_data or None)
+    return data.public_dataset_of(other, dataset_of(keys), keys.public_samples, keys.seed)
+
+
+@lru_cache(maxsize=2048)
+def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
+    split = _split(keys, clients, seed)
+    part = split.parts[number]
+    train, test = split.dataset.train.subset(part.train), split.dataset.test.subset(part.test)
+    client_data = ClientData(train, test, validation=split.validation)
+    together = split.dataset.together
+    owners = together.train[part.train] if together else None
+    return data.with_validation(client_data, keys.validation, seed, str(number), owners=owners)

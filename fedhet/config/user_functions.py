@@ -1,0 +1,303 @@
+"""A user's models, data and task, as functions of a client."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from inspect import Parameter
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedhet.config.client_setup import ClientInfo, ModelFunction, public_dataset
+from fedhet.config.toml import toml_value
+from fedhet.config.validation import effective, is_complete
+from fedhet.data import ClientData, Examples, PublicDataset
+from fedhet.data.own import as_client_data, open_parameters
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError
+from fedhet.methods import registry
+from fedhet.methods.keys import OwnPart
+from fedhet.methods.options import Config
+from fedhet.models.copies import separated
+from fedhet.tasks.task import Task, as_task
+from fedhet.utils.randomness import seeded
+
+DataFunction = Callable[[ClientInfo], ClientData]
+
+_FACTS: dict[str, Callable[[ClientInfo], Any]] = {
+    "client": lambda client: client,
+    "partition_id": attrgetter("partition_id"),
+    "num_partitions": attrgetter("num_partitions"),
+    "batch_size": attrgetter("config.batch_size"),
+}
+"""Arguments that a user's function can take, by name."""
+
+_CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", "partition", "rank"}
+"""Names of a model function's parameters with defaults that could be meant as the client."""
+
+
+@dataclass(frozen=True)
+class Supplied:
+    """The models, data and task that a user gives to a run in Python.
+
+    Attributes:
+        model: Argument of `model_function`; None for the configured architectures.
+        data: Argument of `data_function`; None for the configured data set.
+        task: Task of the data, or its name; None to infer it.
+    """
+
+    model: Any = None
+    data: Any = None
+    task: str | Task | None = None
+    _known: dict[tuple[int, int], tuple[bool, bool, int | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """Check that model, data and task can be used."""
+        model_function(self.model)
+        data_function(self.data)
+        as_task(self.task)
+        if self.task is not None and self.data is None:
+            raise ConfigError("task is for data of your own, but the configured data set has a task: give data, too")
+
+    def __bool__(self) -> bool:
+        return self.model is not None or self.data is not None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Names of the user's functions and task, for the files of a run."""
+        said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
+        return said | ({"task": str(as_task(self.task))} if self.task else {})
+
+    def replacing(self, config: Config) -> frozenset[OwnPart]:
+        """Return which parts replace configured keys (see `option(replaced_by=...)`)."""
+        own: set[OwnPart] = {"model"} if self.model is not None else set()
+        if self.data is not None:
+            own.add("data")
+            by_hand = "batch-size" in config.chosen and not is_complete(config.chosen)
+            if by_hand and self._brings(config)[2] not in (None, config.batch_size):
+                own.add("loader")
+        return frozenset(own)
+
+    def adapted(self, config: Config, *, strict: bool = True) -> Config:
+        """Return the configuration with defaults that suit the user's models and data.
+
+        Data and models set `dataset` to `own`. Without a common test set, `test-on` becomes `local` unless the user
+        chose it. The method adapts its own keys (`Parameters.suited`). With `strict`, keys that the user chose and that
+        have no effect are refused.
+        """
+        if not self:
+            return config
+        unlabelled = False
+        if self.data is not None:
+            tests = config.test_on != "local" and "test-on" not in config.chosen
+            if tests or registry.traits(config).public == "labelled":
+                common, unlabelled, _ = self._brings(config)
+                if tests and not common:
+                    config = config.on_own_test_parts()
+        suited = config.parameters.suited(own_models=self.model is not None, unlabelled=unlabelled)
+        for name, (value, why) in suited.items():
+            specs, own = config.specs(), f"{config.family}.{name}"
+            if (key := own if own in specs else name) not in config.chosen:
+                changed: dict[str, Any] = {specs[key].name: value}
+                config = config.but(**changed if key == name else {"parameters": replace(config.parameters, **changed)})
+                config = config.but(remarks=(*config.remarks, (key, f"{key} = {toml_value(value)}, {why}")))
+        return effective(config, registry.traits(config), config.chosen, self.replacing(config), strict=strict)
+
+    def common_test_set(self, config: Config) -> Examples | None:
+        """Return the common test set of the first client's data, or None."""
+        function = data_function(self.data)
+        return None if function is None else _of_first(function, config).common
+
+    def public_dataset(self, config: Config) -> PublicDataset | None:
+        """Return the server's public dataset: the configured one, or the first client's if the server needs one."""
+        function = data_function(self.data)
+        if function is None:
+            return public_dataset(config)
+        return _of_first(function, config).public if registry.traits(config).public_at_server else None
+
+    def _brings(self, config: Config) -> tuple[bool, bool, int | None]:
+        """Return whether the first client has a common test set and an unlabelled public dataset; its batch size."""
+        if (known := self._known.get(key := (config.clients, config.batch_size))) is None:
+            function = data_function(self.data)
+            assert function is not None
+            try:
+                data = _of_first(function, config)
+            except Exception:  # the client reports it
+                known = True, False, None
+            else:
+                unlabelled = data.public is not None and data.public.labels is None
+                known = data.common is not None, unlabelled, data.batch_size
+            self._known[key] = known
+        return known
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's function of a client.
+
+    Global generators are seeded for `data` and `examples`, so that a client's split is the same in every process and
+    run. Callers seed them for `model`.
+
+    Attributes:
+        argument: The argument by which the user gave it: `model`, `data` or `examples`.
+        name: Its name, for messages.
+        call: The function.
+        accept: Converts its value for a client, by the client's name, or raises an error.
+    """
+
+    argument: str
+    name: str
+    call: Callable[[ClientInfo], Any]
+    accept: Callable[[str, Any], Any]
+
+    def __call__(self, client: ClientInfo) -> Any:
+        """Return the value for a client; raises `ModelError`, `DataError` or `UserCodeError`."""
+        if self.argument == "model":
+            return self._call(client, ModelError)
+        with seeded(client.split_seed, self.argument, client.name):
+            return self._call(client, DataError)
+
+    def _call(self, client: ClientInfo, kind: type[ModelError] | type[DataError]) -> Any:
+        doing = f"client {client.name}: the {self.argument} function"
+        try:
+            value = self.call(client)
+            doing = f"client {client.name}: reading what the {self.argument} function returned"
+            return self.accept(client.name, value)
+        except UserCodeError as error:
+            raise UserCodeError(f"{error}{origin(self)}") from error
+        except kind as error:
+            raise kind(f"{error}{origin(self)}") from error
+        except FedhetError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UserCodeError.of(error, doing, origin(self)) from error
+
+
+def model_function(model: Any) -> ModelFunction | None:
+    """Return a user's models as a function of a client; None if `model` is None.
+
+    `model` is a function of a client, a function without arguments, a class of networks, or a network with which all
+    clients start. Raises a `ModelError` for other objects.
+    """
+    if model is None:
+        return None
+    if isinstance(model, nn.Module):
+        return Function("model", described(model), lambda client: model, _as_network)
+    if not callable(model):
+        raise ModelError(
+            f"model must be a function of a client that returns an nn.Module, a class of networks or a network, not a "
+            f"{type(model).__name__}"
+        )
+    return Function("model", described(model), _of_client(model, "model"), _as_network)
+
+
+def data_function(data: Any) -> DataFunction | None:
+    """Return a user's data as a function of a client; None if `data` is None; raises a `DataError` if not callable.
+
+    Instead of a client it can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's examples.
+    """
+    if data is None:
+        return None
+    if isinstance(data, type) or not callable(data):
+        kind = data.__name__ if isinstance(data, type) else type(data).__name__
+        raise DataError(
+            "data must be a function of a client (client.partition_id, client.num_partitions) that returns its part, "
+            f"not a {kind}: def data(client): return train, test"
+        )
+    return Function("data", described(data), _of_client(data, "data"), as_client_data)
+
+
+def _of_first(function: DataFunction, config: Config) -> ClientData:
+    return function(ClientInfo("0", 0, config.clients, config))
+
+
+def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:
+    """Return a user's function that counts a client's examples, whose values `accept` converts."""
+    return Function("examples", described(examples), _of_client(examples, "examples"), accept)
+
+
+def origin(function: Callable[..., Any] | None) -> str:
+    """Return ` (model = NAME)` for an error message about a user's function, or an empty string."""
+    return f" ({function.argument} = {function.name})" if isinstance(function, Function) else ""
+
+
+def described(function: Any) -> str:
+    """Return the name of a user's function or object, for messages and the files of a run."""
+    function = getattr(function, "func", function)  # a functools.partial
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
+    """Return a function of a client that calls a function of the client, of its facts (see `_FACTS`), or of nothing.
+
+    Raises a `ConfigError` for other functions, and if a parameter with a default could be meant as the client.
+    """
+    taken, needed = open_parameters(function)
+    named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
+    wanted = named & _FACTS.keys()
+    name = getattr(function, "__name__", type(function).__name__)
+    told = wanted & {"client", "partition_id"} or [p for p in needed if p.name not in wanted]
+    unclear = [] if told else [p.name for p in taken if p.name not in wanted]
+    if argument == "model":  # options with defaults, such as numbers of units, are usual
+        unclear = [] if isinstance(function, type) else [each for each in unclear if each in _CLIENT_NAMES]
+    if unclear:
+        raise ConfigError(
+            f"{argument} {name} takes {', '.join(unclear)}, which can be the client or an option that keeps its "
+            f"default: rename it to client or partition_id, or give {argument}=lambda client: {name}(...)"
+        )
+    if all(p.name in wanted for p in needed):
+        return lambda client: function(**{name: _FACTS[name](client) for name in wanted})
+    if len(needed) == 1 and not isinstance(function, type) and needed[0].kind is not Parameter.KEYWORD_ONLY:
+        return lambda client: function(client)
+    raise ConfigError(
+        f"{argument} {name} needs {', '.join(p.name for p in needed)}, but is called with a client only: give "
+        f"{argument}=lambda client: {name}(...)"
+    )
+
+
+def _as_network(client: str, model: Any) -> nn.Module:
+    """Check and copy a user's network for a client, and make it return a tensor: `.logits` or a tuple's first entry."""
+    problem, name = "", type(model).__name__
+    if not isinstance(model, nn.Module):
+        problem = ", not an nn.Module"
+    elif isinstance(model, torch.jit.ScriptModule):
+        problem = ", whose modules are hidden by TorchScript: return the nn.Module that it was made from"
+    elif lazy := next((each for each, tensor in model.named_parameters() if is_lazy(tensor)), None):
+        problem = (
+            f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
+            "function returns it"
+        )
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        problem = " without a parameter that requires gradients: leave at least the head to train"
+    if problem:
+        raise ModelError(f"client {client}: the model function returned a {name}{problem}")
+    try:
+        model = separated(model)
+    except ModelError as error:
+        raise ModelError(f"client {client}: the {name} that the model function returned {error}") from error
+    model.register_forward_pre_hook(_copied)
+    model.register_forward_hook(_plain)
+    return model
+
+
+def _copied(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copy the inputs of a network, which can change them in place, because they can be views of the user's data."""
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in inputs)
+
+
+def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
+    if isinstance(outputs, Tensor):
+        return None
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if logits is None and isinstance(outputs, tuple | list) and outputs:
+        logits = outputs[0]
+    if not isinstance(logits, Tensor):
+        raise ModelError(
+            f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return a tensor, a tuple "
+            "whose first entry is one, or an object with .logits"
+        )
+    return logits

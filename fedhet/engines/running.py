@@ -1,0 +1,140 @@
+"""Running a federation from beginning to end: what `fedhet run` and `fedhet.run` do."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.user_functions import Supplied
+from fedhet.config.validation import effective
+from fedhet.errors import ConfigError, check_kinds
+from fedhet.flower.insides import colour_terminals_only
+from fedhet.methods import registry
+from fedhet.methods.options import Config, keys_that
+from fedhet.results.observers import Observer
+from fedhet.results.recorder import check_folder, resuming
+from fedhet.results.run_result import RunResult
+from fedhet.server.app import new_folder
+from fedhet.tasks.task import Task
+from fedhet.utils import text
+from fedhet.utils.files import check_place
+from fedhet.utils.machine import device_of
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    task: str | Task | None = None,
+    out: str | Path | None = None,
+    engine: str | None = None,
+    resume: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    progress: bool = True,
+) -> RunResult:
+    """Run a federation from beginning to end.
+
+    Args:
+        config: single settings (kebab-case keys, or with `_`), added to the preset that they name as `preset`, or else
+            to the digits preset of their `method`, or with `model` and `data` to the preset `own`
+            (`fedhet.config.OWN_SETTINGS`); a TOML file, a preset or a method; or a complete configuration.
+        model: the clients' networks: a function of a client, a class, or a network with whose weights all start
+            (`fedhet.make_client_app`); by default the configured architectures.
+        data: the clients' data: a function of a client (`fedhet.make_client_app`); by default the configured data set.
+        task: the task of the user's data: a `fedhet.Task` or a name; by default inferred from labels and outputs.
+        out: the run directory; a new one under `runs/` if left out.
+        engine: `local`, `ray`, or a SuperLink connection of Flower's config; `local` unless `config` says otherwise.
+        resume: directory of a run to resume with its configuration, of which `config` may change single keys. A method
+            that no package installs is imported only if `config` names it too.
+        observers: notified of every round, if its history can be read here.
+        progress: whether to show the rounds as `fedhet run` does: a bar on a terminal, else a line for each.
+
+    Raises:
+        FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
+    """
+    colour_terminals_only()
+    check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
+    check_kinds(resume=(resume, (str, Path)), observers=(observers, (Sequence,)))
+    supplied = Supplied(model, data, task)
+    complete = config if isinstance(config, Config) else _resolved(config, resume, supplied)
+    if resume is not None:
+        out = Path(resume)
+    if engine is not None:
+        complete = complete.but(engine=engine)
+        complete = effective(complete, registry.traits(complete), complete.chosen, strict=resume is None)
+    complete = supplied.adapted(complete, strict=resume is None)
+    if supplied and complete.engine != "local":
+        raise ConfigError(
+            f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
+            "of your own with fedhet.make_client_app(model=..., data=...)"
+        )
+    folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
+    if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
+        check_folder(folder, resume=resume is not None)
+        if complete.state_dir:
+            check_place(Path(complete.state_dir).resolve())
+        device_of(complete.device)  # which raises unless it is here
+        client_setup.check(complete, own_model=model is not None, own_data=data is not None)
+    watching = [*observers, *([progress_line()] if progress else [])]
+    try:
+        if complete.engine == "local":
+            from fedhet.engines.local import run_locally
+
+            run_locally(complete, folder, resume=resume is not None, supplied=supplied, observers=watching)
+        else:
+            from fedhet.engines.flower import run_on_flower
+
+            run_on_flower(complete, folder, resume=resume is not None, observers=watching)
+    except KeyboardInterrupt as stopped:
+        if (folder / "config.toml").is_file():
+            stopped.add_note(f"stopped; go on with: {resuming(folder, supplied.words)}")
+        raise
+    summary = folder / "summary.json"
+    return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
+
+
+def progress_line() -> Observer:
+    """Return the observer that shows the progress of a run that is called in Python."""
+    from fedhet.results.progress import ProgressLine
+
+    if text.console().is_jupyter:  # a cell keeps what is printed, line by line
+        return ProgressLine(text.console(force_jupyter=False, force_terminal=False, width=100))
+    return ProgressLine(text.terminal())
+
+
+def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, supplied: Supplied) -> Config:
+    """Return the configuration of a run, or of a resumed run with changes."""
+    names = supplied.words.keys()
+    if resume is not None:
+        changes = configuration.from_file(Path(config), names) if isinstance(config, str | Path) else dict(config or {})
+        return configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)
+    return configuration.resolve(configuration.completed(config, names))
+
+
+def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} holds no run to resume")
+    there = configuration.read(folder / "config.toml", supplied)
+    if not there:
+        raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
+    settings = configuration.from_file(
+        folder / "config.toml", supplied, reference := changes.get("method"), of_run=True
+    )
+    if reference is not None and registry.method(str(reference)).name == there.get("method"):
+        there["method"] = reference  # which says where it is
+    state = str(settings.get("state-dir", ""))
+    if state and "state-dir" not in changes and not Path(state).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"{folder / 'config.toml'} keeps the clients' state in {state}, outside of the run's directory: set "
+            f"state-dir = {state} again if files there may be written and removed"
+        )
+    allowed = keys_that("resumable")
+    different = [key for key, value in changes.items() if key not in allowed and there.get(key) != value]
+    if different:
+        raise ConfigError(
+            f"{folder} was run with another {', '.join(different)}: a resumed run may change {', '.join(allowed)}"
+        )
+    return {**settings, **changes}

@@ -1,0 +1,158 @@
+"""Payloads (named groups of arrays, and plain values), and checks of names, shapes and dtypes of arrays.
+
+`fedhet.flower.records` converts payloads to records of Flower messages and back.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhet.errors import FedhetError, ModelError
+from fedhet.tasks.task import LARGEST
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+DTYPES = {name: np.dtype(name) for name in _NAMES.split()}
+"""Dtypes of arrays that can be sent, by name, in this machine's byte order."""
+
+Spec = dict[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of every array of a group, by name."""
+
+
+class WireError(FedhetError):
+    """A received message is invalid."""
+
+
+@dataclass
+class Payload:
+    """The contents of one message: groups of named arrays, and plain values (text, bytes, numbers, flat lists)."""
+
+    arrays: dict[str, Arrays] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, which are counted as traffic."""
+        return sum(array.nbytes for group in self.arrays.values() for array in group.values())
+
+
+def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
+    """Convert tensors to arrays, without a copy if possible; floats are cast to `dtype` if that is given."""
+    there = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    # NumPy has no bfloat16.
+    arrays = {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
+    return cast(arrays, dtype)
+
+
+def cast(arrays: Arrays, dtype: str) -> Arrays:
+    """Cast floating arrays to `dtype`, if that is given; arrays that have it already are not copied."""
+    return {
+        name: array.astype(dtype, copy=False) if dtype and array.dtype.kind == "f" else array
+        for name, array in arrays.items()
+    }
+
+
+def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Copy an array to a tensor."""
+    return torch.from_numpy(np.array(array))
+
+
+def check(arrays: Arrays, expected: Spec, group: str) -> None:
+    """Check received arrays against expected names, shapes and dtypes, and that they are finite.
+
+    Raises:
+        WireError: names the `group` ("its model"), the first wrong array, and the expected shape and dtype.
+    """
+    missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
+    if missing or extra:
+        raise WireError(f"{group}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
+    for name, (shape, dtype) in expected.items():
+        array = arrays[name]
+        if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
+            raise WireError(f"{group}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}")
+    check_finite(arrays, group)
+
+
+def check_finite(arrays: Arrays, group: str) -> None:
+    """Raise a WireError if an array holds NaN, infinity, or a number beyond `LARGEST`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, array in arrays.items():
+            # A small sum of squares means that all values are small; otherwise each value is checked.
+            if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
+                largest = float(np.abs(array).max())
+                if not math.isfinite(largest):
+                    raise WireError(f"{group}: {name} has values that are not finite")
+                if largest > LARGEST:
+                    raise WireError(
+                        f"{group}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
+                    )
+
+
+def bytes_of(spec: Spec) -> int:
+    """Return the bytes of arrays with these shapes and dtypes."""
+    return sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values())
+
+
+def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
+    """Return the shapes and dtypes in which tensors travel (bfloat16 as float32); complex ones are a ModelError."""
+    spec = {}
+    for name, tensor in tensors.items():
+        dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ModelError(f"{name} is {dtype}, which cannot be shared: arrays must be of {', '.join(DTYPES)}")
+        spec[name] = (tuple(tensor.shape), dtype)
+    return spec
+
+
+def narrowed(spec: Spec, dtype: str) -> Spec:
+    """Replace floating dtypes by the dtype in which arrays travel."""
+    return {name: (shape, dtype if DTYPES[stored].kind == "f" else stored) for name, (shape, stored) in spec.items()}
+
+
+def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
+    """Return arrays in the dtypes that clients declared, whole numbers rounded; raises a WireError for other values."""
+    dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
+    declared = {}
+    for name, each in arrays.items():
+        array = np.asarray(each)
+        if (dtype := dtypes.get(name, array.dtype)) != array.dtype:
+            if array.dtype.kind not in "biuf":
+                raise WireError(f"{name} is {array.dtype.name}, and clients have it as {dtype.name}")
+            array = np.asarray(np.rint(array) if dtype.kind in "iu" else array, dtype)
+        declared[name] = array
+    return declared
+
+
+def without_widths(spec: Spec) -> Spec:
+    """Replace all sizes by 0, so that models that differ only in width are equal."""
+    return {name: ((0,) * len(shape), dtype) for name, (shape, dtype) in spec.items()}
+
+
+def difference(spec: Spec, other: Spec) -> str:
+    """Describe the first difference of two models; for models without widths, compare the number of axes."""
+    name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
+    if name is None:
+        return "its arrays are in another order"
+    if name not in spec or name not in other:
+        return f"it lacks {name}" if name not in spec else f"it alone has {name}"
+    (shape, dtype), (other_shape, other_dtype) = spec[name], other[name]
+    if shape == other_shape:
+        return f"its {name} is {dtype}, not {other_dtype}"
+    if not any((*shape, *other_shape)):
+        return f"its {name} has {len(shape)} axes, not {len(other_shape)}"
+    return f"its {name} has shape {list(shape)}, not {list(other_shape)}"
+
+
+def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
+    """Copy arrays into a model's state dict in place; raises a ModelError for another name or shape."""
+    for name, array in arrays.items():
+        if name not in tensors or tuple(tensors[name].shape) != array.shape:
+            expected = list(tensors[name].shape) if name in tensors else "no such tensor"
+            raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {expected}")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            tensors[name].copy_(torch.from_numpy(array))

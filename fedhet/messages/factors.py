@@ -1,0 +1,93 @@
+"""Send changes of arrays as low-rank factors.
+
+A change (rows, columns) is approximated by its k largest singular values as `left` (rows, k) times `right` (k,
+columns), where k is the smallest number whose squares reach a given part of the sum of all (the energy). An array with
+more axes is a matrix with a row for each entry of the first axis. Vectors, and matrices whose factors would not be
+smaller, are sent whole; integers are sent as their new values.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhet.messages.arrays import Arrays, Spec, check, check_finite, narrowed
+from fedhet.utils.machine import one_thread
+
+Array = np.ndarray[Any, Any]
+
+LEFT, RIGHT = ":left", ":right"
+"""Suffixes of an array's name in the names of its factors."""
+
+
+def pack(after: Arrays, before: Arrays, energy: float, dtype: str) -> Arrays:
+    """Return the changes of arrays as factors; an array that is missing in `before` was zero.
+
+    Args:
+        after: the new arrays.
+        before: the old arrays.
+        energy: the part of each matrix's sum of squared singular values that is kept, up to 1.
+        dtype: the floating dtype of the changes; numbers beyond its range become its largest.
+    """
+    packed, most = dict[str, Array](), float(np.finfo(dtype).max)
+    for name, array in after.items():
+        if array.dtype.kind != "f":
+            packed[name] = array
+            continue
+        change = np.asarray(array - before[name] if name in before else array)
+        parts = _factors(name, change, energy) if change.ndim > 1 and change.size else {name: change}
+        packed |= {key: part.clip(-most, most).astype(dtype) for key, part in parts.items()}
+    return packed
+
+
+def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -> Arrays:
+    """Check received changes, and return the arrays after them (see `apply`).
+
+    Args:
+        packed: the received changes.
+        before: the old arrays; one that is missing was zero.
+        spec: names, shapes and dtypes of the arrays.
+        dtype: the floating dtype of the changes.
+        group: a name of the changes for errors ("its update").
+
+    Raises:
+        WireError: a name, shape or dtype is wrong, or a number is not finite or too large.
+    """
+    expected: Spec = {}
+    for name, (shape, stored) in spec.items():
+        if len(shape) > 1 and f"{name}{LEFT}" in packed:
+            rows, columns = shape[0], math.prod(shape[1:])
+            rank = min(sum(packed[f"{name}{LEFT}"].shape[1:2]), rows, columns)
+            expected |= {f"{name}{LEFT}": ((rows, rank), stored), f"{name}{RIGHT}": ((rank, columns), stored)}
+        else:
+            expected[name] = shape, stored
+    check(packed, narrowed(expected, dtype), group)
+    after = apply(packed, before, spec)
+    check_finite(after, group)
+    return after
+
+
+def apply(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
+    """Return the arrays after valid changes; the same changes give the same bytes on one machine."""
+    after: Arrays = {}
+    for name, (shape, dtype) in spec.items():
+        change = packed.get(name)
+        if change is None:
+            left, right = (torch.from_numpy(packed[f"{name}{side}"].astype(dtype)) for side in (LEFT, RIGHT))
+            with one_thread():
+                change = (left @ right).numpy().reshape(shape)
+        added = change.dtype.kind == "f" and name in before
+        after[name] = np.asarray(before[name] + change if added else change, dtype=dtype)
+    return after
+
+
+def _factors(name: str, change: Array, energy: float) -> Arrays:
+    matrix = torch.from_numpy(change.reshape(len(change), -1))
+    with one_thread():
+        left, values, right = torch.linalg.svd(matrix.to(torch.promote_types(matrix.dtype, torch.float32)), False)
+    kept = values.double().square().cumsum(0)
+    rank = min(1 + int((kept < energy * kept[-1]).sum()), len(values))
+    if rank * sum(matrix.shape) >= change.size:
+        return {name: change}
+    return {f"{name}{LEFT}": left[:, :rank].numpy(), f"{name}{RIGHT}": (values[:rank, None] * right[:rank]).numpy()}

@@ -1,0 +1,338 @@
+"""The protocol between fedhet's server and its clients: the contents of requests and replies, as plain values.
+
+A request is the method's payload, the run's settings and a `Request`. A reply is the method's payload, the client's
+measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Any
+
+from fedhet.config.toml import from_json
+from fedhet.data import PublicDataset
+from fedhet.errors import FedhetError
+from fedhet.messages.arrays import DTYPES, Arrays, Payload, Spec, WireError, bytes_of, to_arrays, to_tensor
+from fedhet.messages.fields import LONGEST, Fields, Name, named_fields, shortened
+from fedhet.methods.keys import kebab
+from fedhet.tasks.task import LARGEST, Metric
+from fedhet.utils.machine import memory
+from fedhet.utils.statistics import Work
+
+HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
+"""Questions to clients: for the report, for the weights from which all start, and, to an unseen client after the last
+round, for evaluations with the received weights."""
+
+STARTS = ("received", "scratch")
+"""Starts of an unseen client: received weights, or its own new ones; a metric after epoch 3 is `received-3`."""
+
+PUBLIC = "public"
+"""Name of the group of arrays with the public dataset, in a handshake."""
+
+WHOLE = "whole"
+"""Name of the group of arrays with a whole network's first weights, sent by a client that trains a part of it."""
+
+ROOM = 4
+"""A client may need at most 1 / `ROOM` of the server's memory; a larger one is refused in the handshake."""
+MOST_PARTITIONS = 100_000
+"""The largest value of `clients`."""
+MOST_PUBLIC = 10**8
+"""The largest number of public examples."""
+MOST_ARRAYS = 2**15
+"""Largest number of arrays that a client may share."""
+
+
+FURTHER, MOST_FURTHER = "own.", 64
+"""Prefix of metrics that a user's own functions return, and the largest number of them in a reply."""
+
+LONGEST_GROUPS = 2**20
+"""Largest number of characters of permutation groups as text; ResNet-152 has 200,000."""
+
+Groups = Annotated[str, "permutation groups as text"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of the server to a client, in addition to the method's payload.
+
+    Attributes:
+        round: the round, from 1; 0 for the handshake.
+        expected: the round whose state the server believes the client to have; -1 for none.
+        epochs: local epochs of this round.
+        closing: whether this is the closing round, after the last of the configured ones.
+        evaluate: whether to evaluate before and after.
+        final: whether this is the evaluation at the end, when personal models are saved.
+        question: name of the question, in a query.
+        run: the run's name, if the client's state folder is used by several runs.
+        public: digest of the public dataset, if the method needs one.
+        flower: whether arrays travel in Flower's format, for Flower's wrappers.
+        here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
+        begun: in a handshake, whether the run is resumed, so that clients must not have changed.
+    """
+
+    round: int = 0
+    expected: int = -1
+    epochs: int = 0
+    closing: bool = False
+    evaluate: bool = False
+    final: bool = False
+    question: str = ""
+    run: Name = ""
+    public: Name = ""
+    flower: bool = False
+    here: str = ""
+    begun: bool = False
+
+    def to_json(self) -> str:
+        """Return the request as one line of text."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    @lru_cache(maxsize=16)  # the same text for all clients of a round
+    def from_json(cls, text: str) -> "Request":
+        """Read a request; raises a WireError for an invalid field."""
+        return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))
+
+
+@dataclass
+class Report:
+    """A client's description of itself; all but its name and `lost_state` travel in the handshake only.
+
+    Attributes:
+        client: its name.
+        lost_state: the round whose state was expected and is lost; -1 for none.
+        metric: name of its task's metric.
+        labels: number of values of its metric: one, or one for each of several labels.
+        architecture: the architecture's name; empty if it is not disclosed.
+        partition: its partition id and the number of partitions; None if the node has none.
+        own_data: whether its data come from a user's function, not from the configured data set.
+        common_test: whether it has the common test set.
+        spec: names, shapes and dtypes of its network's shared arrays.
+        public: digest of the client's own public dataset; empty without one.
+        public_size: number of examples in that public dataset.
+        device: its device, in words.
+        note: a remark for the server's log, shortened on the way.
+        outputs: number of outputs of a prediction; 0 if it is not disclosed.
+        noise: noise multiplier of `LocalDpMod` around its training; 0 without.
+        groups: if clients train parts of one network, its permutation groups (`fedhet.algorithms.matching`).
+    """
+
+    client: Name
+    lost_state: int = -1
+    metric: str = ""
+    labels: int = field(default=1, metadata={"at_least": 1, "at_most": 2**16})
+    architecture: str = ""
+    partition: tuple[int, int] | None = None
+    own_data: bool = False
+    common_test: bool = True
+    spec: Spec = field(default_factory=dict)
+    public: Name = ""
+    public_size: int = field(default=0, metadata={"at_most": MOST_PUBLIC})
+    device: str = ""
+    note: str = ""
+    outputs: int = field(default=0, metadata={"at_most": 2**31})
+    noise: float = 0.0
+    groups: Groups = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields as they are sent, without those that have their default."""
+        values = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
+        specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
+        report: Any = type(self)
+        named = [(key, each) for each, key in named_fields(report) if each.name != "spec"]
+        plain = {key: values[each.name] for key, each in named if values[each.name] not in (each.default, [])}
+        return plain | specified
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Report":
+        """Read a report from a record; raises a WireError for an invalid field."""
+        report = Fields(record)
+        pair = None
+        if "partition" in report:
+            partition = report.counts("partition")
+            if not (len(partition) == 2 and partition[0] < partition[1] <= MOST_PARTITIONS):
+                raise WireError(
+                    f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number up to "
+                    f"{MOST_PARTITIONS}"
+                )
+            pair = partition[0], partition[1]
+        groups = report.text("groups", "", longest=LONGEST_GROUPS)
+        noise = report.number("noise", 0.0)
+        return cls(**report.plain(cls), partition=pair, spec=_spec(record), noise=noise, groups=groups)
+
+
+def _spec(record: Mapping[str, Any]) -> Spec:
+    """Read shared arrays, each as `"float32,2,3"`; raises a WireError if one is empty, or if they are too large."""
+    keys = [key for key in record if key.startswith("spec.")]
+    if len(keys) > MOST_ARRAYS:
+        raise WireError(f"it shares {len(keys)} arrays, and the server accepts at most {MOST_ARRAYS}")
+    spec: Spec = {}
+    for key in keys:
+        dtype, *lengths = Fields(record).text(key).split(",")
+        name, damaged = key.removeprefix("spec."), f"its reply is damaged: {shortened(key)}"
+        if dtype not in DTYPES or len(lengths) > 32:
+            raise WireError(f"{damaged} is {dtype!r} of {len(lengths)} axes")
+        if not name.isprintable() or not 0 < len(name) <= 10 * LONGEST:
+            raise WireError(f"{damaged} is not a valid name of an array")
+        if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
+            raise WireError(f"{damaged} has no shape {','.join(lengths)!r}: what is shared has axes of at least 1")
+        spec[name] = (tuple(map(int, lengths)), dtype)
+    check_room(bytes_of(spec), "it shares")
+    return spec
+
+
+def check_room(size: int, needed: str) -> None:
+    """Raise a WireError if a client needs too much of the server's memory; `needed` says for what."""
+    if size > (most := memory() / ROOM):
+        raise WireError(f"{needed} {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB per client")
+
+
+@dataclass
+class Measured:
+    """An evaluation: the metric by label and the mean loss."""
+
+    metric: Metric
+    loss: float
+
+
+@dataclass
+class Reply:
+    """A client's reply.
+
+    Attributes:
+        client: its name.
+        examples: number of its training examples.
+        payload: the method's arrays and values.
+        report: its description of itself.
+        test_examples: number of its own test examples.
+        train_loss: mean of the loss over the round's steps; None without a step.
+        measured: its evaluations by name: `received`, `trained`, `common-trained`,
+            `validation-trained`.
+        validation_examples: number of its validation examples.
+        work: numbers of steps and examples of its training.
+        further: metrics of a user's own train and evaluate functions, by name (`fedhet.wrap`).
+    """
+
+    client: str
+    examples: int
+    payload: Payload
+    report: Report = field(default_factory=lambda: Report(""))
+    test_examples: int = 0
+    train_loss: float | None = None
+    measured: dict[str, Measured] = field(default_factory=dict)
+    validation_examples: int = 0
+    work: Work = field(default_factory=Work)
+    further: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> dict[str, Arrays]:
+        """The groups of arrays."""
+        return self.payload.arrays
+
+    @property
+    def values(self) -> Fields:
+        """The method's values, checked as they are read."""
+        return Fields(self.payload.values)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the client's measurements: numbers and lists of numbers by name."""
+        metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
+        for name, measured in self.measured.items():
+            metrics[f"{name}-metric"] = list(measured.metric.values)
+            metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]
+            metrics[f"{name}-loss"] = measured.loss
+        if self.train_loss is not None:
+            metrics["train-loss"] = self.train_loss
+        if self.validation_examples:
+            metrics["validation-examples"] = self.validation_examples
+        if self.work.steps:
+            metrics |= {kebab(name): count for name, count in vars(self.work).items()}
+        return metrics | {f"{FURTHER}{name}": value for name, value in self.further.items()}
+
+    @classmethod
+    def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
+        """Assemble a reply; raises a WireError for an invalid metric."""
+        numbers = Fields(metrics)
+        return cls(
+            client=report.client,
+            examples=numbers.count("num-examples", at_least=1),
+            payload=payload,
+            report=report,
+            test_examples=numbers.count("test-examples", 0),
+            train_loss=numbers.number("train-loss") if "train-loss" in numbers else None,
+            measured={
+                key.removesuffix("-metric"): _measured(metrics, key)
+                for key in metrics
+                if key.endswith("-metric") and not key.startswith(FURTHER)
+            },
+            validation_examples=numbers.count("validation-examples", 0),
+            work=Work(**numbers.plain(Work)),
+            further=_further(metrics),
+        )
+
+
+def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Read the metrics of a user's own functions; raises a WireError for too many, or invalid names or values."""
+    names = [key.removeprefix(FURTHER) for key in metrics if key.startswith(FURTHER)]
+    if len(names) > MOST_FURTHER or not all(name.isprintable() and 0 < len(name) <= LONGEST for name in names):
+        raise WireError(
+            f"it has {len(names)} metrics of its own, such as {shortened(names[:1])}: at most {MOST_FURTHER} are "
+            f"taken, with printable names of up to {LONGEST} characters"
+        )
+    return {name: Fields(metrics).number(f"{FURTHER}{name}") for name in names}
+
+
+def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
+    """Read an evaluation; raises a WireError unless metrics with a weight are at most 1 and the loss is finite."""
+    numbers = Fields(metrics)
+    name, values = key.removesuffix("-metric"), metrics[key]
+    weights: Any = metrics.get(f"{name}-weight")
+    if not (
+        len(name) <= LONGEST
+        and isinstance(values, list)
+        and isinstance(weights, list)
+        and len(values) == len(weights)
+        and all(0 <= weight < math.inf for weight in weights)
+        and all(weight == 0 or -LARGEST <= value <= 1 for value, weight in zip(values, weights, strict=True))
+    ):
+        raise WireError(
+            f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
+        )
+    return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
+
+
+class LostReply(FedhetError):
+    """A client lost what the server sent it."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A client's refusal of a request; `lost` if it lost what the server sent before, `again` if it may pass."""
+
+    client: str
+    reason: str
+    lost: bool = False
+    again: bool = False
+
+
+def with_public_dataset(public: PublicDataset) -> Payload:
+    """Return a handshake's payload with the public dataset."""
+    labels = {} if public.labels is None else {"labels": public.labels}
+    return Payload({PUBLIC: to_arrays({"inputs": public.inputs, **labels})})
+
+
+def public_dataset_in(payload: Payload) -> PublicDataset | None:
+    """Return the public dataset in a handshake, if any; raises a WireError for missing inputs or unequal lengths."""
+    sent = payload.arrays.get(PUBLIC)
+    if sent is None:
+        return None
+    inputs, labels = sent.get("inputs"), sent.get("labels")
+    if inputs is None or inputs.ndim < 2 or not inputs.size:
+        raise WireError("the request's public dataset has no inputs")
+    if labels is not None and labels.shape[:1] != inputs.shape[:1]:
+        raise WireError(
+            f"the request's public dataset has {len(inputs)} inputs and labels of shape {list(labels.shape)}"
+        )
+    return PublicDataset(to_tensor(inputs), None if labels is None else to_tensor(labels))

@@ -1,0 +1,1 @@
+"""The declarations of the methods that come with fedhet, one file each."""

@@ -1,0 +1,52 @@
+"""Keys of methods whose clients have parts of one network that are counted, such as ranks or blocks."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fedhet.errors import ConfigError
+from fedhet.methods.options import Parameters, listed
+
+
+class CountedParameters(Parameters):
+    """A client's size is a whole number; the largest is that of the whole network.
+
+    Attributes:
+        counted: the key that lists the sizes, such as `lora.ranks`; a node's config has `rank`.
+    """
+
+    counted: ClassVar[str]
+    uses = ("assign",)
+
+    @cached_property
+    def all_sizes(self) -> tuple[int, ...]:
+        """The sizes to assign to clients; raises a ConfigError for a wrong one."""
+        sizes = getattr(self, self.counted.rpartition(".")[2])
+        return tuple(self._size(each, self.counted) for each in listed(sizes) or [""])
+
+    @property
+    def size_name(self) -> str:  # type: ignore[override]
+        """The node's setting."""
+        return self.counted.rpartition(".")[2].removesuffix("s")
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The sizes, the largest first."""
+        return tuple(sorted({*self.all_sizes}, reverse=True))
+
+    @property
+    def all_widths(self) -> tuple[float, ...]:
+        """The sizes as shares of the largest."""
+        return tuple(size / max(self.all_sizes) for size in self.all_sizes)
+
+    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
+        """Return the size that a node's config sets as a share of the largest; None without one."""
+        name, most = self.size_name, max(self.all_sizes)
+        return self._size(node_config[name], f"the node's {name}", most) / most if name in node_config else None
+
+    def _size(self, value: object, name: str, most: int = 2**16) -> int:
+        """Read a size; raises a ConfigError that names the setting."""
+        text = str(value)
+        if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
+            raise ConfigError(f"{name}: {value!r} is no {self.size_name}: it must be a whole number from 1 to {most}")
+        return int(text)

@@ -1,0 +1,47 @@
+"""DepthFL (Kim et al., ICLR 2023): clients have the first blocks of one network, with an exit behind each."""
+
+from dataclasses import dataclass
+
+from fedhet.errors import ConfigError
+from fedhet.methods.included._counted import CountedParameters
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config, Value, option
+from fedhet.methods.sharing import FIRST_UNITS
+
+
+@dataclass(frozen=True)
+class DepthParameters(CountedParameters):
+    """Which blocks clients have."""
+
+    depths: str = option(
+        "4,3,2,1", "numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"
+    )
+    blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Find the blocks of models of a user's own: a preset names modules of its network."""
+        return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
+
+    def check(self, config: Config) -> None:
+        """Check the depths, and that all arrays of the whole network have a value from the start."""
+        _ = self.all_sizes
+        if not config.shared_init:
+            raise ConfigError(f"shared-init = false: {config.method} needs first weights of the whole network")
+
+
+@dataclass(frozen=True)
+class DepthFLParameters(DepthParameters):
+    """DepthFL's own keys, with the paper's values."""
+
+    counted = "depthfl.depths"
+
+    ramp_up: int = option(
+        300, "rounds until the distillation weight exp(-5 (1 - t / ramp-up)^2) reaches 1; 0: none", at_least=0
+    )
+
+
+traits = Traits(networks="equal", shares=FIRST_UNITS, common_init=True)
+
+method = Method(
+    "depthfl", traits=traits, Parameters=DepthFLParameters, own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0}
+)

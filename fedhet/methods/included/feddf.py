@@ -1,0 +1,45 @@
+"""FedDF (Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020)."""
+
+from dataclasses import dataclass
+
+from fedhet.methods.included.fedmd import ScoresParameters
+from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
+from fedhet.methods.options import option
+
+
+@dataclass(frozen=True)
+class FedDFParameters(ScoresParameters):
+    """FedDF's own keys."""
+
+    uses = ("architectures",)  # of the network that it builds beside the clients'
+    public_batch, subset = 128, 5000
+    server_model: str = option(
+        "", "architecture of the server's network; empty: the first of architectures, mlp-20 for tabular data"
+    )
+    server_steps: int = option(1000, "number of mini-batches per round on which the server trains", at_least=1)
+    server_learning_rate: float = option(
+        0.001, "initial learning rate of the server's Adam, which follows a cosine in each round", above=0
+    )
+    teach: bool = option(
+        False,
+        "clients train on the server's scores for one epoch before they train on their own examples",
+        at_need=(True,),
+    )
+
+
+def traits(parameters: FedDFParameters) -> Traits:
+    """The method's traits: without `teach` clients have nothing of the server's network."""
+    return Traits(
+        keeps="model",
+        scored="trained",
+        public="inputs",
+        public_at_server=True,
+        serves_clients=parameters.teach,
+        other_arrays="entries",
+        sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
+    )
+
+
+method = Method(
+    "feddf", traits=traits, Parameters=FedDFParameters, common={"test-on": "both"}, own={"feddf.server-steps": 100}
+)

@@ -1,0 +1,118 @@
+"""FedHARM (Kastellos et al., 2024)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhet.errors import ConfigError
+from fedhet.methods.method import METRICS, STRUCTURE, Drawing, Method, Traits
+from fedhet.methods.options import Parameters, option
+
+BETWEEN = "aligned"
+"""Name of the evaluation between the shared phase and the private one."""
+
+
+@dataclass(frozen=True)
+class FedHARMParameters(Parameters):
+    """FedHARM's own keys, with the paper's values."""
+
+    align: Literal["cosine", "cka", "spectral"] = option(
+        "cosine",
+        "what is aligned: descriptors by cosine (the paper's), block outputs by CKA, or spectral targets",
+        choices=("cosine", "cka", "spectral"),
+        needs={"alpha": {"below": 1}},
+        at_need=("spectral",),
+    )
+    alpha: float = option(
+        0.5,
+        "weight of the task's loss on the public dataset, 1 - alpha of the distance; 0: no labels are needed",
+        at_least=0,
+        at_most=1,
+        at_need=(0.0,),
+    )
+    divide: bool = option(
+        False, "divide the loss on the public dataset by alpha", needs={"alpha": {"above": 0, "below": 1}}
+    )
+    blocks: str = option(
+        "last-four",
+        "blocks to align: last-four, stages, or module names a,b,c,d;... with one list per network",
+        needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
+    )
+    slots: str = option(
+        "128,256,512,1024",
+        "lengths of the blocks' parts of a descriptor, from shallow to deep",
+        needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
+    )
+    public_steps: int = option(
+        0, "number of steps per round on the public dataset; 0: as many epochs as on private data", at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        """Check that the slots are a list of numbers."""
+        if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
+            raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """`slots` as numbers."""
+        return tuple(map(int, self.slots.split(",")))
+
+    @property
+    def aligns(self) -> bool:
+        """Whether the distance has any weight."""
+        return self.alpha < 1
+
+    @property
+    def aligns_blocks(self) -> bool:
+        """Whether the distance is one between blocks."""
+        return self.aligns and self.align != "spectral"
+
+    @property
+    def parts(self) -> int:
+        """Number of arrays (n, width) that a client sends for n shared images: one for each block, or posteriors."""
+        return 1 if self.align == "spectral" else len(self.lengths)
+
+    @property
+    def weight(self) -> float:
+        """Weight of the distance in the loss on the shared set."""
+        return (1 - self.alpha) / (self.alpha if self.divide else 1.0)
+
+    @property
+    def task_weight(self) -> float:
+        """Weight of the task's loss on the shared set."""
+        return 1.0 if self.divide else self.alpha
+
+
+def traits(parameters: FedHARMParameters) -> Traits:
+    """FedHARM's traits for these keys."""
+    sends = {"slots": STRUCTURE, "distance": METRICS}
+    if parameters.aligns:
+        sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
+    public: Literal["labelled", "inputs"] = "labelled" if parameters.alpha else "inputs"
+    # CKA does not see the size of what a client tells, and posteriors have one size.
+    other_arrays: Literal["entries", ""] = "entries" if sends.get("sent") == "descriptors" else ""
+    return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)
+
+
+method = Method(
+    "fedharm",
+    traits=traits,
+    Parameters=FedHARMParameters,
+    common={
+        "rounds": 10,
+        "local-epochs": 25,
+        "closing-epochs": 25,
+        "batch-size": 128,
+        "optimizer": "adam",
+        "learning-rate": 0.01,
+        "lr-schedule": "one-cycle",
+        "public-samples": 5000,
+    },
+    drawings={
+        "cosines": Drawing(
+            "fedhet.results.drawings:cosines_figure",
+            "Cosine between a client's descriptors and the mean of the others', for the same image and for different "
+            "ones, by round and block.",
+        )
+    },
+    own={"closing-epochs": 5, "fedharm.divide": True},
+)

@@ -1,0 +1,138 @@
+"""FedHeNN (Makhija et al., ICML 2022)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhet.errors import ConfigError
+from fedhet.methods.method import METRICS, STRUCTURE, Drawing, Method, Traits
+from fedhet.methods.options import Parameters, option
+from fedhet.methods.sharing import EVERYTHING, NOTHING
+
+LEAST_ROWS = 8
+"""Rows on which similarity can be estimated: RBF blocks of at most as many have at least the four that HSIC_1 needs."""
+
+AUGMENTATION = "rad augmentation"
+"""Purpose of a random stream of a round that server and clients draw alike."""
+
+
+@dataclass(frozen=True)
+class FedHeNNParameters(Parameters):
+    """FedHeNN's own keys, with the paper's values but for the target, which is fedhet's own."""
+
+    setting: str = option(
+        "heterogeneous",
+        "heterogeneous: only kernels are shared; homogeneous: weights are averaged as well",
+        choices=("heterogeneous", "homogeneous"),
+    )
+    target: Literal["kernel", "spectral"] = option(
+        "spectral",
+        "alignment target: spectral (this project's), or the peers' mean kernel (the paper's)",
+        choices=("kernel", "spectral"),
+    )
+    eta0: float = option(
+        -1.0, "weight of the proximal term, eta(t) = eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)"
+    )
+    schedule: str = option(
+        "auto",
+        "f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)",
+        choices=("auto", "sqrt", "linear", "constant"),
+    )
+    kernel: Literal["linear", "rbf", "procrustes"] = option(
+        "linear",
+        "kernel of CKA, or the orthogonal Procrustes distance (homogeneous setting only)",
+        choices=("linear", "rbf", "procrustes"),
+        needs={"target": ("kernel",)},
+    )
+    rad_source: str = option(
+        "held-out",
+        "source of the RAD: examples held out of all training data, or the union of the training data",
+        choices=("held-out", "train-union"),
+    )
+    rad_size: int = option(5000, "maximum number of examples in the RAD of a round", at_least=LEAST_ROWS)
+    rad_batch: int = option(
+        128,
+        "number of RAD examples per training step, at least 8; 0: all, as in the paper",
+        at_least=0,
+        needs={"kernel": ("linear", "rbf")},
+    )
+    rad_every: int = option(1, "number of steps between proximal terms, whose weight is multiplied by it", at_least=1)
+    probe: int = option(256, "number of public examples for the CKA matrices of the report; 0: none", at_least=0)
+
+    def __post_init__(self) -> None:
+        """Settle `eta0` and `schedule`, which may be left to the target, and refuse contradictions."""
+        spectral = self.target == "spectral"
+        if self.eta0 < 0:
+            object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
+        if self.schedule == "auto":
+            object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
+        if self.kernel == "procrustes" and self.setting != "homogeneous":
+            raise ConfigError(
+                "fedhenn.kernel = 'procrustes' compares equally wide representations of one global model: it needs "
+                "fedhenn.setting = 'homogeneous'"
+            )
+        if 0 < self.rad_batch < LEAST_ROWS:
+            raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
+
+    def eta(self, round: int) -> float:
+        """The weight of the term in a round (from 1): eta0 f(t) with t = round - 1."""
+        return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether weights are averaged as well."""
+        return self.setting == "homogeneous"
+
+    @property
+    def sent(self) -> str:
+        """Name of the arrays that clients send of the RAD; empty where each computes the global model's kernel."""
+        if not self.eta0 or (self.homogeneous and self.target == "kernel"):
+            return ""
+        return "posteriors" if self.target == "spectral" else "features"
+
+    @property
+    def makes_public_dataset(self) -> bool:
+        """The RAD may be drawn from all training examples."""
+        return self.rad_source == "train-union"
+
+
+def traits(parameters: FedHeNNParameters) -> Traits:
+    """FedHeNN's traits for these keys."""
+    sends = {"distance": METRICS, "tokens": STRUCTURE} | (
+        {"probe": "features"} if parameters.eta0 and parameters.probe else {}
+    )
+    # Posteriors and RBF kernels are of one size whoever tells them.
+    sized = parameters.sent == "features" and parameters.kernel == "linear"
+    return Traits(
+        networks="equal" if parameters.homogeneous else "any",
+        shares=EVERYTHING if parameters.homogeneous else NOTHING,
+        keeps="model",
+        scored="trained",
+        common_init=parameters.homogeneous,
+        public="inputs" if parameters.eta0 else "none",
+        other_arrays="whole" if sized else "",
+        sends=sends | ({parameters.sent: parameters.sent} if parameters.sent else {}),
+    )
+
+
+method = Method(
+    "fedhenn",
+    traits=traits,
+    Parameters=FedHeNNParameters,
+    common={
+        "rounds": 200,
+        "fraction-train": 0.1,
+        "local-epochs": 20,
+        "batch-size": 10,
+        "learning-rate": 0.01,
+        "momentum": 0.5,
+        "weight-decay": 1e-4,
+        "closing-epochs": 10,
+    },
+    drawings={
+        "cka": Drawing(
+            "fedhet.results.drawings:cka_figure",
+            "Similarity (linear CKA, 0 to 1) of the representations of every two clients.",
+        )
+    },
+    own={"fedhenn.eta0": 1.0, "fedhenn.rad-every": 4},
+)

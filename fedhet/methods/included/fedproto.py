@@ -1,0 +1,55 @@
+"""FedProto (Tan et al., AAAI 2022)."""
+
+from dataclasses import dataclass
+
+from fedhet.methods.method import STRUCTURE, Method, Traits
+from fedhet.methods.options import Parameters, Value, option
+
+
+@dataclass(frozen=True)
+class WidthParameters(Parameters):
+    """The keys of methods for which all clients' representations are equally wide."""
+
+    width: int = option(
+        0,
+        "width to which a linear layer before the head projects representations; 0: no such layer",
+        at_least=0,
+        at_most=2**16,
+        at_need=(64,),
+    )
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Keep the width, of which users learn: a preset set it, and it changes their models."""
+        if not own_models or not self.width:
+            return {}
+        why = (
+            "to which a further layer before the head brings each client's representations, which must be equally wide"
+        )
+        return {"width": (self.width, f"{why} (0: no such layer)")}
+
+    @property
+    def changes_heads(self) -> bool:
+        """With `width` they read as many numbers."""
+        return self.width > 0
+
+
+@dataclass(frozen=True)
+class FedProtoParameters(WidthParameters):
+    """FedProto's own keys."""
+
+    weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
+    predict: str = option(
+        "prototype",
+        "prediction by the nearest prototype of the client's classes or of all classes, or by the head",
+        choices=("prototype", "all-prototypes", "head"),
+    )
+
+
+method = Method(
+    "fedproto",
+    traits=Traits(
+        keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "prototypes", "width": STRUCTURE}
+    ),
+    Parameters=FedProtoParameters,
+    own={"fedproto.width": 32},
+)

@@ -1,0 +1,34 @@
+"""FedRep (Collins et al., ICML 2021)."""
+
+from dataclasses import dataclass
+
+from fedhet.errors import ConfigError
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config, Parameters, option
+from fedhet.methods.sharing import BODY
+
+
+@dataclass(frozen=True)
+class FedRepParameters(Parameters):
+    """FedRep's own keys; `local-epochs` are the head's and the body's epochs together, `closing-epochs` the head's."""
+
+    body_epochs: int = option(
+        1, "number of epochs per round that train the body; the others train the head", at_least=1
+    )
+
+    def check(self, config: Config) -> None:
+        """Check that epochs are left for the head."""
+        if 0 < config.local_epochs <= self.body_epochs:
+            raise ConfigError(
+                f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs} leave none for the "
+                "head: the head's and the body's epochs together are local-epochs"
+            )
+
+
+method = Method(
+    "fedrep",
+    traits=Traits(networks="equal", shares=BODY, keeps="rest", scored="received", common_init=True),
+    Parameters=FedRepParameters,
+    common={"local-epochs": 11, "closing-epochs": 10},
+    own={"fedrep.body-epochs": 2},
+)

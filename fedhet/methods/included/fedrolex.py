@@ -1,0 +1,16 @@
+"""FedRolex (Alam et al., NeurIPS 2022): clients have a window of each hidden layer, which moves on every round."""
+
+from dataclasses import replace
+
+from fedhet.methods.included.heterofl import TRAITS, SizedParameters
+from fedhet.methods.method import Method
+from fedhet.methods.sharing import ROLLING_UNITS
+
+method = Method(
+    "fedrolex",
+    traits=replace(TRAITS, shares=ROLLING_UNITS),
+    Parameters=SizedParameters,
+    client="fedhet.client_apps.heterofl:HeteroFL",
+    common={"batch-norm": "re-estimate"},  # static BatchNorm
+    own={"fedrolex.widths": "1,0.25"},
+)

@@ -1,0 +1,24 @@
+"""FjORD (Horvath et al., NeurIPS 2021): ordered dropout, so that one network works in several widths."""
+
+from dataclasses import dataclass
+
+from fedhet.methods.included.heterofl import SizedParameters
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import option
+from fedhet.methods.sharing import FIRST_UNITS
+
+
+@dataclass(frozen=True)
+class FjORDParameters(SizedParameters):
+    """FjORD's own keys, with the paper's values; `widths` are also the widths that are drawn."""
+
+    distil: bool = option(True, "smaller networks learn from the outputs of the client's widest network")
+
+
+method = Method(
+    "fjord",
+    traits=Traits(networks="equal", shares=FIRST_UNITS, common_init=True),
+    Parameters=FjORDParameters,
+    common={"batch-norm": "re-estimate"},
+    own={"fjord.widths": "1,0.5,0.25"},
+)

@@ -1,0 +1,76 @@
+"""FLHA-GHN (Litany et al., "Federated Learning with Heterogeneous Architectures using Graph HyperNetworks", 2022).
+
+What the hypernetwork is built of, `fedhet.algorithms.hypernets.Design` says; these are its keys.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Parameters, Value, option
+
+if TYPE_CHECKING:
+    from fedhet.algorithms.hypernets import Design
+
+
+@dataclass(frozen=True)
+class FLHAGHNParameters(Parameters):
+    """FLHA-GHN's own keys, with the paper's values but for the head: the paper's is `dense`, ten times as large."""
+
+    head: Literal["base-lowrank", "dense", "tiled"] = option(
+        "base-lowrank",
+        "head that generates weights: one per layer type (dense is the paper's), or tiled for any type",
+        choices=("base-lowrank", "dense", "tiled"),
+    )
+    normalise: bool = option(
+        True,
+        "normalise embeddings so that initial weights have Kaiming's scale; false: the paper's initialization",
+        needs={"head": ("dense",)},
+    )
+    refine: Literal["head", "none", "all"] = option(
+        "head",
+        "layers trained for one epoch before evaluation: the head (the paper's), none, or all",
+        choices=("head", "none", "all"),
+    )
+
+    @property
+    def uses(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return `architectures`, unless the head is tiled: their layer types have heads."""
+        return () if self.head == "tiled" else ("architectures",)
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Generate the user's own models from tiles."""
+        if not own_models:
+            return {}
+        suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
+        if self.head != "tiled":
+            why = "which writes layers of any type: the models are not those of `architectures`"
+            suited["head"] = "tiled", why
+        return suited
+
+    @property
+    def design(self) -> "Design":
+        """How the hypernetwork is built."""
+        from fedhet.algorithms.hypernets import Design
+
+        return Design(self.head, normalise=self.normalise)
+
+
+method = Method(
+    "flha-ghn",
+    traits=Traits(keeps="rest", scored="received", sends={"model": "hypernetwork"}),
+    Parameters=FLHAGHNParameters,
+    common={
+        "rounds": 1000,
+        "local-epochs": 1,
+        "batch-size": 64,
+        "learning-rate": 0.009,
+        "lr-schedule": "cosine",
+        "momentum": 0.9,
+        "weight-decay": 5e-4,
+        "batch-norm": "re-estimate",
+        "disclose-architecture": False,
+    },
+    trains="a hypernetwork",
+    own={"rounds": 60, "flha-ghn.refine": "none"},
+)

@@ -1,0 +1,41 @@
+"""HeteroFL (Diao et al., ICLR 2021): clients have the first units of each hidden layer of one network."""
+
+from dataclasses import dataclass
+
+from fedhet.errors import ConfigError
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config, Parameters, option
+from fedhet.methods.sharing import FIRST_UNITS
+
+
+@dataclass(frozen=True)
+class SizedParameters(Parameters):
+    """The key of all methods whose clients have parts of one network."""
+
+    uses = ("assign",)
+
+    widths: str = option(
+        "1,0.5,0.25,0.125,0.0625",
+        "fractions of each hidden layer's units per client, assigned as `assign` says; a node may set its own as width",
+    )
+
+    def check(self, config: Config) -> None:
+        """Check the widths, and that all entries of the whole network have a value from the start."""
+        _ = self.all_widths
+        if not config.shared_init:
+            raise ConfigError(
+                f"shared-init = false: {config.method_name} needs first weights of the whole network, since some of "
+                "them may be nobody's in a round"
+            )
+
+
+TRAITS = Traits(networks="equal", shares=FIRST_UNITS, common_init=True, sends={"rows": "statistics"})
+"""Traits of methods that train as HeteroFL does."""
+
+method = Method(
+    "heterofl",
+    traits=TRAITS,
+    Parameters=SizedParameters,
+    common={"batch-norm": "re-estimate"},  # static BatchNorm
+    own={"heterofl.widths": "1,0.25"},
+)

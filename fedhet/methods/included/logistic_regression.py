@@ -1,0 +1,5 @@
+"""Logistic regression on a client's own examples: a control without networks or peers."""
+
+from fedhet.methods.included._classical import classical
+
+method = classical("logistic-regression")

@@ -1,0 +1,47 @@
+"""Low-rank adapters of unlike ranks on a frozen network.
+
+HetLoRA (Cho et al., EMNLP 2024), FlexLoRA (Bai et al., NeurIPS 2024) and FLoRA (Wang et al., NeurIPS 2024).
+"""
+
+from dataclasses import dataclass
+
+from fedhet.errors import ConfigError
+from fedhet.methods.included._counted import CountedParameters
+from fedhet.methods.method import STRUCTURE, Method, Traits
+from fedhet.methods.options import Config, option
+from fedhet.methods.sharing import TRAINED
+
+A, B = "lora_a", "lora_b"
+"""Last parts of the names of an adapter's arrays, (rank, in) and (out, rank)."""
+
+
+@dataclass(frozen=True)
+class LoRAParameters(CountedParameters):
+    """The method's own keys."""
+
+    counted = "lora.ranks"
+
+    aggregate: str = option(
+        "truncate",
+        "aggregation of adapters: truncate (HetLoRA), svd (FlexLoRA) or stack (FLoRA)",
+        choices=("truncate", "svd", "stack"),
+    )
+    ranks: str = option("16,8,4", "ranks of the adapters, assigned as `assign` says; a node may set its own as rank")
+    layers: str = option(
+        "", "names of the nn.Linear layers to adapt, where * matches any part; empty: all but the head"
+    )
+    train_head: bool = option(False, "train and average the head as well")
+
+    def check(self, config: Config) -> None:
+        """Check the ranks, and that all clients have one frozen network."""
+        _ = self.all_sizes
+        if not config.shared_init:
+            raise ConfigError("shared-init = false: lora's clients need one frozen network, with the same weights")
+
+
+method = Method(
+    "lora",
+    traits=Traits(networks="equal", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
+    Parameters=LoRAParameters,
+    own={"lora.train-head": True},
+)

@@ -1,0 +1,30 @@
+"""pFedHN (Shamsian et al., ICML 2021) for networks that differ, as FLHA-GHN compares with it."""
+
+from dataclasses import dataclass, replace
+
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Parameters, option
+from fedhet.methods.sharing import TRAINED
+
+
+@dataclass(frozen=True)
+class PFedHNParameters(Parameters):
+    """pFedHN's own key, of the hypernetwork at the server; clients' steps are configured as everywhere."""
+
+    server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
+
+
+method = Method(
+    "pfedhn",
+    traits=Traits(
+        shares=replace(TRAINED, averaged=False, units=None), other_arrays="entries", sends={"delta": "weights"}
+    ),
+    Parameters=PFedHNParameters,
+    common={
+        "learning-rate": 0.005,
+        "momentum": 0.9,
+        "weight-decay": 5e-5,
+        "batch-size": 64,
+        "batch-norm": "re-estimate",
+    },
+)

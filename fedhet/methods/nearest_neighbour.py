@@ -1,5 +1,0 @@
-"""Nearest neighbour on a client's own examples: a control without networks or peers."""
-
-from fedhet.methods._classical import classical
-
-method = classical("nearest-neighbour")

@@ -1,0 +1,317 @@
+"""Options: the keys of a configuration as dataclass fields, and a whole configuration as a value.
+
+A key has a default, a meaning and the values that it takes; a method's own keys are the fields of its `Parameters`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from functools import cache, cached_property, partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from fedhet.errors import ConfigError
+from fedhet.methods.keys import About, kebab
+from fedhet.methods.keys import Value as Value
+from fedhet.methods.keys import option as option
+
+AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
+"""How what clients send may be averaged."""
+
+OWN = "own"
+"""The value of `dataset` where clients have data of a user's own."""
+
+_split = partial(option, about="data", at_node=True)
+_files = partial(_split, replaced_by=("data", "model"))  # without models, these are made for the data set's examples
+_dealt = partial(_split, replaced_by=("data",))
+_public = partial(option, about="data", replaced_by=("data",))
+_optimiser = partial(option, about="optimiser")
+_output = partial(option, about="output")
+_server = partial(option, about="server", resumable=True)
+_node = partial(option, about="node", at_node=True)
+_place = partial(option, about="place", resumable=True)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A method's own keys: subclasses add fields made with `option`, each with the paper's value."""
+
+    widths = "1"
+    size_name = "width"
+    """The setting of a node by which it says its client's size, where clients have parts of one network."""
+    uses: ClassVar[Collection[str]] = ()
+    """Common keys that the method uses even if the user's data or models replace them (`option(replaced_by=...)`)."""
+    without: ClassVar[Collection[str]] = ()
+    """Common keys that have no effect under the method."""
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The sizes that clients may have, as a node says them, the largest first."""
+        return tuple(sorted({*self.all_widths}, reverse=True))
+
+    @property
+    def all_widths(self) -> tuple[float, ...]:
+        """The widths to assign to clients that have parts of one network; raises a ConfigError for a wrong one."""
+        return tuple(width(each, "widths") for each in listed(self.widths)) or (1.0,)
+
+    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
+        """Return the width that a node's config sets, None without one; raises a ConfigError if it is wrong."""
+        chosen = node_config.get("width")
+        return None if chosen is None else width(chosen, "the node's width")
+
+    @property
+    def changes_heads(self) -> bool:
+        """Whether clients' networks get other heads, so that only the handshake tells what they share."""
+        return False
+
+    @property
+    def makes_public_dataset(self) -> bool:
+        """Whether the method takes its public dataset from elsewhere than `public-samples`."""
+        return False
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Return keys that take another value than the default or a preset's for what a user supplies.
+
+        Args:
+            own_models: whether the clients have models of the user's own.
+            unlabelled: whether the public examples have no labels.
+
+        Returns:
+            By the method's own key, or else by a common one, the value and the reason in words.
+        """
+        return {}
+
+    def check(self, config: "Config") -> None:
+        """Check the method's keys against the common ones; raises a ConfigError if they do not fit."""
+
+
+def width(value: object, name: str) -> float:
+    """Read a share of units, above 0 and at most 1; raises a ConfigError that names the setting."""
+    try:
+        share = float(str(value))
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"{name}: {value} is no share of a layer's units: a width is above 0 and at most 1")
+    return share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A complete, valid configuration. Fields are the keys with `_` for `-`; see `fedhet keys` for a table."""
+
+    method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
+    dataset: str = _files("digits", "data set: a name (`fedhet list`), or own for the data function's")
+    data: str = _files(
+        "", "folder with the data set's files; empty: downloaded or included files", resumable=True, path=True
+    )
+    partition: str = _dealt("iid", "how examples are distributed among clients: iid, classes, dirichlet or natural")
+    classes_per_client: int = _dealt(2, "number of classes per client", at_least=1, needs={"partition": ("classes",)})
+    alpha: float = _dealt(
+        0.5,
+        "concentration of the Dirichlet distribution; smaller values make clients differ more",
+        above=0,
+        needs={"partition": ("dirichlet",)},
+    )
+    samples_per_client: int = _dealt(0, "maximum number of training examples per client; 0: no limit", at_least=0)
+    halved_clients: float = _dealt(
+        0.0, "fraction of clients, drawn at random, that keep half of their training examples", at_least=0, at_most=1
+    )
+    clients: int = option(10, "number of simulated clients", about="data", at_least=1, at_most=100_000)
+    architectures: str = option(
+        "cnn",
+        "one model, a comma-separated list of models, or a family of models (`fedhet list`)",
+        replaced_by=("model",),
+    )
+    assign: str = option(
+        "round-robin",
+        "how architectures are assigned to clients: round-robin, blocks (one per group of neighbours) or random",
+        replaced_by=("model",),
+    )
+    rounds: int = option(20, "number of training rounds", at_least=0, resumable=True)
+    fraction_train: float = option(1.0, "fraction of clients that train in a round", above=0, at_most=1)
+    local_epochs: int = option(1, "number of epochs that a client trains per round", at_least=0)
+    batch_size: int = option(32, "number of examples per mini-batch", at_least=1, replaced_by=("loader",))
+    optimizer: str = _optimiser("sgd", "optimizer of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
+    learning_rate: float = _optimiser(0.01, "learning rate", above=0)
+    lr_schedule: str = _optimiser(
+        "constant",
+        "learning rate over the run; one-cycle changes it after every step, the others after every round",
+        choices=("constant", "cosine", "linear", "one-cycle"),
+    )
+    momentum: float = _optimiser(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
+    weight_decay: float = _optimiser(
+        0.0, "weight decay of weights; biases and normalisation layers have none", at_least=0
+    )
+    clip_gradients: float = _optimiser(0.0, "maximum norm of the gradient of a step; 0: no limit", at_least=0)
+    augment: bool = option(False, "augment training batches as the data set defines", replaced_by=("data",))
+    input_size: int = _files(
+        0, "width and height in pixels to which images are resized; 0: unchanged", at_least=0, at_most=2048
+    )
+    public_samples: int = _dealt(0, "number of training examples held out as the public dataset", at_least=0)
+    public_dataset: str = _public(
+        "",
+        "data set whose training images are the public dataset; empty: the clients' data set",
+        needs={"public-samples": ()},
+    )
+    public_data: str = _public(
+        "", "folder with the files of public-dataset", resumable=True, path=True, needs={"public-dataset": ()}
+    )
+    test_split: str = _split(
+        "given",
+        "test examples: those of the data set or data function, or drawn at random from all examples",
+        choices=("given", "drawn"),
+    )
+    test_share: float = _split(
+        0.0,
+        "fraction of all examples drawn for testing; 0: as many as the data set has",
+        at_least=0,
+        below=1,
+        needs={"test-split": ("drawn",)},
+    )
+    validation: float = _split(
+        0.0, "fraction of each client's training examples that is used for validation only", at_least=0, below=1
+    )
+    validation_on: str = _dealt(
+        "own",
+        "validation examples: each client's own, or common ones of the data set",
+        choices=("own", "common"),
+        needs={"validation": ()},
+    )
+    shared_init: bool = option(True, "all clients start from the same initialization of what is shared")
+    closing_epochs: int = option(
+        0, "number of epochs of a final round in which all clients train; 0: no such round", at_least=0
+    )
+    unseen_clients: int = option(
+        0, "number of clients held out of training, which join after the last round", at_least=0
+    )
+    unseen_epochs: int = option(
+        10, "number of epochs that unseen clients train", at_least=0, needs={"unseen-clients": ()}
+    )
+    unseen_learning_rate: float = option(
+        0.0, "constant learning rate of unseen clients; 0: learning-rate", at_least=0, needs={"unseen-clients": ()}
+    )
+    evaluate_every: int = _output(
+        1, "number of rounds between evaluations; the last round is always evaluated", at_least=1
+    )
+    test_on: str = _output(
+        "local",
+        "test examples for evaluation: each client's own, the common test set, or both",
+        choices=("local", "global", "both"),
+    )
+    batch_norm: str = option(
+        "aggregate",
+        "BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average",
+        trait="communicates",
+        choices=("aggregate", "local", "re-estimate"),
+    )
+    aggregation: str = option(
+        "mean",
+        "aggregation rule: the mean weighted by examples, or a Byzantine-robust rule without weights",
+        choices=AGGREGATIONS,
+        trait="aggregations",
+    )
+    byzantine: float = option(
+        0.2,
+        "fraction of Byzantine clients to tolerate",
+        above=0,
+        below=0.5,
+        needs={"aggregation": ("trimmed-mean", "krum", "multi-krum")},
+    )
+    clip_norm: float = option(
+        0.0,
+        "maximum norm of a client's update as a multiple of the round's median; 0: no limit",
+        at_least=0,
+        trait="bounded",
+    )
+    wire_dtype: str = option(
+        "float32", "data type of weights in messages", choices=("float32", "float16"), trait="communicates"
+    )
+    timeout: float = _server(3600.0, "seconds to wait for the replies of a round", above=0)
+    min_clients: int = _server(1, "minimum number of clients to start a run and to complete a round", at_least=1)
+    wait_for_clients: float = _server(0.0, "seconds to wait for clients before the first round", at_least=0)
+    disclose_architecture: bool = _node(
+        True, "tell the server the architecture's name, or a custom network's class and number of parameters"
+    )
+    head: str = option(
+        "", "name of the module whose input is the representation; empty: the last nn.Linear", at_node=True
+    )
+    device: str = _node(
+        "auto", "device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps", resumable=True
+    )
+    threads_per_client: int = _node(
+        1, "number of CPU threads per client; results can be reproduced exactly only with 1", at_least=1, at_most=1024
+    )
+    workers: int = _place(
+        0,
+        "number of worker processes of the local engine; 0: as many as the machine allows",
+        at_least=0,
+        needs={"engine": ("local",)},
+    )
+    state_dir: str = _place(
+        "", "folder for the clients' state; empty: in the run directory, or ~/.fedhet/state", at_node=True, path=True
+    )
+    log: str = _output("", "further loggers, separated by commas: tensorboard, wandb, mlflow")
+    report: bool = _place(True, "write report.html at the end of the run")
+    engine: str = _place(
+        "local", "where clients run: local, ray, or a SuperLink connection from Flower's configuration"
+    )
+    resume: bool = option(
+        False, "resume the run in `out` after its last complete round", about="place", needs={"out": ()}
+    )
+    seed: int = option(0, "random seed", at_least=0)
+    out: str = option("", "run directory; empty: a new folder in runs/", about="place", path=True)
+
+    parameters: Any = None  # the method's own keys, an instance of its `Parameters`
+    method_name: str = ""  # its own name, where `method` is package.module:name
+    family: str = ""  # the method under whose name its keys stand: itself, or the one that it is a variant of
+    preset: str = dataclasses.field(default="", compare=False)  # whose values count where the user set none
+    chosen: frozenset[str] = frozenset()  # keys that the user set, as against presets and defaults
+    remarks: tuple[tuple[str, str], ...] = ()  # keys with another value than was set, and why
+
+    def specs(self) -> dict[str, dataclasses.Field[Any]]:
+        """Return the field of every key, the method's fields under its name."""
+        of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.parameters.__class__).items()}
+        return {**fields_of(Config), **of_method}
+
+    def flat(self) -> dict[str, Value]:
+        """Every key and value, the method's own under its name: what `fedhet.config.resolve` takes."""
+        return {key: getattr(self.parameters if "." in key else self, f.name) for key, f in self.specs().items()}
+
+    @cached_property
+    def text(self) -> str:
+        """`flat` as one line of JSON, the method by its own name: how the server tells its clients."""
+        return json.dumps(self.flat() | {"method": self.method_name})
+
+    def on_own_test_parts(self) -> "Config":
+        """Return the configuration for data without a common test set, if the user did not set `test-on`."""
+        why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
+        return self.but(test_on="local", remarks=(*self.remarks, ("test-on", why)))
+
+    def but(self, **changes: Any) -> "Config":
+        """The same configuration with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@cache
+def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
+    """The options of a dataclass by key: of `Config` those that all methods share, of `Parameters` a method's own."""
+    return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
+
+
+def listed(value: str) -> list[str]:
+    """The parts of a value that is a list separated by commas; spaces do not count."""
+    return [part for part in value.replace(" ", "").split(",") if part]
+
+
+@cache
+def keys_about(*about: About) -> tuple[str, ...]:
+    """The keys that all methods share and that are about one of these."""
+    return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
+
+
+@cache
+def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
+    """The keys that a node may set (`at_node`), that a resumed run may change, or that become paths; see `option`."""
+    return tuple(key for key, field in fields_of(Config).items() if field.metadata[may])

@@ -1,0 +1,131 @@
+"""A strategy's state as a value, which is saved after every round and suffices to resume a run.
+
+A method may add fields: plain JSON values, `Arrays` (a group of named arrays), or `ArraysBy` (such groups by name of a
+client or of something else).
+"""
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, get_type_hints
+
+from fedhet.errors import FedhetError
+from fedhet.messages import Arrays
+from fedhet.utils.files import plain_name, read_arrays, write_arrays
+
+ArraysBy = dict[str, Arrays]
+"""Groups of arrays by name."""
+
+
+@dataclass
+class ClientRecord:
+    """A client's record at the server.
+
+    Attributes:
+        examples: number of its training examples.
+        architecture: its name, empty where it is not disclosed.
+        trained: last round whose training by this client counted; -1 for none.
+        partition: its partition id and the number of partitions; None if the node has none.
+    """
+
+    examples: int
+    architecture: str = ""
+    trained: int = -1
+    partition: tuple[int, int] | None = None
+
+
+@dataclass
+class State:
+    """Everything of a strategy that is kept between rounds.
+
+    Attributes:
+        serves: whether `model` is a global model that the server trains, while clients share no network.
+        round: the last round that is complete; 0 before the first.
+        clients: the record of each client, by name.
+        run: the run's identity, drawn by the server, under which clients keep their state; empty if they keep it in
+            the run directory.
+        public: digest of the public dataset, empty without one.
+        public_size: number of public examples.
+        common: values in which all clients agree, by name (`Hooks.common`).
+        model: shared arrays by key; if whole networks are shared, the global model.
+        stopped: the last round of training, if an observer set it to end training early; else 0.
+    """
+
+    serves: ClassVar[bool] = False
+
+    round: int = 0
+    clients: dict[str, ClientRecord] = field(default_factory=dict)
+    run: str = ""
+    public: str = ""
+    public_size: int = 0
+    common: dict[str, int | str] = field(default_factory=dict)
+    model: Arrays = field(default_factory=dict)
+    stopped: int = 0
+
+    def aside(self) -> Self:
+        """Return a copy with its own dictionaries and lists, but the same arrays and records."""
+        copies: dict[str, Any] = {n: value.copy() for n, value in vars(self).items() if isinstance(value, dict | list)}
+        return replace(self, **copies)
+
+    def save(self, path: Path) -> None:
+        """Write the state to one safetensors file atomically; everything except arrays is in its metadata."""
+        arrays: Arrays = {}
+        values: dict[str, Any] = {}
+        for name, kind in _kinds(type(self)).items():
+            value = getattr(self, name)
+            if kind is None:
+                values[_saved(name)] = value
+                continue
+            groups = {_saved(name): value}
+            if kind == ArraysBy:
+                groups = {f"{_saved(name)}-{member}": group for member, group in value.items()}
+            for saved, group in groups.items():
+                arrays |= {f"{saved}/{key}": array for key, array in group.items()}
+        clients = {name: vars(client) for name, client in self.clients.items()}
+        text = json.dumps({"round": self.round, "values": values, "clients": clients, "arrays": list(arrays)})
+        write_arrays(path, arrays, metadata={"state": text})
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` wrote; raises a FedhetError if it is missing, damaged or another method's."""
+        try:
+            arrays, text = read_arrays(path)
+            saved = json.loads(text["state"])
+            values, plain = saved["values"], [name for name, kind in _kinds(cls).items() if kind is None]
+            state = cls(**{name: values[_saved(name)] for name in plain if _saved(name) in values})
+            for key in saved["arrays"]:  # in their order, which the file does not keep
+                group, _, name = key.partition("/")
+                state._place(group)[name] = arrays[key]
+            state.round = saved["round"]
+            if state.run and not plain_name(state.run):  # a folder of clients' states goes by it
+                raise ValueError(f"run = {state.run!r}")
+            for name, record in saved["clients"].items():
+                place = record.get("partition")
+                state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
+            return state
+        except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
+            why = error if isinstance(error, FedhetError) else repr(error)
+            raise FedhetError(f"{path} cannot be read as a checkpoint: {why}") from error
+
+    def _place(self, group: str) -> Arrays:
+        """Return the group of arrays with this name in a file."""
+        # The longest name first: `peer-more-3` is not member `more-3` of `peer` where there is a field `peer_more`.
+        for name, kind in sorted(_kinds(type(self)).items(), key=lambda field: -len(field[0])):
+            if kind == Arrays and group == _saved(name):
+                arrays: Arrays = getattr(self, name)
+                return arrays
+            if kind == ArraysBy and group.startswith(f"{_saved(name)}-"):
+                groups: ArraysBy = getattr(self, name)
+                return groups.setdefault(group.removeprefix(f"{_saved(name)}-"), {})
+        raise KeyError(f"this method's state has no arrays {group!r}")
+
+
+def _kinds(state: type[State]) -> dict[str, Any]:
+    """Return the kind of each field: Arrays, ArraysBy, or None for a plain value."""
+    hints = get_type_hints(state)
+    names = [each.name for each in fields(state) if each.name not in ("round", "clients")]
+    return {name: hints[name] if hints[name] in (Arrays, ArraysBy) else None for name in names}
+
+
+def _saved(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")

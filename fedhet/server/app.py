@@ -1,0 +1,167 @@
+"""Run the server side of a method on any grid, also as a Flower ServerApp."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhet import training
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
+from fedhet.config.user_functions import Supplied
+from fedhet.config.validation import effective
+from fedhet.data import PublicDataset
+from fedhet.data.examples import relabelled, resident
+from fedhet.data.own import as_input, as_public_dataset
+from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
+from fedhet.flower.insides import simulated
+from fedhet.methods import registry
+from fedhet.methods.method import Method
+from fedhet.methods.options import Config
+from fedhet.models.representation import fitted, precision
+from fedhet.results.observers import Observer
+from fedhet.results.progress import ProgressLine
+from fedhet.results.recorder import recorded
+from fedhet.server import EvaluateFunction, FederatedStrategy
+from fedhet.server.reporter import VALIDATION
+from fedhet.tasks.task import as_task
+from fedhet.utils import text
+from fedhet.utils.machine import device_of
+from fedhet.utils.randomness import seeded
+
+
+def serve(
+    config: Config,
+    grid: Grid,
+    folder: Path,
+    *,
+    engine: str,
+    resume: bool = False,
+    public: PublicDataset | None = None,
+    model: Any = None,
+    supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
+    evaluate_fn: EvaluateFunction | None = None,
+    observers: Sequence[Observer] = (),
+) -> None:
+    """Run the server side on any grid, and record the run in a directory; raises what the strategy's `start` does.
+
+    Args:
+        config: Complete configuration.
+        grid: The clients.
+        folder: Run directory.
+        engine: Name of the engine, for the summary.
+        resume: Whether to continue the run in the folder.
+        public: Public dataset.
+        model: Models of the clients, if they are not the configured ones and the server needs them.
+        supplied: The user's model and data, for the files of the run and for the server.
+        evaluate_fn: Evaluates the global model; by default on the common test set if `test-on` asks for it (of the
+            first client's data if a user gives data), unless clients evaluate it themselves.
+        observers: Objects notified of every round after it is recorded.
+    """
+    make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
+    here = engine == "local" or simulated(grid)
+    with recorded(folder, config, engine, resume=resume, supplied=supplied.words, simulated=here) as recording:
+        strategy = make(config, public=public, model=model or supplied.model, observers=[*recording, *observers])
+        strategy.state = recording[0].resumed(strategy.state)
+        if evaluate_fn is None and config.test_on != "local":
+            device = device_of(config.device if here else "cpu")
+            evaluate_fn = _on_common_test(strategy, supplied, device)
+        strategy.start(grid, evaluate_fn=evaluate_fn)
+
+
+def make_server_app(
+    *,
+    model: Any = None,
+    public: Callable[[Config], Any] | None = None,
+    evaluate_fn: EvaluateFunction | None = None,
+    methods: Sequence[Method] = (),
+) -> ServerApp:
+    """Return a Flower ServerApp that runs the configured method.
+
+    Args:
+        model: Models of the clients, as for `make_client_app`, if the server needs networks.
+        public: Returns the public dataset for a configuration: raw inputs (n, ...) or a pair (inputs, labels). By
+            default it is held out of the configured data set (`public-samples`), or clients' data include it.
+        evaluate_fn: Evaluates the global model at the server; by default as in `serve`.
+        methods: Methods of your own that no installed package announces.
+
+    Raises:
+        ConfigError: A method has the name of another method.
+    """
+    for method in methods:
+        registry.give(method)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = configuration.resolve(context.run_config)
+        engine = config.engine if "engine" in config.chosen else "flwr"
+        effective(config.but(engine=engine), registry.traits(config), config.chosen)  # refuses keys of the local engine
+        dataset = None
+        if public:
+            with seeded(config.seed, "public dataset"):
+                dataset = as_public_dataset(public(config))
+        elif registry.traits(config).public != "none":
+            dataset = client_setup.public_dataset(config)
+        serve(
+            config,
+            grid,
+            Path(config.out or new_folder(Path.home() / ".fedhet" / "runs", config)).resolve(),
+            engine=engine,
+            resume=config.resume,
+            public=dataset,
+            model=model,
+            evaluate_fn=evaluate_fn,
+            observers=[ProgressLine(text.console(force_terminal=False))],
+        )
+
+    return app
+
+
+def _on_common_test(
+    strategy: FederatedStrategy[Any, Any], supplied: Supplied, device: torch.device
+) -> EvaluateFunction:
+    """Return a function that evaluates the global model on the common test set, on a device."""
+    own = cache(partial(supplied.common_test_set, strategy.config))
+
+    def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        own_data = strategy.run.own_data
+        if own_data and strategy.run.traits.scored == "received":  # clients evaluate it on their common test set
+            return None
+        network = strategy.global_model() if not own_data or strategy.run.model else None
+        if network is None:
+            return None
+        network.to(device)
+        if own_data:
+            if (test := own()) is None:
+                return None
+            test = resident(test, device)
+            prepare: Callable[[Tensor], Tensor] = partial(as_input, dtype=precision(network))
+            with torch.no_grad():
+                task = as_task(supplied.task).of(network.eval()(prepare(test.inputs[:2])), test.labels)
+            test = relabelled(test, task.outputs.labels)
+        else:
+            dataset = client_setup.dataset_of(strategy.config)
+            test, task = resident(dataset.test, device), dataset.task
+            prepare = fitted(dataset.transform, precision(network))
+        score = training.evaluate(network, test, task, prepare)
+        if score is None:
+            return None
+        metrics: dict[str, Any] = {"accuracy": score.value, "loss": score.loss}
+        held_out = None if own_data else client_setup.common_validation(strategy.config)
+        if held_out and (validated := training.evaluate(network, resident(held_out, device), task, prepare)):
+            metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
+        return MetricRecord(metrics)
+
+    return evaluate_globally
+
+
+def new_folder(parent: Path, config: Config) -> Path:
+    """Return a path that does not exist yet for a run, named by method, data set and time."""
+    stem = f"{config.method_name}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
+    return next(parent / name for name in names if not (parent / name).exists())

@@ -1,0 +1,1 @@
+"""Tasks: the loss, the metric and the prediction for each kind of output."""

@@ -1,0 +1,197 @@
+"""Outputs that are scores of exclusive classes, for each example, token or pixel."""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhet.tasks.kind import Columns, Outputs, Places, sizes, zeros_and_ones
+from fedhet.utils.statistics import Metric
+
+IGNORED = -100
+"""Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
+
+
+class Classification(Outputs):
+    """One of several classes: logits (n, classes), labels (n,) int64; cross entropy and accuracy."""
+
+    name = "classification"
+    metric = "accuracy"
+
+    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (predictions, classes) and classes (predictions,)."""
+        return outputs.flatten(0, -2), labels.flatten()
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean cross entropy."""
+        return F.cross_entropy(self.scores(outputs).flatten(0, -2), labels.flatten(), weights)
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        """Return the sum of cross entropy, the number of predictions, and predicted and true classes."""
+        scores = self.scores(outputs)
+        loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
+        return loss, labels.numel(), (scores.argmax(-1), labels)
+
+    def measure(self, count: int, *columns: Columns) -> Metric:
+        """Return the accuracy in [0, 1], weighted by the number of predictions."""
+        right = sum(int((predicted == labels).sum()) for predicted, labels in zip(*columns, strict=True))
+        return Metric((right / count if count else math.nan,), (count,))
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """Labels must be integers from 0, smaller than the number of outputs."""
+        if labels.is_floating_point():
+            return _FLOATS
+        if outputs.ndim != labels.ndim + 1 or outputs.shape[1:-1] != labels.shape[1:]:
+            return _unlike(outputs, labels)
+        return _outside(labels, outputs.shape[-1])
+
+
+class Binary(Classification):
+    """Yes or no: one logit, (n, 1) or (n,), labels (n,) of 0 and 1; binary cross entropy and accuracy.
+
+    Methods exchange a logit z as the scores (0, z) of two classes, and may give such scores as outputs.
+    """
+
+    name = "binary"
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Return two scores, (n, 2)."""
+        return outputs if outputs.ndim > 1 and outputs.shape[-1] == 2 else _two_scores(outputs.reshape(-1, 1), -1)
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return classes 0 and 1, (n,) int64."""
+        alone = labels.numel() == len(labels) and not (labels.ndim == 1 and labels.dtype == torch.int64)
+        return labels.reshape(-1).long() if alone and zeros_and_ones(labels) else labels
+
+    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the network's logits, and labels as floats of the same shape."""
+        if outputs.ndim > 1 and outputs.shape[-1] == 2:
+            outputs = outputs.diff(dim=-1)
+        return outputs, labels.reshape(outputs.shape).to(outputs.dtype)
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """There must be one output and one label for each example."""
+        if outputs[0].numel() != 1:
+            return f"a binary task has one output, but its outputs are {sizes(outputs)}: for two use classification"
+        if labels.numel() != len(labels):
+            return _unlike(outputs, labels)
+        return "" if zeros_and_ones(labels) else "a binary task has labels 0 and 1, but its labels have other values"
+
+
+class NextCharacter(Classification):
+    """The next character of a text: logits (n, characters), labels (n,); or (n, steps, characters), (n, steps)."""
+
+    name = "next-character"
+    places = "tokens"
+
+
+class TokenClassification(Classification):
+    """A class for each token: logits (n, tokens, classes), labels (n, tokens), where -100 is ignored."""
+
+    name = "token-classification"
+    places: ClassVar[Places] = "tokens"
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean cross entropy over the labels that are not ignored; 0 if all are."""
+        scores, labels = self.scores(outputs).flatten(0, -2), labels.flatten().long()
+        total = F.cross_entropy(scores, labels, weights, reduction="sum", ignore_index=IGNORED)
+        counted = labels[labels != IGNORED]
+        return total / (weights[counted].sum() if weights is not None else torch.tensor(len(counted))).clamp(min=1e-9)
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        """Return the same as for classification, over the labels that are not ignored."""
+        loss, _, columns = super().evaluate(outputs, labels.long())
+        return loss, int((labels != IGNORED).sum()), columns
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """There must be a label for each prediction, a class or -100."""
+        scores = self.scores(outputs)
+        if scores.ndim != labels.ndim + 1 or scores.shape[1:-1] != labels.shape[1:]:
+            return _unlike(outputs, labels)
+        if labels.is_floating_point() and not zeros_and_ones(labels):
+            return _FLOATS
+        counted = labels[labels != IGNORED]
+        if not len(counted):
+            return f"all of its labels are {IGNORED}, which is ignored"
+        problem = _outside(counted, scores.shape[-1])
+        return problem and f"{problem}; {IGNORED} is the label to ignore"
+
+
+class Segmentation(TokenClassification):
+    """A class for each pixel: logits (n, classes, h, w), labels (n, h, w), where -100 is ignored; mean IoU.
+
+    Any number of axes can follow the classes. One channel is the logit of class 1 against class 0.
+    """
+
+    name = "segmentation"
+    metric = "iou"
+    places: ClassVar[Places] = "pixels"
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Return scores (n, h, w, classes)."""
+        return (_two_scores(outputs, 1) if outputs.shape[1] == 1 else outputs).movedim(1, -1)
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return integer labels."""
+        return labels.to(torch.uint8) if labels.is_floating_point() and zeros_and_ones(labels) else labels
+
+    def numbers(self, labels: Tensor, classes: int) -> int:
+        """Return the number of classes."""
+        return classes
+
+    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (n, classes, h, w) and classes (n, h, w), or for one channel labels as floats (n, 1, h, w).
+
+        Ignored pixels of one channel are left out of both, because binary cross entropy cannot ignore labels.
+        """
+        if outputs.shape[1] > 1:
+            return outputs, labels.long()
+        labels = labels.unsqueeze(1)
+        counts, labels = labels.long() != IGNORED, labels.to(outputs.dtype)
+        return (outputs, labels) if bool(counts.all()) else (outputs[counts], labels[counts])
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        """Return as columns, for each class, the pixels of intersection and union, and the examples with any."""
+        labels, scores = labels.long(), self.scores(outputs)
+        loss, count, _ = super().evaluate(outputs, labels)
+        counts, classes = labels != IGNORED, scores.shape[-1]
+        example = torch.arange(len(labels), device=labels.device).reshape(-1, *[1] * (labels.ndim - 1)) * classes
+
+        def by_class(chosen: Tensor, of: Tensor) -> Tensor:  # (n, classes)
+            return (example + of)[chosen].bincount(minlength=len(labels) * classes).reshape(-1, classes)
+
+        predicted = scores.argmax(-1)
+        both = by_class(counts & (predicted == labels), labels)
+        union = by_class(counts, predicted) + by_class(counts, labels) - both
+        return loss, count, (both.sum(0), union.sum(0), (union > 0).sum(0))
+
+    def measure(self, count: int, *columns: Columns) -> Metric:
+        """Return intersection over union of each class, weighted by the pixels of the union."""
+        both, union = (torch.stack(column).sum(0).double() for column in columns[:2])
+        return Metric(tuple((both / union).tolist()), tuple(union.tolist()))
+
+
+_FLOATS = "its labels are floats, not classes: give classes as integers, or set task = regression"
+
+
+def _two_scores(logits: Tensor, axis: int) -> Tensor:
+    """Return scores of two classes: 0 and the logit."""
+    return torch.cat([torch.zeros_like(logits), logits], axis)
+
+
+def _unlike(outputs: Tensor, labels: Tensor) -> str:
+    several = "; several labels of 0 and 1 an example need an output each (task = multi-label)"
+    several = several if labels.ndim == 2 and labels.shape[1] > 1 and zeros_and_ones(labels) else ""
+    return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: give one class a prediction{several}"
+
+
+def _outside(labels: Tensor, classes: int) -> str:
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low >= 0 and high < classes:
+        return ""
+    return (
+        f"its labels go from {low} to {high}, but its network has {classes} outputs, for classes 0 to {classes - 1}: "
+        "number the classes from 0, in the same way for all clients, and give the network an output for each"
+    )

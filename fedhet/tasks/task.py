@@ -1,0 +1,262 @@
+"""The task of a run: its loss, its metric and the meaning of its outputs."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.errors import ConfigError, nearest
+from fedhet.tasks.outputs import IGNORED, OUTPUTS, Columns, Outputs, infer
+from fedhet.utils.statistics import Metric as Metric
+
+LARGEST = 1e9
+"""Larger numbers come from diverged training. Sums of squares of smaller ones are finite."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Metric and mean loss over `count` predictions; `a + b` is the score of the examples of both.
+
+    Values are copied from the device when `loss` or `metric` is read.
+
+    Attributes:
+        task: The task, which defines the metric.
+        loss_sum: Sum of the loss over the predictions, a scalar tensor.
+        count: Number of predictions; an example has several if it has several characters, tokens or pixels.
+        batches: Columns of each batch for the metric.
+    """
+
+    task: "Task"
+    loss_sum: Tensor
+    count: int
+    batches: tuple[Columns, ...]
+
+    @property
+    def loss(self) -> float:
+        """Mean loss; nan without predictions."""
+        return self.loss_sum.item() / self.count if self.count else math.nan
+
+    @property
+    def metric(self) -> Metric:
+        """Metric of the task with its weights."""
+        return self.task.outputs.measure(self.count, *zip(*self.batches, strict=True))
+
+    @property
+    def value(self) -> float:
+        """Metric as one number; nan if it is undefined."""
+        return self.metric.value
+
+    @property
+    def examples_behind(self) -> list[int] | None:
+        """Number of examples with each class, for the IoU; None for other metrics."""
+        if self.task.metric != "iou":
+            return None
+        behind: list[int] = torch.stack([batch[2] for batch in self.batches]).sum(0).tolist()
+        return behind
+
+    def __add__(self, other: "Score") -> "Score":
+        """Return the score of the examples of both."""
+        batches = self.batches + other.batches
+        return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
+
+
+class Task:
+    """The kind of the networks' outputs and the loss for training, the same for all clients.
+
+        fedhet.run(settings, model=model, data=data, task=fedhet.Task(class_weights=[1, 5]))
+
+    Args:
+        name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation` or
+            `regression`; by default it is inferred from labels and outputs.
+        class_weights: Weight of each class in the loss, as in `torch.nn.CrossEntropyLoss`; for `multi-label` the weight
+            of positive labels, as `pos_weight` of `torch.nn.BCEWithLogitsLoss`.
+        loss: Replaces the task's loss: a function of outputs and labels, or a module without parameters, that returns
+            the mean over a batch. It receives outputs and labels in the form of PyTorch's loss for the task:
+            `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` for a single logit or several labels (floats of
+            the outputs' shape), `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes,
+            or keywords of a `functools.partial`) are ignored in the metric, too.
+
+    Evaluations report the same loss; a module is in evaluation mode there.
+
+    Raises:
+        ConfigError: The task is unknown, or weights or loss cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        class_weights: Sequence[float] = (),
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        if name and name not in OUTPUTS:
+            raise ConfigError(nearest("task", name, OUTPUTS))
+        self.name, self.own_loss, self.ignored = name, loss, _ignored(loss)
+        self.class_weights = tuple(float(weight) for weight in class_weights)
+        if not all(0 < weight < math.inf for weight in self.class_weights):
+            raise ConfigError(f"class_weights must be positive numbers, not {list(self.class_weights)}")
+        if loss is not None and not callable(loss):
+            raise ConfigError(f"loss must be a function of outputs and labels, not a {type(loss).__name__}")
+        if self.class_weights and (loss is not None or name == "regression"):
+            why = "a loss of your own has its own weights" if loss is not None else "a regression has no classes"
+            raise ConfigError(f"class_weights are for the task's own loss, but {why}")
+
+    def __str__(self) -> str:
+        parts = [self.name or "inferred"]
+        if self.class_weights:
+            parts.append(f"class weights {', '.join(f'{weight:g}' for weight in self.class_weights)}")
+        if self.own_loss is not None:
+            parts.append(f"loss {_name(self.own_loss)}")
+        return ", ".join(parts)
+
+    @property
+    def outputs(self) -> Outputs:
+        """The kind of outputs."""
+        return OUTPUTS[self.name]
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric: `accuracy`, `auc`, `iou` or `r2`."""
+        return self.outputs.metric
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss is the task's own without class weights."""
+        return self.own_loss is None and not self.class_weights
+
+    def of(self, outputs: Tensor, labels: Tensor) -> "Task":
+        """Return the task, with its name inferred from outputs of a few examples and all labels if necessary."""
+        if self.name:
+            return self
+        return Task(infer(outputs, labels), class_weights=self.class_weights, loss=self.own_loss)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of a batch, a differentiable scalar."""
+        if self.own_loss is not None:
+            if isinstance(self.own_loss, nn.Module):
+                self.own_loss.to(outputs.device)
+            if bool(self._left_out(labels).all()):
+                return 0 * outputs.sum()
+            # Copies, because a user's loss can change its arguments in place.
+            return self.own_loss(*self.outputs.pair(outputs.clone(), labels.clone()))
+        weights = None
+        if self.class_weights:
+            weights = torch.tensor(self.class_weights, device=outputs.device, dtype=outputs.dtype)
+        return self.outputs.loss(outputs, labels, weights)
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
+        """Return the score of a batch."""
+        if self.own_loss is None:
+            loss, count, columns = self.outputs.evaluate(outputs, labels)
+            return Score(self, loss if self.plain else self.loss(outputs, labels) * count, count, (columns,))
+        left_out = self._left_out(labels)
+        counted = labels.long().masked_fill(left_out, IGNORED) if self.outputs.meaning == "classes" else labels
+        _, count, columns = self.outputs.evaluate(outputs, counted)
+        if self.outputs.meaning == "classes":
+            count = int((~left_out).sum())
+        with _evaluating(self.own_loss):
+            return Score(self, self.loss(outputs, labels) * count, count, (columns,))
+
+    def _left_out(self, labels: Tensor) -> Tensor:
+        """Return a mask of the labels that the user's loss ignores; only classes can be ignored."""
+        ignored = self.ignored if self.outputs.meaning == "classes" else ()
+        return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """Return why outputs of a few examples and labels of all do not fit the task, or an empty string."""
+        known = labels
+        if self.own_loss is not None and (left_out := self._left_out(labels)).any():
+            if left_out.all():
+                return "its loss ignores all of its labels"
+            if labels.ndim > 1:  # an ignored label of a token or pixel need not be a class
+                known = labels.masked_fill(left_out, 0)
+        problem = self.outputs.problem(outputs, known)
+        classes = self.outputs.scores(outputs).shape[-1] if not problem else 0
+        if self.class_weights and not problem and len(self.class_weights) != classes:
+            return f"class_weights has {len(self.class_weights)} weights, but its network has {classes} classes"
+        return problem
+
+    def check_loss(self, outputs: Tensor, labels: Tensor) -> None:
+        """Check a user's loss on a few examples; raise a `ConfigError` if it cannot be used."""
+        if self.own_loss is None:
+            return
+        name = _name(self.own_loss)
+        buffers = dict(self.own_loss.named_buffers()) if isinstance(self.own_loss, nn.Module) else {}
+        before = {key: buffer.clone() for key, buffer in buffers.items()}
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            try:
+                value: object = self.loss(leaf, labels)
+            except Exception as error:  # whatever a user's loss raises
+                shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
+                raise ConfigError(
+                    f"the task's loss {name} fails for outputs, {shapes[0]}, and labels, {shapes[1]}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
+            got = f"a {type(value).__name__}"
+            if isinstance(value, Tensor):
+                got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
+            raise ConfigError(f"the task's loss {name} returned {got}: return the differentiable mean over a batch")
+        if any(each is not leaf for each in _trained_by(value)):
+            raise ConfigError(
+                f"the task's loss {name} has parameters, which no client trains: move them into the network, or freeze "
+                "them (requires_grad_(False))"
+            )
+        if any(not torch.equal(before[key], buffer) for key, buffer in buffers.items()):
+            raise ConfigError(
+                f"the task's loss {name} changes its buffers, which clients of one process share: compute them from "
+                "the batch alone"
+            )
+
+
+def _trained_by(loss: Tensor) -> list[Tensor]:
+    """Return the leaf tensors that the backward pass of a loss would reach."""
+    nodes, waiting = set[Any](), [loss.grad_fn]
+    while waiting:
+        if (node := waiting.pop()) is not None and node not in nodes:
+            nodes.add(node)
+            waiting += [each for each, _ in node.next_functions]
+    return [node.variable for node in nodes if hasattr(node, "variable")]
+
+
+def _ignored(loss: object) -> tuple[int, ...]:
+    """Return the labels that a user's loss ignores: -100, its `ignore_index`, and classes of weight 0."""
+    given, owner = getattr(loss, "keywords", {}), getattr(loss, "__self__", loss)  # a partial, a bound method
+    index, weight = (given.get(name, getattr(owner, name, None)) for name in ("ignore_index", "weight"))
+    unweighted = (weight == 0).nonzero().flatten().tolist() if isinstance(weight, Tensor) and weight.ndim == 1 else []
+    return (IGNORED, *([index] if isinstance(index, int) else []), *unweighted)
+
+
+@contextmanager
+def _evaluating(loss: object) -> Iterator[None]:
+    """Context in which a loss that is a module is in evaluation mode."""
+    modes = [(module, module.training) for module in loss.modules()] if isinstance(loss, nn.Module) else []
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _name(loss: object) -> str:
+    return getattr(loss, "__qualname__", type(loss).__name__)
+
+
+TASKS: dict[str, Task] = {name: Task(name) for name in OUTPUTS}
+
+
+def get_task(name: str) -> Task:
+    """Return the task of this name; raises a `ConfigError` if it is unknown."""
+    return TASKS[name] if name in TASKS else Task(name)
+
+
+def as_task(task: str | Task | None) -> Task:
+    """Return a user's task, given as a task, by its name, or as None to infer it."""
+    return task if isinstance(task, Task) else Task(task or "")

@@ -1,0 +1,118 @@
+"""Outputs that are a vector of labels or targets for each example."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhet.tasks.kind import Columns, Outputs, sizes, zeros_and_ones
+from fedhet.utils.statistics import Metric
+
+
+class Vectors(Outputs):
+    """An output for each label or target of an example."""
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Return vectors, (n, outputs)."""
+        return outputs.reshape(len(outputs), -1)
+
+    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs in the labels' shape, and labels as floats."""
+        return outputs.reshape(labels.shape), labels.to(outputs.dtype)
+
+
+class MultiLabel(Vectors):
+    """Any number of labels at once: logits (n, labels), labels (n, labels) of 0 and 1; binary cross entropy and AUC."""
+
+    name = "multi-label"
+    metric = "auc"
+    meaning = "labels"
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return labels (n, labels), also for a single label."""
+        return labels[:, None] if labels.ndim == 1 else labels
+
+    def numbers(self, labels: Tensor, classes: int) -> int:
+        """Return the number of labels."""
+        return labels.shape[1]
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean binary cross entropy over examples and labels; `weights` weigh positive labels."""
+        return F.binary_cross_entropy_with_logits(*self.pair(outputs, labels), pos_weight=weights)
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        """Return the sum over examples of the mean loss over labels; outputs and labels are the AUC's columns."""
+        outputs = outputs.detach().reshape(labels.shape)
+        return self.loss(outputs, labels) * len(labels), len(labels), (outputs, labels)
+
+    def measure(self, count: int, *columns: Columns) -> Metric:
+        """Return the area under the ROC curve of each label, with ties counted half (the Mann-Whitney statistic).
+
+        It is weighted by the number of pairs of an example with the label and one without, and nan without a pair.
+        """
+        from scipy.stats import rankdata  # slow to import
+
+        outputs, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
+        positive = labels.astype(bool)
+        having = positive.sum(0).astype(float)
+        pairs = having * (count - having)
+        won = (rankdata(outputs, axis=0) * positive).sum(0) - having * (having + 1) / 2
+        values = np.divide(won, pairs, out=np.full_like(won, math.nan), where=pairs > 0)
+        return Metric(tuple(values.tolist()), tuple(pairs.tolist()))
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """There must be an output for each label, and labels must be 0 or 1."""
+        if outputs[0].numel() != labels[0].numel() or labels.ndim != 2:
+            return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: each label needs an output"
+        return "" if zeros_and_ones(labels) else "a multi-label task has labels 0 and 1, but its labels differ"
+
+
+class Regression(Vectors):
+    """Numbers: outputs (n, targets), labels (n, targets) floats; mean squared error and R2.
+
+    Outputs and labels with more axes, such as a depth for each pixel, are one target.
+    """
+
+    name = "regression"
+    metric = "r2"
+    meaning = "numbers"
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return floats with an axis of targets."""
+        labels = labels if labels.is_floating_point() else labels.float()
+        return labels[:, None] if labels.ndim == 1 else labels
+
+    def numbers(self, labels: Tensor, classes: int) -> int:
+        """Return the number of targets."""
+        return labels.shape[1] if labels.ndim == 2 else 1
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean squared error."""
+        return F.mse_loss(*self.pair(outputs, labels))
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        """Return as columns the sums of squared errors, of the targets and of their squares."""
+        targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()
+        squares = (outputs.detach().reshape(targets.shape).double() - targets).square()
+        sums = (squares.sum(0), targets.sum(0), targets.square().sum(0))
+        return squares.mean(1).sum(), len(targets), sums
+
+    def measure(self, count: int, *columns: Columns) -> Metric:
+        """Return R2 of each target, weighted by the number of values; undefined for constant targets."""
+        squares, total, total_squares = (torch.stack(column).sum(0) for column in columns)
+        about_mean = total_squares - total.square() / max(count, 1)
+        weights = torch.where(about_mean > 1e-12 * total_squares, float(count), 0.0)
+        return Metric(tuple((1 - squares / about_mean).tolist()), tuple(weights.tolist()))
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """There must be an output for each target."""
+        if outputs[0].numel() == labels[0].numel():
+            lengths = [[length for length in each.shape[1:] if length > 1] for each in (outputs, labels)]
+            if lengths[0] == lengths[1] or min(map(len, lengths)) < 2:  # the same axes, or one of them flat
+                return ""
+        maybe = "; for several labels of 0 and 1 set task = multi-label" * zeros_and_ones(labels)
+        if labels[0].numel() == 1 and bool((labels == labels.round()).all()):
+            maybe += "; classes must be integers (labels.long())"
+        return f"its targets are {sizes(labels)}, but its outputs are {sizes(outputs)}: each needs an output{maybe}"

@@ -1,0 +1,19 @@
+"""Training, evaluation, and BatchNorm's statistics: one loop for all methods."""
+
+from fedhet.training.distillation import divergence as divergence
+from fedhet.training.distillation import soft_divergence as soft_divergence
+from fedhet.training.evaluation import BATCH as BATCH
+from fedhet.training.evaluation import evaluate as evaluate
+from fedhet.training.evaluation import forward as forward
+from fedhet.training.evaluation import of_tokens as of_tokens
+from fedhet.training.evaluation import read as read
+from fedhet.training.evaluation import reestimate as reestimate
+from fedhet.training.optimizers import Optimisation as Optimisation
+from fedhet.training.optimizers import eager as eager
+from fedhet.training.optimizers import learning_rate as learning_rate
+from fedhet.training.training import Loss as Loss
+from fedhet.training.training import Phase as Phase
+from fedhet.training.training import Step as Step
+from fedhet.training.training import Trained as Trained
+from fedhet.training.training import batches as batches
+from fedhet.training.training import train as train

@@ -1,0 +1,29 @@
+"""Divergences between the class scores of two networks."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhet.tasks.task import Task
+
+
+def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
+    """Return the mean over predictions of KL(wanted || outputs) of logits (n, ..., classes) divided by a temperature T.
+
+    `wanted` is a constant. With many labels each output is a probability of its own, and divergences are averaged over
+    labels. The gradient falls as 1 / T^2, for which the caller must compensate.
+    """
+    outputs, wanted = outputs / temperature, wanted.detach() / temperature
+    if not many_labels:
+        return _divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1).mean()
+    held, lacked = (_divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted)).mean() for sign in (1, -1))
+    return held + lacked
+
+
+def divergence(task: Task, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return `soft_divergence` of two networks' outputs (n, ...) for the same examples of a task."""
+    scores, many_labels = task.outputs.scores, task.outputs.meaning == "labels"
+    return soft_divergence(scores(outputs), scores(wanted), temperature, many_labels=many_labels)
+
+
+def _divergences(logs: Tensor, wanted: Tensor) -> Tensor:
+    return F.kl_div(logs, wanted, log_target=True, reduction="none")

@@ -1,0 +1,156 @@
+"""Forward passes, and what is computed in evaluation mode: outputs, scores and BatchNorm's statistics."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedhet.data import Examples
+from fedhet.data.reading import LazyInputs
+from fedhet.models.arrays import kinds_of
+from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
+from fedhet.tasks.task import Score, Task
+
+BATCH = 1024
+"""Number of examples in a batch of an evaluation."""
+
+NOTHING: Mapping[str, Capturing] = {}
+
+
+def forward(
+    model: nn.Module,
+    inputs: Tensor,
+    captures: Mapping[str, Capturing] = NOTHING,
+    *,
+    until: Representation | None = None,
+    learns: bool = True,
+    stream: RandomStream | None = None,
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Pass a batch through a network in its current mode; return the outputs and the captured values by name.
+
+    Args:
+        model: the network.
+        inputs: (n, ...) transformed examples.
+        captures: inner values to capture, by name.
+        until: stop at the head and return Phi (n, d) instead of outputs.
+        learns: whether a graph is built.
+        stream: the random stream of dropout in a pass that must not change the network's buffers.
+    """
+    if not (captures or stream) and learns:  # most training steps
+        return (until or model)(inputs), {}
+    with ExitStack() as stack:
+        if stream:
+            stack.enter_context(isolated(model, stream))
+        if not learns:
+            stack.enter_context(torch.no_grad())
+        sites = {name: stack.enter_context(site.capture()) for name, site in captures.items()}
+        outputs = (until or model)(inputs)
+    return outputs, {name: site.features for name, site in sites.items()}
+
+
+def evaluate(
+    model: nn.Module,
+    examples: Examples,
+    task: Task,
+    prepare: Callable[[Tensor], Tensor],
+    *,
+    scores: nn.Module | Callable[[Tensor], Tensor] | None = None,
+) -> Score | None:
+    """Return the score of a model over all examples, or None without examples; the model stays in evaluation mode.
+
+    Args:
+        model: the network, on the device of the examples.
+        examples: the examples to evaluate.
+        task: gives metric and loss.
+        prepare: transforms raw inputs.
+        scores: from transformed inputs to outputs, for methods that do not predict by the model's own outputs.
+    """
+    model.eval()
+    predict: Callable[[Tensor], Tensor] = model if scores is None else scores
+    total = None
+    for raw, labels in examples.batches(BATCH):
+        inputs = prepare(raw)
+        outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
+        score = task.evaluate(outputs.detach(), labels)
+        total = score if total is None else total + score
+    return total
+
+
+def read(
+    model: nn.Module,
+    inputs: Tensor | LazyInputs,
+    transform: Callable[[Tensor], Tensor],
+    *,
+    until: Representation | None = None,
+    rows: int = BATCH,
+    tokens: Tensor | None = None,
+) -> Tensor:
+    """Return a model's outputs (n, ...) for raw inputs, without a graph; the model stays in evaluation mode.
+
+    Args:
+        model: the network.
+        inputs: (n, ...) raw examples.
+        transform: from raw inputs to the model's.
+        until: return Phi (n, d) instead of outputs.
+        rows: batch size.
+        tokens: (n,) int64, the token of each row to return values of; None for all.
+    """
+    model.eval()
+    values = []
+    for start in range(0, len(inputs), rows):
+        part = forward(model, transform(inputs[start : start + rows]), until=until, learns=False)[0]
+        values.append(part if tokens is None else of_tokens(part, tokens[start : start + rows]))
+    return torch.cat(values)
+
+
+def of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+    """Return the values (n, ...) of one token (n,) of each row of `values` (n, tokens, ...)."""
+    return values[torch.arange(len(values), device=values.device), tokens]
+
+
+def reestimate(
+    model: nn.Module,
+    inputs: Tensor | LazyInputs,
+    transform: Callable[[Tensor], Tensor],
+    chosen: Callable[[str], bool] = lambda name: True,
+) -> None:
+    """Re-estimate running statistics of BatchNorm and InstanceNorm as means over batches, weighted by batch size.
+
+    Averaged weights give other activations than those from which their statistics were taken. A unit that does not vary
+    gets variance 1.
+
+    Args:
+        model: the network; it stays in evaluation mode if it has such layers.
+        inputs: (n, ...) raw examples; with fewer than two nothing is done.
+        transform: from raw inputs to the model's.
+        chosen: whether a layer is re-estimated, by the name of its running mean.
+    """
+    kinds = kinds_of(model)
+    layers: list[_NormBase] = []
+    for prefix, module in model.named_modules():
+        name = f"{prefix}.running_mean".removeprefix(".")
+        if isinstance(module, _NormBase) and kinds.get(name) == "statistic" and chosen(name):
+            layers.append(module)
+    if not layers or len(inputs) < 2:
+        return
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.train()
+    try:
+        seen = 0
+        for batch in (part for part in inputs.split(BATCH) if len(part) > 1):
+            seen += len(batch)
+            for layer in layers:
+                layer.momentum = len(batch) / seen  # the mean over all examples
+            forward(model, transform(batch), learns=False)
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.eval()
+            layer.momentum = momentum
+    for layer in layers:
+        assert layer.running_var is not None
+        layer.running_var[layer.running_var == 0] = 1

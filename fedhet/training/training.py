@@ -1,0 +1,347 @@
+"""The training loop of all methods, its phases and its loss terms.
+
+A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
+a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.data import Examples
+from fedhet.errors import ModelError
+from fedhet.models.representation import Capturing, RandomStream, Representation
+from fedhet.tasks.task import LARGEST, Task
+from fedhet.training.evaluation import forward
+from fedhet.training.optimizers import Optimisation
+from fedhet.utils.machine import brought
+from fedhet.utils.statistics import Work
+
+
+@dataclass(slots=True)
+class Step:
+    """One mini-batch, as a loss term sees it.
+
+    Attributes:
+        number: number of the step in its phase, from 0.
+        model: the network in training mode, before this step's gradients.
+        parameters: its parameters by name, frozen ones included.
+        inputs: (n, ...) transformed examples on the device.
+        labels: (n, ...) their labels.
+        rows: (n,) int64, positions of these examples in the phase's examples.
+        outputs: the network's outputs.
+        captured: the inner values that the phase captures, by name; each (n, ...), part of the graph.
+        further: number of examples outside the batch that loss terms passed through the network.
+    """
+
+    number: int
+    model: nn.Module
+    parameters: Mapping[str, Tensor]
+    inputs: Tensor
+    labels: Tensor
+    rows: Tensor
+    outputs: Tensor
+    captured: Mapping[str, Tensor] = field(default_factory=dict)
+    further: int = 0
+
+    def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
+        """Return Phi (m, d) of further transformed examples (m, ...), part of the graph; dropout draws from `stream`.
+
+        Buffers and the task's random stream do not change.
+        """
+        self.further += len(inputs)
+        return forward(self.model, inputs, until=representation, stream=stream)[0]
+
+
+Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
+"""A loss term: returns a scalar to add to the task's loss, optionally with scalars to record; None to skip the step."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes:
+        epochs: passes over the examples.
+        optimisation: the optimiser.
+        steps: number of mini-batches, instead of whole epochs.
+        module: the network to train, if not the client's.
+        trains: whether an array is trained, by its name. Other parameters do not change, nor do buffers of modules that
+            have no parameters (or, without parameters, no buffers) to train. A parameter that does not require
+            gradients is never trained.
+        terms: loss terms, added to the task's loss.
+        task_weight: weight of the task's own loss; with 0 labels may be anything that the terms need.
+        captures: inner values of every batch for the terms, by name.
+        examples: the examples to train on, if not the client's training part.
+        augmented: whether batches of `examples` are augmented; by default not, since targets that were computed for an
+            example hold for the example as it is.
+        continues: continue with the optimiser of the previous phase, which must train the same parameters.
+        measured: name of the evaluation after this phase; empty for none.
+    """
+
+    epochs: int
+    optimisation: Optimisation
+    steps: int = 0
+    module: nn.Module | None = None
+    trains: Callable[[str], bool] | None = None
+    terms: tuple[Loss, ...] = ()
+    task_weight: float = 1.0
+    captures: Mapping[str, Capturing] = field(default_factory=dict)
+    examples: Examples | None = None
+    augmented: bool = False
+    continues: bool = False
+    measured: str = ""
+
+
+@dataclass
+class Trained:
+    """The result of one or several phases.
+
+    Attributes:
+        loss: sum over epochs of the mean loss of an epoch's steps, weighted by batch size.
+        epochs: passes over the examples, fractional for phases that count steps.
+        recorded: sum (a scalar tensor) and number of steps of each value that a term recorded.
+        optimizer: the optimiser with its state.
+        work: gradient steps and forward passes.
+    """
+
+    loss: float = 0.0
+    epochs: float = 0
+    recorded: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+    optimizer: torch.optim.Optimizer | None = None
+    work: Work = field(default_factory=Work)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean loss over all epochs; None if nothing was trained."""
+        return self.loss / self.epochs if self.epochs else None
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each recorded value over the steps that recorded it."""
+        return {name: float(total) / count for name, (total, count) in self.recorded.items()}
+
+
+def train(
+    model: nn.Module,
+    phase: Phase,
+    examples: Examples,
+    task: Task,
+    prepare: Callable[[Tensor, torch.Generator | None], Tensor],
+    *,
+    generator: torch.Generator,
+    before: Trained | None = None,
+) -> Trained:
+    """Train a model in place for one phase.
+
+    Args:
+        model: the model, unless the phase has a module.
+        phase: the phase of training.
+        examples: the client's training part, on the model's device, unless the phase has its own.
+        task: gives the loss.
+        prepare: transforms raw inputs, augmented with the given generator if there is one.
+        generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
+        before: the result of earlier phases.
+
+    Returns:
+        The result of this phase and the earlier ones.
+
+    Raises:
+        ModelError: the phase trains none of the model's parameters, or continues one that trained others; training
+            diverged, or its first loss is not finite.
+    """
+    private, before = phase.examples is None, before or Trained()
+    model, examples = phase.module or model, phase.examples or examples
+    size, device = phase.optimisation.batch_size, examples.labels.device
+    least = max(phase.optimisation.least, 1 + _uses_batch_norm(model.train()))  # which cannot train on one example
+    total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
+    if examples.groups is None:
+        orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
+    else:
+        orders = (grouped_batches(examples.groups, size, generator, least=least) for _ in count())
+    rows = islice(chain.from_iterable(orders), total if examples.groups != () else 0)
+    named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
+    augmenting = generator if private or phase.augmented else None
+    losses: list[Tensor] = []
+    sizes: list[int] = []
+    recorded, further = dict(before.recorded), 0
+    with _only_trained(model, named, phase.trains) as parameters:
+        optimizer = _optimizer(phase, parameters, before)
+        for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, augmenting), rows):
+            loss = _loss(step, phase, task, recorded)
+            loss.backward()
+            if phase.optimisation.clip_gradients:
+                nn.utils.clip_grad_norm_(parameters, phase.optimisation.clip_gradients)
+            if schedule is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = schedule(step.number / total)
+            optimizer.step()
+            _forget_gradients(parameters)
+            losses.append(loss.detach())  # read at the end: reading makes a GPU wait
+            sizes.append(step.rows.numel())
+            further += step.further
+    if not losses:
+        return before
+    values = torch.stack(losses).tolist()
+    rate = phase.optimisation.learning_rate
+    _check_losses(values, sizes, len(examples), parameters, rate, first=not before.work.steps)
+    mean = math.fsum(map(operator.mul, values, sizes)) / sum(sizes)
+    epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
+    work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
+    return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
+
+
+def _passes(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    phase: Phase,
+    examples: Examples,
+    prepare: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+) -> Iterator[Step]:
+    """Yield mini-batches, given by their rows, each after its forward pass."""
+    for number, index in enumerate(batches):
+        inputs, labels = examples.at(index)
+        inputs = prepare(inputs)
+        try:
+            outputs, captured = forward(model, inputs, phase.captures)
+        except ValueError as error:
+            if len(index) > 1 or not _uses_batch_norm(model):
+                raise
+            few = "there is one training example" if len(examples) == 1 else "batch-size is 1"
+            raise ModelError(
+                f"BatchNorm cannot train on a batch of one example, and {few}: set batch-size to at least 2 and give "
+                "every client at least 2 training examples, or use GroupNorm in its place"
+            ) from error
+        yield Step(number, model, parameters, inputs, labels, index, outputs, captured)
+
+
+def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
+    """Return the sum of the task's loss and the terms; add the values that terms record to `recorded`."""
+    loss = task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
+    if phase.task_weight != 1:
+        loss = phase.task_weight * loss
+    for term in phase.terms:
+        value = term(step)
+        if isinstance(value, tuple):
+            value, values = value
+            for name, each in values.items():
+                total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
+                recorded[name] = (total + each.detach(), steps + 1)
+        if value is not None:
+            loss = loss + value
+    return loss
+
+
+def _check_losses(
+    losses: list[float], sizes: list[int], examples: int, parameters: list[nn.Parameter], rate: float, *, first: bool
+) -> None:
+    """Raise `ModelError` if the first loss is not finite, or if losses or weights are too large to recover."""
+    if first and not math.isfinite(losses[0]):
+        raise ModelError(
+            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: for some example of "
+            "the batch the network returns no finite numbers, or the augmentation does"
+        )
+    step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
+    with torch.inference_mode():
+        norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
+    if step is None and norm <= LARGEST:
+        return
+    epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
+    sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
+    raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
+
+
+def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained) -> torch.optim.Optimizer:
+    if not phase.continues or before.optimizer is None:
+        return phase.optimisation.build(parameters)
+    stepped = {id(parameter) for group in before.optimizer.param_groups for parameter in group["params"]}
+    if stepped != {id(parameter) for parameter in parameters}:
+        raise ModelError("a phase of training continues one that trains other parameters: they must be the same")
+    return before.optimizer
+
+
+def _uses_batch_norm(model: nn.Module) -> bool:
+    """Return whether a network in training mode normalises by the statistics of the batch."""
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training for each in model.modules())
+
+
+@contextmanager
+def _only_trained(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
+) -> Iterator[list[nn.Parameter]]:
+    """Yield the chosen parameters, without gradients; the rest of the network is frozen within the context."""
+    model.train()
+    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
+    if not live:
+        raise ModelError(
+            f"a phase of training has no parameters to train: of {len(trainable)} trainable ones of "
+            f"{model._get_name()}, none is in the part that it trains"
+        )
+    _forget_gradients(live)
+    if trains is None:
+        yield live
+        return
+    for name, parameter in trainable.items():
+        parameter.requires_grad_(trains(name))
+    for prefix, module in model.named_modules():  # without an array that is trained, a module keeps its buffers
+        arrays = (module._parameters, module._buffers)
+        own = next((names for each in arrays if (names := [name for name in each if each[name] is not None])), [])
+        if own and not any(trains(f"{prefix}.{name}".removeprefix(".")) for name in own):
+            module.training = False
+    try:
+        yield live
+    finally:
+        for parameter in trainable.values():
+            parameter.requires_grad_(True)
+        model.train()
+
+
+def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    # Optimizer.zero_grad without its profiling, which is a tenth of a small network's step.
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def batches(
+    count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
+) -> Iterator[Tensor]:
+    """Yield the mini-batches of one shuffled epoch of `count` examples as index tensors on a device.
+
+    A last batch of fewer than `least` examples joins the one before it.
+    """
+    order = torch.randperm(count, generator=generator)
+    order = order if device is None else brought(order, device)
+    start = 0
+    for end in _ends(count, size, least):
+        yield order[start:end]
+        start = end
+
+
+def grouped_batches(
+    groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
+) -> Iterator[Tensor]:
+    """Yield the mini-batches of one shuffled epoch, each of whole groups of rows (k,) int64, of about `size` examples.
+
+    The last may be smaller, but has at least `least` examples.
+    """
+    order = torch.randperm(len(groups), generator=generator).tolist()
+    together = max(1, round(size * len(groups) / sum(map(len, groups))))
+    start = 0
+    for end in _ends(len(groups), together, math.ceil(least / min(map(len, groups)))):
+        yield torch.cat([groups[place] for place in order[start:end]])
+        start = end
+
+
+def _ends(count: int, size: int, least: int) -> list[int]:
+    ends = list(range(size, count, size))
+    if ends and count - ends[-1] < least:
+        ends.pop()
+    return [*ends, count] if count else []

@@ -1,0 +1,1 @@
+"""Files, text, random streams, signals and the machine: what every room uses."""

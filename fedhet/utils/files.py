@@ -1,0 +1,240 @@
+"""Write files atomically: text, tables as CSV, and arrays as safetensors; check and lock folders."""
+
+import contextlib
+import csv
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.utils.text import cell
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+LOCK = ".lock"
+"""Name of the file that locks a folder for one process."""
+
+SEAL = "fedhet"
+"""Key of a safetensors file's metadata, which hold its digest and text."""
+
+LONGEST_NAME = 200
+"""Largest number of bytes of a name; a file name of up to 255 bytes also has an ending, and one while it is written."""
+
+DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
+"""Device names that Windows reserves, with any ending."""
+
+TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "global"})
+"""Names that folders of states and models use themselves."""
+
+
+def plain_name(text: str) -> bool:
+    """Return whether text can name a file or folder of a client, a run or a public dataset, on any file system."""
+    return (
+        text.isprintable()
+        and 0 < len(file_name(text).encode()) <= LONGEST_NAME
+        and text == text.strip()
+        and not text.startswith(".")
+        and not {*text} & {*"/\\:"}
+        and text.casefold() not in TAKEN_NAMES
+    )
+
+
+def file_name(name: str) -> str:
+    """Return the name of a client's file or folder, which any system can store; `name_of` is the inverse.
+
+    Characters and names that Windows reserves are escaped as in a URL: `a?b` is `a%3Fb`, `con` is `%63on`.
+    """
+    escaped = re.sub(r'[%<>"|?*]|\.$', lambda found: f"%{ord(found[0]):02X}", name)
+    return f"%{ord(name[0]):02X}{name[1:]}" if DEVICES.match(escaped) else escaped
+
+
+def name_of(file_name: str) -> str:
+    """Return the name of the client to which a file or folder belongs."""
+    return unquote(file_name)
+
+
+def check_links(folder: Path, root: Path | None = None) -> None:
+    """Raise a ConfigError if `folder` or a link in it leads out of `root`, by default `folder` itself.
+
+    Links in a folder from elsewhere could make a run write or remove other files.
+    """
+    root = (root or folder).resolve()
+    below = (Path(place, name) for place, *names in os.walk(folder) for name in (*names[0], *names[1]))
+    for path in chain([folder], below):
+        if path.is_symlink() and not (target := Path(os.path.realpath(path))).is_relative_to(root):
+            raise ConfigError(
+                f"{path} is a link out of {root}, to {target}: replace the link by the file or folder itself"
+            )
+
+
+def check_place(folder: Path) -> None:
+    """Raise a ConfigError unless the folder exists and is writable, or can be created."""
+    try:
+        there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{folder} cannot be a folder to write to: {reason}; choose another one") from error
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file atomically: to a temporary name, then renamed; a missing folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except Exception:  # what a full disk has of it only takes room
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _save(
+    save: Callable[..., object], path: Path, arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Any
+) -> None:
+    """Write a safetensors file atomically; raises an OSError if the disk refuses it."""
+    from safetensors import SafetensorError
+
+    try:
+        write_whole(path, lambda temporary: save(arrays, temporary, metadata=text))
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))  # the system's number
+        reason = (int(code[1]), os.strerror(int(code[1]))) if code else (errno.EIO, str(error))
+        raise OSError(*reason, str(path)) from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Create a folder if it is missing, and lock it for this process.
+
+    Raises a ConfigError if another process has locked it, unless this one is to `wait`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            message = f"{folder} is in use by another run: wait for its end, or choose another folder"
+            raise ConfigError(message) from error
+        yield
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_whole(path, lambda temporary: temporary.write_bytes(text.encode()))
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write rows as CSV atomically; see `csv_lines`."""
+    write_text(path, csv_lines(rows))
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file by name of column; raises an OSError if the file is missing."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as lines of CSV; None is an empty cell, and text is never a formula (`text.cell`)."""
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
+    return lines.getvalue()
+
+
+def write_arrays(
+    path: Path, arrays: "Mapping[str, np.ndarray[Any, Any]]", *, metadata: dict[str, str] | None = None
+) -> None:
+    """Write arrays and text atomically to a safetensors file, with their digest."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    text = _sealed(contiguous, metadata or {})
+    _save(save_file, path, contiguous, text)
+
+
+def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
+    """Read the arrays and the text of a safetensors file; raises a FedhetError if it is missing or damaged."""
+    return _read(path, "numpy")
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """Write tensors to a safetensors file, as `write_arrays`, and return copies as reading the file would give them."""
+    from safetensors.torch import save_file
+
+    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    text = _sealed(apart, {})
+    _save(save_file, path, apart, text)
+    return apart
+
+
+def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
+    """Read the tensors of a safetensors file; None if it does not exist; raises a FedhetError if it is damaged."""
+    return _read(path, "pt")[0] if path.is_file() else None
+
+
+def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework) as file:
+            metadata = json.loads((file.metadata() or {}).get(SEAL, "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
+        raise FedhetError(f"{path} is damaged: {error}") from error
+    if not isinstance(metadata, dict) or not metadata.get("digest"):
+        raise FedhetError(f"{path} is damaged: it has no digest")
+    digest = metadata.pop("digest")
+    if digest != _digest(arrays, metadata):
+        raise FedhetError(f"{path} is damaged: its digest does not match its content")
+    return arrays, metadata
+
+
+def _sealed(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a file: one entry, since safetensors writes several in any order."""
+    return {SEAL: json.dumps({**text, "digest": _digest(arrays, text)})}
+
+
+def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> str:
+    """Return the digest of names, dtypes, shapes, values and text, without copies."""
+    import numpy as np
+
+    content = hashlib.blake2b(repr(sorted(text.items())).encode(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        content.update(repr((name, str(array.dtype).removeprefix("torch."), tuple(array.shape))).encode())
+        if not isinstance(array, np.ndarray):  # such as bfloat16, which NumPy does not know
+            import torch
+
+            array = array.reshape(-1).view(torch.uint8).numpy()
+        content.update(array.reshape(-1).view(np.uint8).data)
+    return content.hexdigest()
+
+
+def state_home() -> Path:
+    """Return the folder where clients without a `state-dir` keep their state, in a folder for each run."""
+    return Path.home() / ".fedhet" / "state"
+
+
+def state_folder(state_dir: str | Path, run: str) -> Path:
+    """Return the folder where clients keep the state of a run; `run` is empty if `state_dir` belongs to one run."""
+    return Path(state_dir or state_home()) / run

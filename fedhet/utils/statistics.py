@@ -1,0 +1,133 @@
+"""Statistics over clients: metrics that add up, the row of a client in a round, and means and spreads."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Statistics = dict[str, float | None]
+STATISTICS = ("weighted", "mean", "std", "min", "max")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric by label, with a weight for each; `total` is the metric of several clients together.
+
+    Attributes:
+        values: one number for each label, target or class of a segmentation; a single one for accuracy.
+        weights: the weight of each value, 0 if it is undefined: the number of predictions for accuracy and R2; of pairs
+            of an example with the label and one without for AUC; of pixels of the union for IoU.
+    """
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        """The plain mean over labels with a weight above 0; nan without any."""
+        defined = [value for value, weight in zip(self.values, self.weights, strict=True) if weight > 0]
+        return math.fsum(defined) / len(defined) if defined else math.nan
+
+    @staticmethod
+    def total(metrics: Iterable["Metric"]) -> "Metric":
+        """Return the weighted mean and the total weight for each label.
+
+        For AUC, only examples of the same client are ranked. Raises a `ValueError` if numbers of labels differ.
+        """
+        values, weights = [], []
+        pairs = (zip(each.values, each.weights, strict=True) for each in metrics)
+        for label in map(list, zip(*pairs, strict=True)):
+            weights.append(math.fsum(weight for _, weight in label))
+            # A value with weight 0 is nan, and nan * 0 is not 0.
+            won = math.fsum(value * weight for value, weight in label if weight > 0)
+            values.append(won / weights[-1] if weights[-1] else math.nan)
+        return Metric(tuple(values), tuple(weights))
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """A line of `clients.csv`: a client in a round. `accuracy` and `loss` are None if it was not evaluated."""
+
+    round: int
+    client: str
+    architecture: str
+    examples: int
+    accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of training, without evaluation and training that is undone after an evaluation.
+
+    Attributes:
+        private_steps: Number of gradient steps on a client's own examples.
+        steps: Number of all gradient steps.
+        forwards: Number of examples in forward passes, of the task and of other loss terms.
+    """
+
+    private_steps: int = 0
+    steps: int = 0
+    forwards: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        """Return the sum."""
+        return Work(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return clients (and nodes without a name) that failed in these rows and never trained, with the last reason."""
+    rows = list(rows)
+    took_part = {client for row in rows for client in row["participants"]}
+    failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
+    return {str(failure.get("client")): str(failure.get("reason")) for failure in failures}
+
+
+def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
+    """Return statistics over clients: weighted mean, mean, population standard deviation, minimum and maximum.
+
+    Metrics are weighted by their own weights, losses by examples. Sums are correctly rounded (`math.fsum`), so that the
+    order of the clients does not matter.
+
+    Args:
+        values: Metric, loss and number of examples of each client. Undefined metrics (NaN, such as the AUC of a single
+            class) are left out. A loss that is not finite makes the statistics of the loss None.
+
+    Returns:
+        `{"accuracy": {statistic: value}, "loss": {statistic: value}, "clients": number}`, or None without clients that
+        have examples.
+
+    Raises:
+        ValueError: Metrics have different numbers of labels.
+    """
+    evaluated = [value for value in values.values() if value[2] > 0]
+    if not evaluated:
+        return None
+    metrics = [metric for metric, _, _ in evaluated if not math.isnan(metric.value)]
+    total = type(metrics[0]).total(metrics).value if metrics else math.nan
+    losses = [(loss, examples) for _, loss, examples in evaluated]
+    return {
+        "accuracy": _statistics([metric.value for metric in metrics], total),
+        "loss": _statistics([loss for loss, _ in losses], weighted_mean(losses)),
+        "clients": len(evaluated),
+    }
+
+
+def weighted_mean(pairs: Sequence[tuple[float, int]]) -> float:
+    """Return the mean of pairs (value, examples), weighted by examples."""
+    return math.fsum(value * examples for value, examples in pairs) / sum(examples for _, examples in pairs)
+
+
+def _statistics(values: Sequence[float], weighted: float) -> Statistics:
+    if not values or not all(math.isfinite(value) for value in values):
+        return dict.fromkeys(STATISTICS)
+    mean = math.fsum(values) / len(values)
+    return {
+        "weighted": weighted,
+        "mean": mean,
+        "std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
+        "min": min(values),
+        "max": max(values),
+    }

@@ -1,0 +1,103 @@
+"""Changes of arrays as truncated factors."""
+
+import numpy as np
+import pytest
+
+from fedhet.messages import WireError
+from fedhet.messages.factors import pack, unpack
+
+RNG = np.random.default_rng(0)
+BEFORE = {
+    "low": RNG.normal(size=(20, 30)),
+    "kernel": RNG.normal(size=(16, 4, 3, 3)),
+    "full": RNG.normal(size=(5, 6)),
+    "bias": RNG.normal(size=7),
+    "scale": np.array(2.0),
+    "steps": np.array(3),
+}
+CHANGE = {
+    "low": RNG.normal(size=(20, 2)) @ RNG.normal(size=(2, 30)),
+    "kernel": (RNG.normal(size=(16, 3)) @ RNG.normal(size=(3, 36))).reshape(16, 4, 3, 3),
+    "full": RNG.normal(size=(5, 6)),
+    "bias": RNG.normal(size=7),
+    "scale": np.array(0.5),
+    "steps": np.array(4),
+}
+AFTER = {name: BEFORE[name] + change for name, change in CHANGE.items()}
+SPEC = {name: (array.shape, array.dtype.name) for name, array in AFTER.items()}
+
+
+def unpacked(packed, before=BEFORE, dtype="float64"):
+    return unpack(packed, before, SPEC, dtype, "its update")
+
+
+def test_changes_of_low_rank_travel_as_narrow_factors_and_come_back():
+    packed = pack(AFTER, BEFORE, 1 - 1e-12, "float64")
+    shapes = {name: array.shape for name, array in packed.items()}
+    assert shapes == {
+        "low:left": (20, 2),
+        "low:right": (2, 30),
+        "kernel:left": (16, 3),
+        "kernel:right": (3, 36),
+        "full": (5, 6),
+        "bias": (7,),
+        "scale": (),
+        "steps": (),
+    }
+    for name, array in unpacked(packed).items():
+        np.testing.assert_allclose(array, AFTER[name], rtol=1e-12, atol=1e-12, err_msg=name)
+        assert (array.shape, array.dtype.name) == SPEC[name]
+
+
+@pytest.mark.parametrize("energy", [0.3, 0.8, 0.95])
+def test_no_smaller_number_of_singular_values_has_the_energy(energy):
+    matrix = np.logspace(0, -2, 30)[:, None] * RNG.normal(size=(30, 80))
+    packed = pack({"a": matrix}, {}, energy, "float64")
+    squares = np.linalg.svd(matrix, compute_uv=False) ** 2
+    rank = packed["a:left"].shape[1]
+    assert squares[:rank].sum() >= energy * squares.sum() > squares[: rank - 1].sum()
+    lost = matrix - packed["a:left"] @ packed["a:right"]
+    assert np.square(lost).sum() == pytest.approx(squares[rank:].sum())
+
+
+def test_no_change_travels_as_a_single_column_and_row():
+    packed = pack({"a": np.ones((9, 9))}, {"a": np.ones((9, 9))}, 0.95, "float64")
+    assert packed["a:left"].shape == (9, 1)
+    assert not (packed["a:left"] @ packed["a:right"]).any()
+
+
+def test_an_array_that_was_not_there_was_zero_and_the_precision_on_the_way_is_chosen():
+    packed = pack(AFTER, {}, 0.95, "float16")
+    assert {array.dtype.name for name, array in packed.items() if name != "steps"} == {"float16"}
+    np.testing.assert_allclose(unpacked(packed, {}, "float16")["bias"], AFTER["bias"], rtol=1e-2, atol=1e-2)
+
+
+def test_a_change_beyond_the_range_of_the_precision_stays_finite():
+    packed = pack({"a": np.full((9, 9), 6e4), "b": np.full(3, 6e4)}, {"b": np.full(3, -6e4)}, 0.95, "float16")
+    assert all(np.isfinite(array).all() for array in packed.values())
+
+
+GOOD = pack(AFTER, BEFORE, 0.95, "float64")
+BAD = {
+    "a factor too narrow": {"low:right": GOOD["low:right"][:1]},
+    "a factor too long": {"low:left": np.ones((21, 2))},
+    "factors of too high a rank": {"low:left": np.ones((20, 21)), "low:right": np.ones((21, 30))},
+    "a factor of three axes": {"low:left": np.ones((20, 2, 1))},
+    "a factor without axes": {"low:left": np.array(1.0)},
+    "factors of a vector": {"bias": None, "bias:left": np.ones((7, 1)), "bias:right": np.ones((1, 1))},
+    "factors and the whole": {"low": CHANGE["low"]},
+    "one factor alone": {"low:right": None},
+    "another dtype": {"low:left": GOOD["low:left"].astype("float32")},
+    "whole numbers as floats": {"steps": np.array(4.0)},
+    "a name that nobody has": {"x:left": np.ones((2, 2))},
+    "no array": {"bias": None},
+    "not a number": {"kernel:left": GOOD["kernel:left"] * np.nan},
+    "a product too large": {"low:left": GOOD["low:left"] * 1e7, "low:right": GOOD["low:right"] * 1e7},
+}
+
+
+@pytest.mark.parametrize("changes", BAD.values(), ids=BAD)
+def test_wrong_factors_are_refused(changes):
+    packed = {name: array for name, array in {**GOOD, **changes}.items() if array is not None}
+    with pytest.raises(WireError, match="its update: "):
+        unpacked(packed)

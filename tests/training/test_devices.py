@@ -1,0 +1,80 @@
+"""A step of training on a device: nothing that would have to be waited for.
+
+On `meta`, whose tensors have no values, whatever reads one raises; on a GPU it would make this process wait.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedhet.algorithms.alignment import Alignment
+from fedhet.data import Examples
+from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
+from fedhet.models.representation import RandomStream, Representation
+from fedhet.tasks.task import get_task
+from fedhet.training import Optimisation, Phase, batches, train
+
+META, TASK = torch.device("meta"), get_task("classification")
+
+
+class Plain(Optimisation):
+    """torch has no fused optimiser for `meta`."""
+
+    def build(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True)
+
+
+def network():
+    with META:
+        return nn.Sequential(
+            *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1)),
+            *(nn.Linear(144, 10), nn.ReLU(), nn.Linear(10, 3)),
+        )
+
+
+def alignment(kernel, model):
+    public = torch.zeros(30, 3, 8, 8, dtype=torch.uint8, device=META)
+    targets: dict[str, Tensor | list[Tensor]] = {
+        "linear": torch.zeros(30, 5, device=META),
+        "rbf": [torch.zeros(15, 15, device=META)] * 2,
+        "procrustes": torch.zeros(30, 10, device=META),
+    }
+    aligned = Alignment(kernel, targets[kernel], batch=8, generator=torch.Generator())
+
+    phi, stream = Representation(model, "7"), RandomStream(1)
+
+    def distance(step):
+        rows = aligned.rows()
+        assert isinstance(rows, slice) or rows.device == META
+        value = aligned.distance(step.represent(normalise(public[rows]), phi, stream), rows)
+        return value, {"distance": value}
+
+    return distance
+
+
+normalise = Normalise(255.0, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("augment", [crop_and_flip, flip_crop_brighten_blur])
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "procrustes"])
+def test_the_steps_of_a_phase_read_nothing_back(kernel, augment):
+    model, seen = network(), []
+    with META:
+        examples = Examples(torch.zeros(20, 3, 8, 8, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64))
+
+    def counted(step):
+        seen.append(step.number)
+        return 0.1 * step.outputs.sum()
+
+    def prepare(inputs, generator):
+        return normalise(augment(inputs, generator))
+
+    phase = Phase(2, Plain(batch_size=8), terms=(alignment(kernel, model), counted))
+    with pytest.raises(NotImplementedError, match="no data"):  # losses are read when all steps are done
+        train(model, phase, examples, TASK, prepare, generator=torch.Generator())
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_epochs_order_is_on_the_device():
+    order = list(batches(20, 8, torch.Generator(), META))
+    assert [(len(rows), rows.device) for rows in order] == [(8, META), (8, META), (4, META)]

@@ -1,0 +1,76 @@
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.config.user_functions import model_function
+from fedhet.data import Examples
+from fedhet.data.own import as_input
+from fedhet.models.representation import Representation
+from fedhet.tasks.task import Task, get_task
+from fedhet.training import evaluate, evaluation
+from fedhet.training.evaluation import read
+
+TASK = get_task("classification")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def examples_of(count):
+    generator = torch.Generator().manual_seed(0)
+    return Examples(torch.randn(count, 5, generator=generator), torch.randint(3, (count,), generator=generator))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 20, 100])
+def test_the_score_is_that_of_all_examples_in_evaluation_mode_however_they_are_cut(batch, monkeypatch):
+    monkeypatch.setattr(evaluation, "BATCH", batch)
+    model, examples = network(), examples_of(20)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    score = evaluate(model, examples, TASK, lambda inputs: inputs * 2)
+    outputs = model.eval()(examples.inputs * 2)
+    assert score.value == (outputs.argmax(1) == examples.labels).double().mean().item()
+    assert score.loss == pytest.approx(nn.functional.cross_entropy(outputs, examples.labels).item(), rel=1e-5)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_networks_and_losses_that_change_what_they_are_given_change_copies():
+    class InPlace(nn.Linear):
+        def forward(self, inputs):
+            inputs -= 1
+            return super().forward(inputs)
+
+    def loss(outputs, labels):
+        return nn.functional.binary_cross_entropy_with_logits(outputs.mul_(2), labels.mul_(0.8).add_(0.1))
+
+    model = model_function(InPlace(5, 3))(SimpleNamespace(name="0"))
+    inputs, task = examples_of(20).inputs, Task("multi-label", loss=loss)
+    examples = Examples(inputs.clone(), (inputs[:, :3] > 0).float())
+    score = evaluate(model, examples, task, partial(as_input, dtype=torch.float32))
+    read(model, examples.inputs, lambda inputs: inputs, until=Representation(model, ""))
+    outputs = nn.functional.linear(inputs - 1, model.weight, model.bias).detach()
+    assert torch.equal(examples.inputs, inputs)
+    assert torch.equal(examples.labels, (inputs[:, :3] > 0).float())
+    assert score.value == Task("multi-label").evaluate(outputs, examples.labels).value
+    assert score.loss == pytest.approx(task.loss(outputs, examples.labels).item())
+
+
+def test_a_method_may_predict_otherwise():
+    examples = examples_of(10)
+    right = nn.functional.one_hot(examples.labels, 3).float()
+    assert evaluate(network(), examples, TASK, lambda inputs: inputs, scores=lambda inputs: right).value == 1
+
+
+def test_no_examples_have_no_score():
+    assert evaluate(network(), examples_of(0), TASK, lambda inputs: inputs) is None
+
+
+def test_a_model_can_be_trained_after_it_was_evaluated():
+    model, examples = network(), examples_of(8)
+    evaluate(model, examples, TASK, lambda inputs: inputs)
+    model.train()(examples.inputs).sum().backward()
+    assert model[0].weight.grad is not None

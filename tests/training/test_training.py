@@ -1,0 +1,463 @@
+import math
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.data import Examples
+from fedhet.errors import ModelError
+from fedhet.models.representation import Output, RandomStream, Representation
+from fedhet.tasks.task import get_task
+from fedhet.training import Optimisation, Phase, Trained, batches, learning_rate, train
+
+TASK = get_task("classification")
+CPU = torch.device("cpu")
+
+
+def examples_of(count=24, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Examples(torch.randn(count, 5, generator=generator), torch.randint(3, (count,), generator=generator))
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def plainly(inputs, generator):
+    return inputs
+
+
+def run(model, phase, examples=None, seed=0, before=None, stream=None):
+    stream = stream or torch.Generator().manual_seed(seed)
+    examples = examples or examples_of()
+    return train(model, phase, examples, TASK, plainly, generator=stream, before=before)
+
+
+def copy(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.1, 0.1, 0.1, 0.1, 0.1]),
+        ("linear", [0.1, 0.075, 0.05, 0.025, 0.0]),
+        ("cosine", [0.05 * (1 + math.cos(math.pi * k / 4)) for k in range(5)]),
+    ],
+)
+def test_learning_rates_fall_over_the_rounds(schedule, expected):
+    # The fifth is that of the closing round.
+    assert [learning_rate(schedule, 0.1, done / 4) for done in range(5)] == pytest.approx(expected)
+    assert learning_rate(schedule, 0.1, -1.0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 3), (9, 3), (1, 4), (5, 10), (7, 1), (0, 2)])
+def test_batches_hold_every_example_once(count, size):
+    parts = list(batches(count, size, torch.Generator().manual_seed(1)))
+    assert sorted(torch.cat([torch.empty(0, dtype=torch.long), *parts]).tolist()) == list(range(count))
+    assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
+    assert len(parts) == math.ceil(count / size)
+
+
+def test_batches_differ_by_epoch_and_follow_the_generator():
+    stream, same = (torch.Generator().manual_seed(1) for _ in range(2))
+    one, two = (torch.cat(list(batches(20, 6, stream))).tolist() for _ in range(2))
+    assert one != two
+    assert torch.cat(list(batches(20, 6, same))).tolist() == one
+
+
+def test_a_last_batch_of_one_joins_the_one_before_for_batchnorm_only():
+    stream = torch.Generator()
+    assert [len(part) for part in batches(7, 3, stream, least=2)] == [3, 4]
+    assert [len(part) for part in batches(8, 3, stream, least=3)] == [3, 5]
+    assert [len(part) for part in batches(7, 3, stream)] == [3, 3, 1]
+    assert math.isfinite(run(network(), Phase(1, Optimisation(batch_size=23))).mean_loss)
+
+
+def test_a_step_is_plain_gradient_descent_with_momentum_and_decay_on_weights_only():
+    model, plain = network(), network()
+    optimisation = Optimisation("sgd", 0.1, 0.5, 0.01, batch_size=24)
+    examples = examples_of()
+    trained = run(model, Phase(2, optimisation))
+    velocity = {name: torch.zeros_like(parameter) for name, parameter in plain.named_parameters()}
+    losses = []
+    plain.train()
+    for _ in range(2):
+        value = nn.functional.cross_entropy(plain(examples.inputs), examples.labels)
+        names, parameters = zip(*plain.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(value, parameters)
+        losses.append(value.item())
+        with torch.no_grad():
+            for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
+                decayed = gradient + 0.01 * parameter if parameter.ndim > 1 else gradient
+                velocity[name] = 0.5 * velocity[name] + decayed
+                parameter -= 0.1 * velocity[name]
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor)
+    assert trained.mean_loss == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "amsgrad", "adamw"])
+def test_weight_decay_leaves_biases_and_normalisation_alone(optimizer):
+    model = network()
+    groups = Optimisation(optimizer, weight_decay=0.3).build(list(model.parameters())).param_groups
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert [decay[id(p)] for p in model.parameters()] == [0.3 if p.ndim > 1 else 0 for p in model.parameters()]
+
+
+def test_gradients_are_scaled_down_to_a_norm_and_left_if_they_are_below_it():
+    steps = {}
+    for norm in (0.0, 1e-3, 1e9):
+        model = network()
+        before = copy(model)
+        how = Optimisation(learning_rate=1.0, batch_size=8, clip_gradients=norm)
+        run(model, Phase(0, how, steps=1), examples_of(8))
+        steps[norm] = torch.cat([(p - before[name]).flatten() for name, p in model.named_parameters()])
+    assert torch.equal(steps[0.0], steps[1e9])
+    assert steps[1e-3].norm().item() == pytest.approx(1e-3, rel=1e-3)
+    assert torch.cosine_similarity(steps[0.0], steps[1e-3], dim=0).item() == pytest.approx(1.0)
+
+
+def test_the_mean_loss_weighs_batches_by_their_size():
+    model, examples = network(), examples_of(7)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    trained = run(model, Phase(1, Optimisation(learning_rate=1e-9, batch_size=3)), examples)
+    assert trained.mean_loss == pytest.approx(math.log(3))
+    assert run(model, Phase(0, Optimisation()), examples).mean_loss is None
+
+
+def test_frozen_parameters_and_their_statistics_do_not_change():
+    model = network()
+    before = copy(model)
+    run(model, Phase(2, Optimisation(learning_rate=0.5), trains=lambda name: name.startswith("3.")))
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"3.weight", "3.bias"}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_what_the_user_froze_stays_frozen():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    before = copy(model)
+    for trains in (None, lambda name: name.startswith("0."), lambda name: name.startswith("3.")):
+        run(model, Phase(1, Optimisation(weight_decay=0.1, momentum=0.9), trains=trains))
+        assert not model[0].weight.requires_grad
+        assert model[0].bias.requires_grad
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[0].bias, before["0.bias"])
+
+
+def test_a_phase_that_trains_nothing_is_an_error_that_says_so():
+    model = network()
+    with pytest.raises(ModelError, match="no parameters to train"):
+        run(model, Phase(1, Optimisation(), trains=lambda name: False))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_terms_add_to_the_loss_and_see_the_step():
+    model, seen = network(), []
+
+    def term(step):
+        seen.append((step.number, step.inputs.shape, step.labels.shape, step.outputs.shape, dict(step.captured)))
+        assert step.model is model
+        assert step.parameters["3.weight"] is model[3].weight
+        return 2 * step.outputs.square().mean()
+
+    examples = examples_of(24)
+    outputs = network().train()(examples.inputs)
+    expected = nn.functional.cross_entropy(outputs, examples.labels) + 2 * outputs.square().mean()
+    nothing, left_out = lambda step: torch.zeros(()), lambda step: None
+    trained = run(model, Phase(1, Optimisation(batch_size=24), terms=(term, nothing, left_out)), examples)
+    assert trained.mean_loss == pytest.approx(expected.item(), rel=1e-5)
+    assert seen == [(0, (24, 5), (24,), (24, 3), {})]
+
+
+def test_the_tasks_own_loss_weighs_what_the_phase_says():
+    examples = examples_of(24)
+    loss = nn.functional.cross_entropy(network().train()(examples.inputs), examples.labels).item()
+    once = Optimisation(batch_size=24)
+    for weight in (1.0, 0.25, 0.0):
+        trained = run(network(), Phase(1, once, task_weight=weight, terms=(weights_of_the_head,)), examples)
+        expected = weight * loss + network()[3].weight.square().sum().item()
+        assert trained.mean_loss == pytest.approx(expected, rel=1e-5)
+    model = network()
+    run(model, Phase(1, Optimisation(learning_rate=0.5), task_weight=0.0, terms=(weights_of_the_head,)))
+    changed = {name for name, tensor in network().named_parameters() if not torch.equal(tensor, copy(model)[name])}
+    assert changed == {"3.weight"}
+
+
+def weights_of_the_head(step):
+    return step.parameters["3.weight"].square().sum()
+
+
+def test_features_are_the_heads_input_with_their_graph():
+    model, seen = network(), []
+
+    def term(step):
+        seen.append(step.captured["features"])
+        return torch.zeros(())
+
+    captures = {"features": Representation(model)}
+    run(model, Phase(1, Optimisation(batch_size=12), terms=(term,), captures=captures))
+    assert [features.shape for features in seen] == [(12, 4), (12, 4)]
+    assert all(features.requires_grad for features in seen)
+
+
+def test_several_inner_outputs_are_captured_by_name_with_their_graph():
+    model, seen = network(), []
+
+    def term(step):
+        seen.append((step.rows, step.captured))
+        return step.captured["first"].square().mean() + step.captured["normalised"].square().mean()
+
+    examples = examples_of(24)
+    captures = {"first": Output(model, "0"), "normalised": Output(model, "1"), "features": Representation(model)}
+    trained = run(model, Phase(1, Optimisation(batch_size=24), terms=(term,), captures=captures), examples)
+    plain, ((rows, captured),) = network().train(), seen
+    first = plain[0](examples.inputs[rows])
+    normalised = plain[1](first)
+    features = plain[2](normalised)
+    for name, expected in {"first": first, "normalised": normalised, "features": features}.items():
+        assert torch.equal(captured[name], expected)
+    loss = nn.functional.cross_entropy(plain[3](features), examples.labels[rows])
+    loss = loss + first.square().mean() + normalised.square().mean()
+    assert trained.mean_loss == pytest.approx(loss.item(), rel=1e-5)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_term_knows_which_examples_the_batch_holds():
+    examples, seen = examples_of(24), []
+
+    def term(step):
+        assert torch.equal(step.inputs, examples.inputs[step.rows])
+        assert torch.equal(step.labels, examples.labels[step.rows])
+        seen.append(step.rows)
+        return torch.zeros(())
+
+    run(network(), Phase(2, Optimisation(batch_size=10), terms=(term,)), examples)
+    assert [len(rows) for rows in seen] == [10, 10, 4] * 2
+    assert all(sorted(torch.cat(seen[start : start + 3]).tolist()) == list(range(24)) for start in (0, 3))
+
+
+def test_what_terms_record_is_averaged_over_the_steps_that_recorded_it():
+    def term(step):
+        rare = {"rare": torch.tensor(10.0)} if step.number == 2 else {}
+        return step.outputs.mean(), {"number": torch.tensor(float(step.number)), **rare}
+
+    phase = Phase(1, Optimisation(batch_size=6), terms=(term,))
+    trained = run(network(), phase)
+    assert trained.means == {"number": 1.5, "rare": 10.0}
+    both = run(network(), phase, before=trained)
+    assert both.means == {"number": 1.5, "rare": 10.0}
+    assert both.recorded["number"][1] == 8
+    assert trained.recorded["number"][1] == 4
+    assert Trained().means == {}
+
+
+def test_losses_of_phases_add_up_by_epochs():
+    first = run(network(), Phase(1, Optimisation()))
+    second = run(network(), Phase(3, Optimisation()))
+    both = run(network(), Phase(3, Optimisation()), before=first)
+    assert (first.epochs, both.epochs) == (1, 4)
+    assert both.mean_loss == pytest.approx((first.mean_loss + 3 * second.mean_loss) / 4)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 9])
+def test_a_phase_may_count_steps_instead_of_epochs(steps):
+    seen = []
+
+    def term(step):
+        seen.append(step.rows)
+        return torch.zeros(())
+
+    phase = Phase(0, Optimisation(batch_size=10), steps=steps, terms=(term,))
+    trained = run(network(), phase)
+    assert [len(rows) for rows in seen] == ([10, 10, 4] * 3)[:steps]
+    assert trained.epochs == pytest.approx(sum(map(len, seen)) / 24)
+    # The order is that of epochs, one after the other.
+    stream = torch.Generator().manual_seed(0)
+    epochs = [rows for _ in range(3) for rows in batches(24, 10, stream)]
+    assert all(torch.equal(*pair) for pair in zip(seen, epochs[:steps], strict=True))
+
+
+def test_a_phase_may_train_another_module():
+    model, other, before = network(), network(1), copy(network())
+    run(model, Phase(1, Optimisation(learning_rate=0.5), module=other))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in copy(model).items())
+    assert not torch.equal(other[0].weight, network(1)[0].weight)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_phase_continues_with_the_optimiser_of_the_one_before(optimizer):
+    optimisation = Optimisation(optimizer, 0.01, 0.9 if optimizer == "sgd" else 0.0, 0.1, batch_size=10)
+    model, whole, afresh = network(), network(), network()
+    for network_, continues in ((model, True), (afresh, False)):
+        stream = torch.Generator().manual_seed(0)
+        first = run(network_, Phase(3, optimisation), stream=stream)
+        run(network_, Phase(2, optimisation, continues=continues), before=first, stream=stream)
+    run(whole, Phase(5, optimisation))
+    assert all(torch.equal(tensor, copy(whole)[name]) for name, tensor in copy(model).items())
+    assert not all(torch.allclose(tensor, copy(afresh)[name], atol=1e-4) for name, tensor in copy(model).items())
+
+
+def test_a_continued_adam_is_one_adam_by_hand():
+    optimisation, examples = Optimisation("adam", 0.01, batch_size=24), examples_of()
+    model, plain = network(), network()
+    first = run(model, Phase(2, optimisation))
+    assert run(model, Phase(2, optimisation, continues=True), before=first).optimizer is first.optimizer
+    by_hand = torch.optim.Adam(plain.parameters(), lr=0.01, fused=True)
+    plain.train()
+    stream = [torch.Generator().manual_seed(0) for _ in range(2)]
+    for generator in stream:
+        for _ in range(2):
+            (rows,) = batches(24, 24, generator)
+            by_hand.zero_grad()
+            nn.functional.cross_entropy(plain(examples.inputs[rows]), examples.labels[rows]).backward()
+            by_hand.step()
+    assert all(torch.equal(tensor, copy(plain)[name]) for name, tensor in copy(model).items())
+
+
+def test_a_phase_cannot_continue_one_that_trained_other_parameters():
+    model = network()
+    first = run(model, Phase(1, Optimisation(), trains=lambda name: name.startswith("3.")))
+    with pytest.raises(ModelError, match="continues one that trains other parameters"):
+        run(model, Phase(1, Optimisation(), continues=True), before=first)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_learning_rate_follows_a_schedule_by_step():
+    done, model = [], nn.Sequential(nn.Linear(5, 3))
+    weights = []
+
+    def schedule(part):
+        done.append(part)
+        return 0.1 * (1 - part)
+
+    def term(step):
+        weights.append(step.parameters["0.bias"].clone())
+        return step.parameters["0.bias"].sum()
+
+    optimisation = Optimisation("sgd", 7.0, batch_size=12, schedule=schedule)
+    run(model, Phase(2, optimisation, task_weight=0.0, terms=(term,)))
+    assert done == [0, 0.25, 0.5, 0.75]
+    weights.append(model[0].bias.detach().clone())
+    # The bias's gradient is 1, so a step is as long as the learning rate.
+    steps = [float((before - after)[0].detach()) for before, after in pairwise(weights)]
+    assert steps == pytest.approx([0.1, 0.075, 0.05, 0.025], rel=1e-4)
+
+
+def test_one_cycle_goes_up_from_a_25th_and_down_to_a_100th():
+    one_cycle = partial(learning_rate, "one-cycle")
+    assert one_cycle(0.1, 0.0) == pytest.approx(0.1 / 25)
+    assert one_cycle(0.1, 0.3) == pytest.approx(0.1)
+    assert one_cycle(0.1, 1.0) == pytest.approx(0.1 / 100)
+    assert one_cycle(0.1, 0.15) == pytest.approx((0.1 + 0.1 / 25) / 2)
+    assert one_cycle(0.1, 0.65) == pytest.approx((0.1 + 0.1 / 100) / 2)
+    assert (one_cycle(0.1, -1.0), one_cycle(0.1, 2.0)) == (one_cycle(0.1, 0.0), one_cycle(0.1, 1.0))
+    rates = [one_cycle(0.1, part / 100) for part in range(101)]
+    assert rates[:31] == sorted(rates[:31])
+    assert rates[30:] == sorted(rates[30:], reverse=True)
+
+
+def dropping(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
+
+
+def test_a_further_batch_leaves_no_trace_in_buffers_or_the_tasks_randomness():
+    further, seen = examples_of(10, seed=4).inputs, []
+
+    def term(model, stream):
+        def passed(step):
+            if step.number == 1:
+                return None
+            seen.append((step.number, step.represent(further, Representation(model), stream)))
+            return 0 * seen[-1][1].sum()
+
+        return passed
+
+    results = []
+    for with_it in (False, True):
+        model = dropping()
+        torch.manual_seed(3)
+        terms = (term(model, RandomStream(7)),) if with_it else ()
+        run(model, Phase(1, Optimisation(batch_size=8), terms=terms))
+        results.append((copy(model), torch.get_rng_state()))
+    (plain, state), (other, other_state) = results
+    assert all(torch.equal(tensor, other[name]) for name, tensor in plain.items())
+    assert torch.equal(state, other_state)
+    assert [number for number, _ in seen] == [0, 2]
+    assert all(features.shape == (10, 4) and features.requires_grad for _, features in seen)
+    assert not torch.equal(seen[0][1] == 0, seen[1][1] == 0), "dropout goes on in its own stream"
+
+
+def test_a_further_batch_is_learnt_from():
+    further, model, before = examples_of(10, seed=4).inputs, network(), copy(network())
+    phi, stream = Representation(model), RandomStream(7)
+    terms = (lambda step: step.represent(further, phi, stream).square().mean(),)
+    trained = run(model, Phase(1, Optimisation(learning_rate=0.5), task_weight=0.0, terms=terms))
+    assert trained.work.forwards == len(examples_of()) + 10 * trained.work.steps
+    changed = {name for name, _ in model.named_parameters() if not torch.equal(copy(model)[name], before[name])}
+    assert {"0.weight", "1.weight"} <= changed
+    assert not {"3.weight", "3.bias"} & changed
+
+
+def test_a_phase_may_bring_its_own_examples():
+    one, other = network(), network()
+    run(one, Phase(1, Optimisation(), examples=examples_of(6, seed=1)), examples_of(24))
+    run(other, Phase(1, Optimisation()), examples_of(6, seed=1))
+    assert all(torch.equal(a, b) for a, b in zip(copy(one).values(), copy(other).values(), strict=True))
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_examples_of_a_phase_are_augmented_only_if_it_says_so(augmented):
+    generators = []
+
+    def prepare(inputs, generator):
+        generators.append(generator)
+        return inputs
+
+    stream = torch.Generator().manual_seed(0)
+    for phase in (Phase(1, Optimisation(), examples=examples_of(5), augmented=augmented), Phase(1, Optimisation())):
+        train(network(), phase, examples_of(5), TASK, prepare, generator=stream)
+    assert generators == [stream if augmented else None, stream]
+
+
+def test_the_order_of_the_examples_comes_from_the_generator_alone():
+    results = []
+    for noise in (1, 2):
+        model = network()
+        torch.manual_seed(noise)
+        run(model, Phase(2, Optimisation(batch_size=5)), seed=3)
+        results.append(copy(model))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4, affine=False), nn.InstanceNorm1d(4, track_running_stats=True)])
+def test_a_phase_does_not_move_statistics_of_other_parts_that_have_no_weights(norm):
+    if isinstance(norm, nn.InstanceNorm1d):
+        norm = nn.Sequential(nn.Unflatten(1, (4, 2)), norm, nn.Flatten())
+    body = nn.Sequential(nn.Linear(5, 8), norm) if len([*norm.children()]) else nn.Sequential(nn.Linear(5, 4), norm)
+    model = nn.ModuleDict({"body": body, "head": nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3, affine=False))})
+    model.forward = lambda inputs: model["head"](model["body"](inputs))
+    model(examples_of().inputs)
+    before = copy(model)
+    run(model, Phase(1, Optimisation(0.1), trains=lambda name: name.startswith("head.")))
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {name.partition(".")[0] for name in changed} == {"head"}
+    assert "head.1.running_mean" in changed
+    run(model, Phase(1, Optimisation(0.1), trains=lambda name: name.startswith("body.")))
+    assert any("body" in n and "running" in n for n, each in model.state_dict().items() if not each.equal(before[n]))
+
+
+@pytest.mark.parametrize(("count", "size", "reason"), [(1, 8, "one training example"), (4, 1, "batch-size is 1")])
+def test_a_batch_of_one_example_names_batchnorm(count, size, reason):
+    with pytest.raises(ModelError, match=f"BatchNorm cannot train .* {reason}: set batch-size"):
+        run(network(), Phase(1, Optimisation(0.1, batch_size=size)), examples_of(count))
+    kept = network()
+    kept.train = lambda mode=True: nn.Module.train(kept, False)
+    assert run(kept, Phase(1, Optimisation(0.1, batch_size=1)), examples_of(1)).work.steps == 1
