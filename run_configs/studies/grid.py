@@ -33,8 +33,6 @@ PAIRS = {
     ("fedharm", "fedharm-own"): "the client's own descriptors, no peers",
     ("fedharm", "local-mixed"): "the same images and labels, no federation",
     ("fedhenn", "label-spreading"): "no networks and no peers",
-    ("fedhenn-clipped", "fedhenn"): "gradients of any norm",
-    ("fedmd", "local-mixed"): "the same images and labels, no federation",
     ("flha-ghn", "layer-average"): "no hypernetwork",
     ("fedgen", "lg-fedavg"): "heads averaged, nothing generated",
     ("fedma", "fedavg"): "no matching",
@@ -143,9 +141,9 @@ class Grid:
 
     def choices(self) -> Iterator[list[str]]:
         """Yield the rows of the table of methods to take."""
-        yield ["networks", "public examples", "methods", "settings", "controls that the best of them is not above"]
+        yield ["networks", "public examples", "methods", "controls that the best of them is not above"]
         for networks, words in NETWORKS.items():
-            columns = self.complete(networks)
+            columns = [column for (_, kind), column in self.columns.items() if kind == networks]
             for needs in NEEDS:
                 enough = [name for name in self.methods if NEEDS.index(self.needs(name)) <= NEEDS.index(needs)]
                 methods = self.to_take(columns, [name for name in enough if name not in CONTROLS])
@@ -158,13 +156,7 @@ class Grid:
                 }
                 named = ", ".join(f"`{name}`" for name in methods)
                 controls = ", ".join(f"`{name}` in {count}" for name, count in level.items() if count)
-                yield [words, needs or "none", named, str(len(columns)), controls or "none"]
-
-    def complete(self, networks: str) -> list[Column]:
-        """Return the columns with as many methods as the fullest one."""
-        columns = [self.columns[setting, networks] for setting in self.settings(networks)]
-        most = max(len(column.accuracies) for column in columns)
-        return [column for column in columns if len(column.accuracies) == most]
+                yield [words, needs or "none", named, controls or "none"]
 
     def to_take(self, columns: Sequence[Column], methods: Sequence[str]) -> list[str]:
         """Return the methods that are level with the best in at least half of the columns, or in as many as any."""

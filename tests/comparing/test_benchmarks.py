@@ -40,7 +40,7 @@ def test_the_grid_and_its_costs_have_what_their_csv_files_say() -> None:
     [
         *(("fedma", "own"), ("fedharm", "no-labels"), ("fedhenn", "hundred-clients"), ("htfl", "mnist-two-classes")),
         *(("papers", "fedma-domains"), ("papers", "flha-4"), ("grid", "digits-30-dirichlet-mixed")),
-        *(("grid", "cifar10-200-iid-equal"), ("grid", "digits-30-dirichlet-50-rounds-equal")),
+        ("grid", "cifar10-200-iid-equal"),
     ],
 )
 def test_a_comparison_can_be_run(page: str, name: str) -> None:
