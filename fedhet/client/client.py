@@ -161,6 +161,7 @@ class Client:
             weight_decay=config.weight_decay,
             batch_size=self.data.batch_size or config.batch_size,
             schedule=schedule if stepwise else None,
+            bf16=config.precision == "bf16",
             least=self.least,
             clip_gradients=config.clip_gradients,
         )

@@ -240,6 +240,11 @@ class Config:
     device: str = _node(
         "auto", "device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps", resumable=True
     )
+    precision: str = option(
+        "float32",
+        "precision of forward passes in training: float32, or bf16 (mixed precision: weights and losses stay float32)",
+        choices=("float32", "bf16"),
+    )
     threads_per_client: int = _node(
         1, "number of CPU threads per client; results can be reproduced exactly only with 1", at_least=1, at_most=1024
     )

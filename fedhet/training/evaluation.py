@@ -27,6 +27,7 @@ def forward(
     until: Representation | None = None,
     learns: bool = True,
     stream: RandomStream | None = None,
+    bf16: bool = False,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Pass a batch through a network in its current mode; return the outputs and the captured values by name.
 
@@ -37,17 +38,23 @@ def forward(
         until: stop at the head and return Phi (n, d) instead of outputs.
         learns: whether a graph is built.
         stream: the random stream of dropout in a pass that must not change the network's buffers.
+        bf16: whether to compute in bfloat16 where torch holds that to be safe; results are float32.
     """
-    if not (captures or stream) and learns:  # most training steps
+    if not (captures or bf16 or stream) and learns:  # most training steps
         return (until or model)(inputs), {}
     with ExitStack() as stack:
         if stream:
             stack.enter_context(isolated(model, stream))
         if not learns:
             stack.enter_context(torch.no_grad())
+        if bf16:
+            stack.enter_context(torch.autocast(inputs.device.type, torch.bfloat16))
         sites = {name: stack.enter_context(site.capture()) for name, site in captures.items()}
         outputs = (until or model)(inputs)
-    return outputs, {name: site.features for name, site in sites.items()}
+    captured = {name: site.features for name, site in sites.items()}
+    if not bf16:
+        return outputs, captured
+    return outputs.float(), {name: value.float() for name, value in captured.items()}
 
 
 def evaluate(

@@ -24,6 +24,7 @@ class Optimisation:
         weight_decay: on matrices and filters, not on biases and normalisation.
         batch_size: examples in a mini-batch.
         schedule: from the fraction of the phase that is done to the learning rate of a step.
+        bf16: whether forward passes are computed in bfloat16; weights and losses are float32.
         least: examples in the smallest mini-batch: a smaller rest of an epoch joins the batch before it.
         clip_gradients: largest norm of a step's gradient of all parameters; 0 for no limit.
     """
@@ -34,6 +35,7 @@ class Optimisation:
     weight_decay: float = 0.0
     batch_size: int = 32
     schedule: Callable[[float], float] | None = None
+    bf16: bool = False
     least: int = 1
     clip_gradients: float = 0.0
 

@@ -37,6 +37,7 @@ class Step:
         rows: (n,) int64, positions of these examples in the phase's examples.
         outputs: the network's outputs.
         captured: the inner values that the phase captures, by name; each (n, ...), part of the graph.
+        bf16: whether forward passes are computed in bfloat16.
         further: number of examples outside the batch that loss terms passed through the network.
     """
 
@@ -48,6 +49,7 @@ class Step:
     rows: Tensor
     outputs: Tensor
     captured: Mapping[str, Tensor] = field(default_factory=dict)
+    bf16: bool = False
     further: int = 0
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
@@ -56,7 +58,7 @@ class Step:
         Buffers and the task's random stream do not change.
         """
         self.further += len(inputs)
-        return forward(self.model, inputs, until=representation, stream=stream)[0]
+        return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
 
 
 Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
@@ -210,7 +212,7 @@ def _passes(
         inputs, labels = examples.at(index)
         inputs = prepare(inputs)
         try:
-            outputs, captured = forward(model, inputs, phase.captures)
+            outputs, captured = forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16)
         except ValueError as error:
             if len(index) > 1 or not _uses_batch_norm(model):
                 raise
@@ -219,7 +221,7 @@ def _passes(
                 f"BatchNorm cannot train on a batch of one example, and {few}: set batch-size to at least 2 and give "
                 "every client at least 2 training examples, or use GroupNorm in its place"
             ) from error
-        yield Step(number, model, parameters, inputs, labels, index, outputs, captured)
+        yield Step(number, model, parameters, inputs, labels, index, outputs, captured, phase.optimisation.bf16)
 
 
 def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:

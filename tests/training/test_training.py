@@ -427,6 +427,32 @@ def test_examples_of_a_phase_are_augmented_only_if_it_says_so(augmented):
     assert generators == [stream if augmented else None, stream]
 
 
+def test_mixed_precision_computes_passes_in_bfloat16_and_keeps_weights_and_losses_in_float32():
+    seen = []
+
+    def trained(bf16):
+        model, inside, stream = network(), [], RandomStream(0)
+
+        def term(step):
+            further = step.represent(examples_of().inputs[:4], phi, stream)
+            seen.extend(tensor.dtype for tensor in (step.outputs, step.captured["hidden"], further))
+            return further.square().mean()
+
+        model[0].register_forward_hook(lambda module, args, output: inside.append(output.dtype))
+        phi = Representation(model)
+        optimisation = Optimisation("sgd", 0.05, batch_size=8, bf16=bf16)
+        captures = {"hidden": Output(model, "0")}
+        done = run(model, Phase(2, optimisation, terms=(term,), captures=captures))
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        return done.mean_loss, nn.utils.parameters_to_vector(model.parameters()), set(inside)
+
+    loss, weights, inside = trained(True)
+    plain_loss, plain_weights, plain_inside = trained(False)
+    assert (inside, plain_inside, set(seen)) == ({torch.bfloat16}, {torch.float32}, {torch.float32})
+    assert loss == pytest.approx(plain_loss, rel=0.01)
+    assert 0 < (weights - plain_weights).abs().max() < 0.01
+
+
 def test_the_order_of_the_examples_comes_from_the_generator_alone():
     results = []
     for noise in (1, 2):

@@ -199,7 +199,8 @@ class Written(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the network's outputs."""
-        written = self.write()
+        with torch.autocast(inputs.device.type, enabled=False):  # in mixed precision, too, weights are float32
+            written = self.write()
         # To look for tied tensors in each call costs a small network a twentieth of its step.
         outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
         return outputs

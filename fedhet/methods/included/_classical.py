@@ -6,7 +6,7 @@ from typing import Literal
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Parameters, keys_about
 
-TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "local-epochs", "closing-epochs")
+TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "local-epochs", "closing-epochs")
 
 
 @dataclass(frozen=True)
