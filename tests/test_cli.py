@@ -247,7 +247,7 @@ class TestBadInput:
         assert "write whole numbers" in refused("compare", "fedavg", "--seeds", "0;1")
         for setting in ("learning-rate", "learning-rate=", "learning-rate=.1,,.2"):
             assert "write KEY=V1,V2" in refused("compare", "fedavg", "--tune", setting)
-        assert "are tuned with and reported" in refused(
+        assert "are used for tuning and reported" in refused(
             "compare", "local", "--tune", "learning-rate=.1", "--tune-seeds", "0"
         )
         assert "budget = x: write a number above 0" in refused("recommend", "--budget", "x")

@@ -1,4 +1,4 @@
-"""Comparing methods: the same clients, data, splits, participation and rounds for all, over several seeds."""
+"""Compare methods over several seeds, with the same clients, data, splits, participation and rounds for all."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ __all__ = ["Comparison", "Tuning", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison: each variant's results, that which differences are to, and why runs `failed`, by name."""
+    """A finished comparison: the variants' results, the baseline of differences, and by name why runs `failed`."""
 
     folder: Path
     results: Sequence[VariantResult] = field(repr=False)
@@ -52,13 +52,13 @@ class Comparison:
 
     @property
     def reasons(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of failed runs, and why they failed: all that failed for one reason together."""
+        """Yield names of failed runs and why they failed; those with one reason are together."""
         for reason, names in grouped((reason, name) for name, reason in self.failed.items()).items():
             yield ", ".join(names), reason
 
     @property
     def failure(self) -> str:
-        """How many runs failed, and why, in words; empty if none did."""
+        """A message with the number of failed runs and the reasons; empty if none failed."""
         reasons = "\n".join(f"  {names}: {reason}" for names, reason in self.reasons)
         wanted = sum(result.seeds_wanted for result in self.results)
         message = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
@@ -70,7 +70,7 @@ class Comparison:
             raise FedhetError(self.failure)
 
     def frame(self) -> "pandas.DataFrame":
-        """Return the rows of `comparison.csv` as a table of pandas: a line a run, then statistics over seeds."""
+        """Return the rows of `comparison.csv` as a data frame: one for each run, then statistics over seeds."""
         heading, *rows = number_rows(self.results, self.baseline)
         return data_frame(dict(zip(map(str, heading), row, strict=True)) for row in rows)
 
@@ -108,26 +108,25 @@ def compare(
     runs and resumes interrupted and failed ones.
 
     Args:
-        methods: in the table's order: names, or `[NAME=]METHOD,KEY=VALUE,...` for a variant with settings of its own.
-        config: settings for all, as for `fedhet.run` (`seed`, `out`, `engine` and `workers` are set here). A key of one
-            method counts for all methods that inherit it from one class, unless they have their own. What is not
-            set comes from the first method's defaults, for all, and a method's own keys from its preset of the same
-            name; the public examples and closing epochs that one method needs are given to all. With `rounds = 0`,
-            which one method must settle, one-shot methods get one round and the others as many as that one.
-        seeds: each method runs once with each.
+        methods: names, or `[NAME=]METHOD,KEY=VALUE,...` for a variant with its own settings, in the table's order.
+        config: settings for all, as for `fedhet.run` (`seed`, `out`, `engine` and `workers` are set here). Setting a
+            key of one method sets it for all methods that share it, unless they have their own value. Other settings
+            are the first method's defaults, and a method's own keys come from its preset of the same name. All get the
+            public examples and closing epochs that one method needs. With `rounds = 0`, one method must determine the
+            number of rounds; one-shot methods get one round.
+        seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
-        task: of data of one's own: a `fedhet.Task` or the name of one.
-        out: folder of the comparison; one in `runs/` that is named by the methods if left out.
-        jobs: runs at a time, each in a process with one thread; None: one for each core or 4 GiB of a GPU's memory.
-        baseline: the variant that the others' differences are to; None: the first.
-        tuning: the settings that are tried for each method before, on validation parts; None: as `config` says.
-        console: where progress and the table go; None: standard output.
+        task: the task of the user's data: a `fedhet.Task` or its name.
+        out: folder of the comparison; by default a folder in `runs/` named after the methods.
+        jobs: runs at a time, each in a process with one thread; by default one for each core or 4 GiB of GPU memory.
+        baseline: the variant to which differences are taken; by default the first.
+        tuning: settings to try for each method, on validation parts, before the runs.
+        console: where progress and tables go; by default standard output.
 
     Raises:
-        ConfigError: settings that cannot be run, or a folder in `out` that holds a run with other settings; nothing was
-            started (but for the tuning, where what it chose does not fit the runs that are there).
-        FedhetError: all runs failed, after everything was written; where some completed, see `Comparison.failed`.
+        ConfigError: the settings are invalid, or a folder in `out` holds a run with other settings.
+        FedhetError: all runs failed; if some completed, see `Comparison.failed`.
     """
     check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
@@ -148,7 +147,7 @@ def compare(
 def _compared(
     shared: SharedSettings, seeds: Sequence[int], out: Path, baseline: str, tuning: Tuning | None, execute: Execution
 ) -> Comparison:
-    """Tune, carry out the runs, write and print."""
+    """Tune, carry out the runs, and write and print the results."""
     for note in shared.notes:
         execute.tell(note)
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
@@ -179,7 +178,7 @@ def _compared(
 
 
 def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Table] = ()) -> None:
-    """Write the comparison's own files; its page has `more` tables."""
+    """Write the files of a comparison; `more` tables go into its page."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))

@@ -1,4 +1,4 @@
-"""Keys that are chosen for all variants of a comparison: which have an effect for at least one."""
+"""The keys that a user sets for all variants of a comparison, and which of them have no effect."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from fedhet.methods.keys import default_of
 from fedhet.methods.options import Config, Value, fields_of, keys_about
 
 PLACES = frozenset(keys_about("place"))
-"""Keys of where and how a run is carried out, which the comparison sets and which do not change results."""
+"""Keys of where and how a run is carried out, which do not change results; a comparison sets them."""
 
 SET_HERE = PLACES - {"report"} | {"seed"}
 """Keys that a comparison sets itself."""
@@ -18,7 +18,7 @@ SET_HERE = PLACES - {"report"} | {"seed"}
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a comparison: a method, by name or `package.module:name`, perhaps with settings of its own."""
+    """One line of a comparison: a method, by name or `package.module:name`, with its own settings."""
 
     name: str
     method: str
@@ -28,7 +28,7 @@ class Variant:
 def without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
-    """Yield a sentence for each key of a variant without effect, and each key for all that has none for any variant."""
+    """Yield a sentence for each key without effect: of a variant for itself, or of all for every variant."""
     families = {config.family for config in completed.values()}
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
@@ -42,10 +42,10 @@ def without_effect(
 
 
 def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chosen keys of single methods by the names of compared methods that have the same key, unless chosen.
+    """Return the keys that compared methods share with a method whose key is chosen, unless they are chosen themselves.
 
-    Methods have the same key if their `Parameters` inherit it from one class, such as `SizedParameters.widths`. Where
-    it is chosen for several methods, with unlike values, no other method takes it.
+    Methods share a key if their `Parameters` inherit it from the same class, such as `SizedParameters.widths`. A key
+    that is chosen for several methods with different values counts for no other method.
     """
     families = {registry.method(variant.method).family for variant in variants}
     values: dict[str, list[Any]] = {}
@@ -59,7 +59,7 @@ def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> 
 
 
 def _field(family: str, name: str) -> Any:
-    """Return the field of a method's own key, or None; methods that inherit a key have the same object."""
+    """Return the field of a method's own key, or None; methods that share a key have the same object."""
     if family not in registry.methods():
         return None
     keys: Any = registry.method(family).Parameters

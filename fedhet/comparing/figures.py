@@ -1,4 +1,4 @@
-"""The figure of a comparison."""
+"""The figures of a comparison."""
 
 from collections.abc import Sequence
 from textwrap import fill
@@ -13,7 +13,7 @@ from fedhet.results.plotting import BLUE, INK, ORANGE, draw_line, label_axes, lo
 
 
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
-    """Personal accuracy by round, mean and spread over seeds, above the last round's personal and global accuracy."""
+    """Draw personal accuracy by round, mean and spread over seeds, and below it the accuracies after the last one."""
     results = [result for result in results if result.outcomes]
     metric = results[0].outcomes[0].files.metric
     height = 0.2 + 0.5 * len(results)  # of the bars
@@ -59,7 +59,7 @@ def _draw_curves(axes: Axes, results: Sequence[VariantResult]) -> None:
 
 
 def _draw_bars(axes: Axes, results: Sequence[VariantResult]) -> None:
-    """Draw each variant's bars, one below the other, and its name under them."""
+    """Draw each variant's bars, and its name below them."""
     place = 0.0
     for result in results:
         for which, colour in (("personal", BLUE), ("global", ORANGE)):

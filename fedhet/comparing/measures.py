@@ -28,7 +28,7 @@ WORST = 0.1
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A completed run.
+    """A completed run of a comparison.
 
     Attributes:
         run: the planned run.
@@ -50,13 +50,13 @@ class RunOutcome:
 
     @property
     def models(self) -> str:
-        """The clients' models in words."""
+        """The clients' model, or how many models they have."""
         models = {row.architecture or UNDISCLOSED for row in self.files.clients}
         return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Why clients never took part, or failed when they were scored, by name."""
+        """By client, why it never took part or failed when it was scored."""
         _, failed = self.files.measured("common" if self.run.settings.test_on == "global" else "own")
         return never_took_part(self.files.rows) | failed
 
@@ -72,12 +72,12 @@ class VariantResult:
 
     @property
     def label(self) -> str:
-        """The name, with a star if all clients have one model because the method needs equal architectures."""
+        """The name, with a star if all clients got the same model because the method needs equal architectures."""
         return self.variant + (" *" if self.equalised else "")
 
     @property
     def models(self) -> str:
-        """The clients' models in words."""
+        """The clients' model, or how many models they have."""
         return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:
@@ -99,19 +99,19 @@ class VariantResult:
 
 
 def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference | None]:
-    """Return by variant its difference to the baseline in personal accuracy, without the baseline itself."""
+    """Return the difference in personal accuracy of each other variant to the baseline."""
     return {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
 
 
 def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, float]:
-    """Return by variant the p-value of its difference to the baseline in personal accuracy, corrected (Holm)."""
+    """Return the p-values of these differences, corrected for their number (Holm)."""
     found = differences(results, baseline).items()
     known = {variant: p for variant, each in found if each is not None and (p := each.p) is not None}
     return dict(zip(known, holm(list(known.values())), strict=True))
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Read the runs' outcomes, by variant in order of the runs, without runs whose names are in `failed`."""
+    """Return the results of each variant, in order of the runs, without the runs named in `failed`."""
     results = []
     for variant, planned in grouped((run.variant, run) for run in runs).items():
         outcomes = [_outcome(run, read_run(run.folder)) for run in planned if run.name not in failed]
@@ -121,7 +121,7 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def is_local(result: VariantResult) -> bool:
-    """Whether a variant is training alone without a public dataset, to which gains are measured."""
+    """Whether a variant is training alone without a public dataset."""
     return any(
         each.run.settings.method_name == "local" and each.run.settings.parameters.public == "unused"
         for each in result.outcomes

@@ -1,4 +1,4 @@
-"""The runs of a comparison: which are complete already, and carrying out the others, several at a time."""
+"""Carry out the runs of a comparison, several at a time; completed runs are kept."""
 
 import math
 import os
@@ -34,21 +34,21 @@ from fedhet.utils.machine import device_of, runs_at_once
 from fedhet.utils.text import printable
 
 WIDEST = 1000
-"""Characters of a line of a table in a file."""
+"""The width of tables in a file, in characters."""
 
 WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
-"""Folders of a comparison."""
+"""Folders that comparisons write."""
 
 
 def check_out(out: Path) -> None:
-    """Raise a `ConfigError` if a comparison cannot be written to a folder, or links in it lead out of it."""
+    """Raise a `ConfigError` if a folder cannot be written to, or links in it lead out of it."""
     check_place(out)
     for path in chain.from_iterable(map(out.glob, WRITTEN)):
         check_links(path, out)
 
 
 def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None:  # noqa: B008 - it is frozen
-    """Raise a `FedhetError` with every problem of the runs' folders, or of data that cannot be had."""
+    """Raise a `FedhetError` with every folder that holds another run, or if data or models are not available."""
     runs = list(runs)
     if problems := [problem for run in runs if (problem := _conflict(run, supplied))]:
         raise ConfigError("\n".join(problems))
@@ -62,13 +62,13 @@ def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None: 
 
 
 def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
-    """Why the run's folder cannot be used, if it cannot."""
+    """Return why the run's folder cannot be used; None if it can."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
         return None
     if not (run.folder / "config.toml").is_file():
-        return f"{run.folder} is there already and is not the directory of a run: choose another folder"
+        return f"{run.folder} exists and is not a run directory: choose another folder"
     wanted = run.settings.flat()
     defaults = {key: default_of(spec) for key, spec in run.settings.specs().items()}  # of keys that came after that run
     there = defaults | configuration.read(run.folder / "config.toml", supplied.words.keys())
@@ -84,7 +84,7 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
 
 
 def _another(run: PlannedRun, supplied: Supplied) -> str | None:
-    """Why the run in the folder, if there is one, was not of this model, data or task."""
+    """Return why the run in the folder had another model, data or task; None if it had not, or if there is none."""
     if not any(run.folder.glob("checkpoint/*.safetensors")):
         return None
     config = supplied.adapted(run.settings).but(device="cpu")
@@ -96,7 +96,7 @@ def _another(run: PlannedRun, supplied: Supplied) -> str | None:
 
 
 def why_incomplete(run: PlannedRun) -> str | None:
-    """Why the folder does not hold a completed run; None if it does."""
+    """Return why the folder holds no completed run; None if it does."""
     summary = (read_run(run.folder).summary if (run.folder / "config.toml").is_file() else None) or {}
     return None if summary.get("status") == "completed" else str(summary.get("error", "ended without completing"))
 
@@ -108,7 +108,7 @@ def prepared(
     jobs: int | None,
     console: Console | None,
 ) -> tuple[dict[str, Any], "Execution"]:
-    """Check what comparisons are called with; return the complete settings, and what carries out runs in `out`."""
+    """Check arguments of `compare` and `recommend`; return the complete settings, and what carries out runs."""
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     settings = configuration.completed(config, supplied.words.keys())
@@ -124,9 +124,10 @@ class Execution:
     """Carries out runs.
 
     Attributes:
-        function: is called as `fedhet.run`, and cloudpickle can copy it.
-        at_once: so many runs at once.
-        deadline: by `time.monotonic()`; runs that are under way then are stopped, and can be resumed.
+        function: is called like `fedhet.run`; cloudpickle must be able to copy it.
+        at_once: the number of runs at a time.
+        console: where progress goes.
+        deadline: on the clock of `time.monotonic()`; runs that have not ended then are stopped, and can be resumed.
     """
 
     function: Callable[..., object]
@@ -157,11 +158,11 @@ class Execution:
         return failed
 
     def tell(self, words: str) -> None:
-        """Print a line, or several, without markup."""
+        """Print lines without markup."""
         self.console.print(printable(words, keep="\n"), markup=False)
 
     def show(self, table: RenderableType) -> None:
-        """Print a table, in a file as wide as it is."""
+        """Print a table; in a file it is as wide as it needs."""
         whole = self.console if self.console.is_terminal else text.console(file=self.console.file, width=WIDEST)
         whole.print(table, soft_wrap=True)
 
@@ -169,7 +170,7 @@ class Execution:
         settings: dict[str, object] = {**run.settings.flat(), "preset": ""}
         resume = {}
         if (run.folder / "config.toml").is_file():
-            reference = run.settings.method  # which the user named, and not the folder alone
+            reference = run.settings.method  # named by the user, not only by the folder
             settings = {key: settings[key] for key in FILES if settings[key]}
             settings |= {"method": reference} if ":" in reference else {}
             resume = {"resume": run.folder}
@@ -188,10 +189,9 @@ class Job:
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
-    """Run each job in a fresh child process with one thread, `at_once` at a time; yield names and why they failed.
+    """Run each job in its own process with one thread, `at_once` at a time; yield names and reasons of failures.
 
-    A job is taken from `jobs` when it is its turn. Processes that still run at the deadline, or when the iteration is
-    left (Ctrl-C, an error of the caller), are ended.
+    Processes that still run at the deadline, or when the iteration ends early (Ctrl-C, an error), are ended.
     """
     waiting, running = iter(jobs), dict[Connection, tuple[Job, Child]]()
     try:
@@ -229,6 +229,6 @@ def _call(connection: Connection) -> None:
         messages.send(connection, None)
     except FedhetError as error:
         messages.send(connection, str(error))
-    except Exception as error:  # whatever it is, it is this job's failure and is reported as such
+    except Exception as error:  # reported as the failure of this job
         traceback.print_exc()
         messages.send(connection, f"{type(error).__name__}: {error} (see {job.log})")

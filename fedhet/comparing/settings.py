@@ -24,23 +24,23 @@ from fedhet.utils.machine import process_restored
 from fedhet.utils.ordering import grouped
 
 FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
-"""Keys of where a data set's files are, which may lie elsewhere when a comparison goes on."""
+"""Keys with paths of data sets, which may change when a comparison is resumed."""
 
 SAME_FOR_ALL = PLACES | {"method", "seed", "preset", *keys_about("data", "output")}
-"""Keys that no variant can set."""
+"""Keys that variants cannot set."""
 
 OPTIMISER = keys_about("optimiser")
-"""Keys that are a method's own in a comparison if clients do not train their networks (`Method.trains`)."""
+"""Keys that a method has for itself in a comparison if its clients do not train networks (`Method.trains`)."""
 
 EQUAL_MODEL = "cnn"
-"""The model of all clients for methods that need equal architectures, if the settings mix architectures."""
+"""The model of all clients for methods that need equal architectures, if the settings have several."""
 
 _VARIANT = re.compile(r"(?:(?P<name>[\w.@+-]+)=)?(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
 _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
-    """Parse variants, in order: `METHOD`, or `NAME=METHOD,KEY=VALUE,...`, whose name is the method's if it is left out.
+    """Parse variants: `METHOD`, or `[NAME=]METHOD,KEY=VALUE,...`; by default the name is the method's.
 
     Raises a `ConfigError` if a method is unknown, a name is used twice, or a key of `SAME_FOR_ALL` is set.
     """
@@ -48,7 +48,7 @@ def variants_of(texts: Sequence[str]) -> list[Variant]:
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"several variants of the comparison are called {', '.join(twice)}: give one another name, NAME=METHOD"
+            f"several variants have the name {', '.join(twice)}: give one of them another name, NAME=METHOD"
         )
     return variants
 
@@ -70,7 +70,7 @@ def _variant(text: str) -> Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a comparison; `equalised` if all clients have one model because the method needs that."""
+    """A run of a comparison; `equalised` if all clients get one model because the method needs that."""
 
     variant: str
     seed: int
@@ -91,9 +91,9 @@ class SharedSettings:
     Attributes:
         for_all: the shared settings.
         own: by variant, its own settings, such as the method.
-        fixed: keys that each variant sets itself, which cannot be tuned.
-        equalised: variants whose clients all have one model, since they need equal architectures.
-        notes: remarks on the settings for readers of the results.
+        fixed: by variant, the keys that it sets itself, which are not tuned.
+        equalised: variants whose clients all get one model because the method needs that.
+        notes: remarks on the settings, printed below the tables.
         supplied: the user's models and data.
     """
 
@@ -105,7 +105,7 @@ class SharedSettings:
     supplied: Supplied
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return a variant's settings with those of `choice`; raises a `ConfigError` if they cannot be run."""
+        """Return a variant's settings with those of `choice`; raises a `ConfigError` if they are invalid."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
@@ -202,13 +202,13 @@ def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapp
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of the preset for all; those of `own` are a method's."""
+    """Return the settings of the preset; those of the preset `own` depend on the method."""
     name = str(base.get("preset", ""))
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
 def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the method keys of each method's preset that has the name of the preset for all."""
+    """Return the methods' own keys from their presets with the same name as the preset for all."""
     methods = [registry.method(variant.method) for variant in variants]
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
@@ -218,22 +218,22 @@ def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's preset that has the name of the preset for all; empty if there is none."""
+    """Return the settings of a method's preset with the same name as the preset for all; empty if there is none."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _training_for_all(base: Mapping[str, Any], first: Variant) -> dict[str, Value]:
-    """Return the optimiser and rate of all variants, without what suits the first method alone."""
+    """Return optimiser and learning rate of all variants, which do not depend on what suits the first method."""
     flat = configuration.resolve({**base, "rounds": 1, "method": first.method}, strict=False).flat()
     return {key: flat[key] for key in OPTIMISER}
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied) -> dict[str, Value]:
-    """Return the optimiser and rate that suit a method that does not train networks; empty for other methods.
+    """Return optimiser and learning rate of a method that does not train networks; empty for other methods.
 
-    They are those of its own preset and, for a user's models, what the method says.
+    They come from the method's own preset and, for a user's models, from `Parameters.suited`.
     """
     if not (method := registry.method(config.method_name)).trains:
         return {}
@@ -246,10 +246,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied
 def _own_settings(
     variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return a variant's own settings, and notes; `wanted` are an optimiser and rate that suit it, see above.
-
-    They count unless the user set them.
-    """
+    """Return a variant's own settings, and notes; the optimiser and rate in `wanted` count unless the user set them."""
     settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
     settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
     notes = []
@@ -276,7 +273,7 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supp
     settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
     if settling is None:
         names = ", ".join(methods)
-        raise ConfigError(f"rounds = 0: none of {names} settles by itself how many it needs: set rounds")
+        raise ConfigError(f"rounds = 0: none of {names} determines the number of rounds itself: set rounds")
     rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | fixed
     if others := [name for name, each in methods.items() if rounds[name] and not each.one_shot and name not in fixed]:
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
@@ -285,7 +282,7 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supp
 
 
 def settled_rounds(config: Config, supplied: Supplied = Supplied()) -> int:  # noqa: B008 - it is frozen
-    """Return the rounds that a method needs, after a handshake only; raises a `FedhetError` if no client can serve."""
+    """Return the rounds that a method needs, by a handshake; raises a `FedhetError` if no client can serve."""
     rounds: int = shake_hands(config, supplied, supplied.public_dataset(config)).config.rounds
     return rounds
 
@@ -299,7 +296,7 @@ def shake_hands(
 ) -> Any:
     """Return the method's strategy after a handshake with clients, whose nodes have the config `node_config`.
 
-    Raises a `FedhetError` if no client can serve, or if one cannot go on with the run that has `begun` in a folder.
+    Raises a `FedhetError` if no client can serve, or if a client cannot continue the run in the folder `begun`.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=str(begun / "state") if begun else folder, out="")

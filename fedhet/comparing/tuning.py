@@ -1,4 +1,4 @@
-"""Tuning: chooses every variant's settings on validation parts, with seeds that are not reported.
+"""Tuning: choose every variant's settings on validation parts, with seeds that are not reported.
 
 Every variant tries equally many configurations with all tuning seeds; the one with the highest mean validation accuracy
 is chosen. Nothing reads the results on test parts.
@@ -53,7 +53,7 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration that was tried: its validation accuracy by seed, or the reason for none, and its costs.
+    """A configuration that was tried: by seed its validation accuracy or why it has none, and its costs.
 
     Attributes:
         steps: gradient steps of all its runs.
@@ -70,7 +70,7 @@ class Trial:
     round_bytes: int = 0
 
     def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
-        """Note the outcome of a run, or the reason for none."""
+        """Record the validation accuracy and costs of a run, or why it has none."""
         accuracy = validation_accuracy(run) if run else None
         if run is None or accuracy is None:
             self.failed[seed] = reason or "there is no validation accuracy"
@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over its seeds; None unless all of them have one."""
+        """The mean over its seeds; None unless all seeds have an accuracy."""
         return None if self.failed or not self.by_seed else statistics.fmean(self.by_seed.values())
 
     @property
@@ -139,7 +139,7 @@ class Search:
 
     @property
     def reasons(self) -> str:
-        """Why none completed, if none did."""
+        """Why no configuration completed."""
         reasons = dict.fromkeys(reason for tried in self.tried for reason in tried.failed.values())
         return f"no configuration of {self.variant} completed with all tuning seeds: {'; '.join(reasons)}"
 
@@ -176,7 +176,7 @@ class Tuner:
     execute: Execution
 
     def run(self, asked: Sequence[Trial], seeds: Sequence[int]) -> None:
-        """Run configurations with further seeds, and note their accuracies; nothing of runs that had no time."""
+        """Run configurations with these seeds and record their outcomes; runs stopped by the deadline are skipped."""
         planned = [(tried, seed, self.plan(tried, seed, self.held_out)) for tried in asked for seed in seeds]
         runs = [run for _, _, run in planned]
         check(runs, self.shared.supplied)
@@ -200,10 +200,10 @@ def tune(
 ) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
 
-    Returns the outcome by variant; and of variants without a configuration that completed with all seeds, why.
+    Returns the searches by variant, and the reasons of variants without a configuration that completed with all seeds.
 
     Raises:
-        ConfigError: settings that cannot be tuned so; nothing was started.
+        ConfigError: the settings cannot be tuned; nothing was started.
         FedhetError: no configuration of any variant completed.
     """
     check_tuning(tuning, shared, reported)
@@ -230,9 +230,9 @@ def tune(
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:
-    """The settings by which tuning runs set validation parts apart.
+    """Return the settings of validation parts in tuning runs.
 
-    Where the table reports the common test set, they are images with its labels, if there are any.
+    If the table reports the common test set, validation parts have its labels, too (`validation-on = common`).
     """
     common = shared.for_all["test-on"] == "global" and shared.supplied.data is None
     return {
@@ -243,23 +243,22 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 
 def validation_note(shared: SharedSettings) -> str:
-    """Say that validation parts have other labels than the test set that the table reports; empty if they do not."""
+    """Return a warning if validation parts have other labels than the reported test set, or an empty string."""
     if shared.for_all["test-on"] != "global" or shared.supplied.data is None:
         return ""
     return (
-        "Tuning measured validation parts of each client's own examples; the table reports the common test set "
-        "(test-on = global), whose labels other settings may suit better. Data of one's own have no images held out "
-        "for all: return a `validation` part with the labels of the common test set."
+        "Tuning measured validation parts of each client's own examples, but the table reports the common test set "
+        "(test-on = global), which has other labels: return a `validation` part with the labels of that test set."
     )
 
 
 def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
-    """Check that the settings can be tuned so; a ConfigError with every problem."""
+    """Raise a `ConfigError` with every reason why the settings cannot be tuned."""
     problems = []
     if not tuning.seeds:
         problems.append("tuning needs at least one seed of its own")
     if both := sorted(set(tuning.seeds) & set(reported)):
-        problems.append(f"seeds {both} are tuned with and reported: what is reported must not have been tuned on")
+        problems.append(f"seeds {both} are used for tuning and reported: choose other tuning seeds")
     prefixes = {shared.settings(variant, 0).family for variant in shared.own}
     for name, values in tuning.grid.items():
         variant, _, key = name.rpartition(":")
@@ -305,7 +304,7 @@ def different(choices: Iterable[Choice], number: float = math.inf) -> list[Choic
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
-    """The choices, and further learning rates with each of their other settings until they are `number`."""
+    """Return the choices, extended to `number` by further learning rates with each of their other settings."""
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
     if not rates or rates[0] <= 0:
         return choices
@@ -314,7 +313,7 @@ def _filled(choices: list[Choice], number: int) -> list[Choice]:
 
 
 def _refined(rates: list[float]) -> Iterator[float]:
-    """Further values without end: halfway between neighbours by ratio, one beyond each end, and so on."""
+    """Yield further learning rates without end: between neighbours, beyond both ends, and so on."""
     while True:
         between = [math.sqrt(low * high) for low, high in itertools.pairwise(rates)]
         ratio = rates[1] / rates[0] if len(rates) > 1 else 3.0

@@ -147,7 +147,7 @@ def test_runs_with_other_settings_are_never_touched(comparison):
         comparison.go(methods=("local", "fedavg", "fedhenn"), seeds=(0,), settings=SETTINGS | {"local-epochs": 5})
     assert "local-seed0 holds a run with other settings (" in str(caught.value)
     assert "local-epochs = 3 instead of 5" in str(caught.value)
-    assert "fedavg-seed0 is there already and is not the directory of a run" in str(caught.value)
+    assert "fedavg-seed0 exists and is not a run directory" in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
     assert comparison.calls() == []
 

@@ -38,7 +38,7 @@ def test_a_number_of_rounds_that_is_told_counts_for_all():
 
 
 def test_rounds_that_nobody_settles_are_refused():
-    with pytest.raises(ConfigError, match="none of fedavg, pfnm settles by itself"):
+    with pytest.raises(ConfigError, match="none of fedavg, pfnm determines the number of rounds itself"):
         shared(("fedavg", "pfnm"))
     for method in ("fedavg", "pfnm", "fedhenn"):
         with pytest.raises(ConfigError, match=f"rounds = 0: {method} does not settle by itself"):
@@ -73,11 +73,11 @@ class TestVariants:
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
-            (["fedavg", "fedavg=fedprox"], "several variants .* are called fedavg: give one another name, NAME=METHOD"),
+            (["fedavg", "fedavg=fedprox"], "several variants have the name fedavg: give one of them another name, NAME=METHOD"),
             (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be the same for all variants"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is no key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
-            (["fedavg,rounds=2", "fedavg,rounds=3"], "are called fedavg: give one another name, NAME=METHOD"),
+            (["fedavg,rounds=2", "fedavg,rounds=3"], "have the name fedavg: give one of them another name, NAME=METHOD"),
             (["a=b=fedavg"], "a=b=fedavg: write METHOD, or NAME=METHOD,KEY=VALUE"),
         ],
     )

@@ -180,7 +180,7 @@ def test_when_all_configurations_of_all_methods_fail_there_is_nothing_to_choose(
 @pytest.mark.parametrize(
     ("tuning", "settings", "message"),
     [
-        (Tuning(RATES, (1, 0)), {}, r"seeds \[0\] are tuned with and reported"),
+        (Tuning(RATES, (1, 0)), {}, r"seeds \[0\] are used for tuning and reported"),
         (Tuning({"fedproto.weight": [1.0]}), {}, "fedproto is not among the methods compared"),
         (Tuning({"clients": [3, 4]}), {}, "clients is the same for all methods"),
         (Tuning({"learning-rate": [-1]}), {}, "learning-rate = -1"),
