@@ -73,11 +73,17 @@ class TestVariants:
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
-            (["fedavg", "fedavg=fedprox"], "several variants have the name fedavg: give one of them another name, NAME=METHOD"),
+            (
+                ["fedavg", "fedavg=fedprox"],
+                "several variants have the name fedavg: give one of them another name, NAME=METHOD",
+            ),
             (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be the same for all variants"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is no key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
-            (["fedavg,rounds=2", "fedavg,rounds=3"], "have the name fedavg: give one of them another name, NAME=METHOD"),
+            (
+                ["fedavg,rounds=2", "fedavg,rounds=3"],
+                "have the name fedavg: give one of them another name, NAME=METHOD",
+            ),
             (["a=b=fedavg"], "a=b=fedavg: write METHOD, or NAME=METHOD,KEY=VALUE"),
         ],
     )

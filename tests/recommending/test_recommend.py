@@ -115,7 +115,7 @@ def test_the_best_wins_after_equal_tries(made):
     assert {tries[name] for name in ("local", "fedhenn", "fedmd", "layer-average")} == {len(FACTORS)}
     compared = {path.parent.name.partition(",")[0] for path in (made.folder / "compared").glob("*/summary.json")}
     assert compared == ALONE | {"fedhenn", "fedmd"}
-    assert "client 1: no head" in record(made)["left"]["fedproto"]
+    assert "client 1: no head" in record(made)["refused"]["fedproto"]
     file = configuration.read(made.folder / "recommended.toml")
     assert file == done.settings
     config = configuration.resolve(file)
@@ -139,14 +139,14 @@ def test_methods_without_a_turn_are_named(made):
 
 
 def test_no_federated_method_has_a_result(made, found):
-    alone = Candidates({name: found.choices[name] for name in ALONE}, ALONE, found.sends, found.refused)
+    alone = Candidates({name: found.choices[name] for name in ALONE}, ALONE, found.refused)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(recommending, "ask", lambda *_, **__: alone)
         assert "since no federated method has a result: alone, the best is" in made.go().verdict
 
 
 def test_a_budget_too_short_for_anything_says_so(made):
-    with pytest.raises(FedhetError, match="give --budget more"):
+    with pytest.raises(FedhetError, match="increase --budget"):
         made.go("5s")
     assert made.now <= 5
 
@@ -167,7 +167,7 @@ def test_a_round_above_the_limit_is_a_reason(made):
     done = made.go(max_bytes="1 MB")
     assert done.method == "fedmd"
     reason = "a round costs a client 2.00 MB, above the limit of 1.00 MB (max-bytes)"
-    assert done.refused["fedhenn"] == record(made)["left"]["fedhenn"] == reason
+    assert done.refused["fedhenn"] == record(made)["refused"]["fedhenn"] == reason
     assert f"fedhenn left: {reason}" in made.printed
     assert "layer-average" not in done.refused
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedhet.comparing import Comparison, publish
 from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.measures import VariantResult, measure
-from fedhet.comparing.recommending.serving import CONTROL, Candidates, ask, by_reason
+from fedhet.comparing.recommending.serving import CONTROL, ask
 from fedhet.comparing.runs import check, prepared, why_incomplete
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
@@ -55,15 +55,15 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A method for the clients, and why.
+    """The recommended method, and the reasons.
 
     Attributes:
-        folder: its files.
+        folder: where all files are.
         method: the recommended method; one without exchange if nothing beats training alone.
         beats_alone: whether the best federated method beats every method without exchange.
         verdict: the winner and its gain in sentences.
-        settings: the settings to go on with, as in `recommended.toml`.
-        refused: why other methods cannot serve, or cost too much, by name.
+        settings: the settings to continue with, as in `recommended.toml`.
+        refused: by name, why other methods cannot serve, cost too much, or completed no trial.
         comparison: the comparison of the best methods with those without exchange.
     """
 
@@ -94,7 +94,7 @@ def recommend(
 ) -> Recommendation:
     """Find out which method serves these clients best, and whether any beats training alone.
 
-    Started again with the same settings, it keeps its completed runs and has the whole budget again.
+    If called again with the same settings, it keeps completed runs and has the whole budget again.
 
     Args:
         config: settings for all methods, as for `fedhet.compare`.
@@ -112,8 +112,8 @@ def recommend(
         console: where progress and tables go; None: standard output.
 
     Raises:
-        ConfigError: settings that cannot be run; nothing was started.
-        FedhetError: the clients cannot train alone, the budget ended before they did, or all runs failed.
+        ConfigError: the settings are invalid.
+        FedhetError: the clients cannot train alone, or the budget ended before training alone had a result.
     """
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
@@ -127,9 +127,9 @@ def recommend(
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
     wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
     candidates = ask(distinct(wanted), base, supplied, seed=SEED, allow=allow, labels=public_labels)
-    execute.show(terminal_table([["method", "sends"], *([n, candidates.sends[n]] for n in candidates.choices)]))
-    for names, reason in by_reason(candidates.refused):
-        execute.tell(f"{names} cannot serve: {reason}")
+    execute.tell(f"{', '.join(candidates.choices)} can serve")
+    for name, reason in candidates.refused.items():
+        execute.tell(f"{name} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
         raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, supplied=supplied)
@@ -139,7 +139,7 @@ def recommend(
     searches, left = _try_out(tuner, trials, most)
     compared = replace(tuner, folder=out / "compared", execute=execute)
     runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
-    return _conclude(searches, left, candidates, runs, failed, compared)
+    return _conclude(searches, candidates.alone, candidates.refused | left, runs, failed, compared)
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
@@ -160,7 +160,7 @@ def _alone(name: str) -> bool:
 
 
 def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
-    """Return a method's configurations: the learning rate that it has, and others, if it has an effect."""
+    """Return a method's trials: its learning rate and others, or a single trial if the rate has no effect."""
     rate = shared.settings(name, SEED, choice).learning_rate
     trials = [{**choice, RATE: float(f"{factor * rate:.3g}")} for factor in FACTORS]
     if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
@@ -171,9 +171,10 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 def _try_out(
     tuner: Tuner, trials: Mapping[str, Sequence[Trial]], max_bytes: float
 ) -> tuple[dict[str, Search], dict[str, str]]:
-    """Try configurations in turn, each with all methods, until the deadline; return the trials, and who left and why.
+    """Run the methods' first trials, then their second ones, and so on until the deadline.
 
-    After the first configuration, one that not all methods could try in time does not count.
+    A trial that not all methods completed before the deadline does not count, except the first. Returns the searches,
+    and by name why methods are left out.
     """
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
@@ -195,20 +196,20 @@ def _try_out(
         elif not search.completed:
             left[name] = search.reasons
     tuner.execute.show(terminal_table(_standing(searches)))
-    for names, why in by_reason(left):
-        tuner.execute.tell(f"{names} left: {why}")
+    for name, why in left.items():
+        tuner.execute.tell(f"{name} left: {why}")
     return searches, left
 
 
 def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
-    """Return a heading, and a line for each method that completed a trial, best first, with its best settings."""
+    """Return headings and the best trial of each method, best first."""
     best = sorted((each.best for each in searches.values() if each.completed), key=lambda tried: -(tried.accuracy or 0))
     lines = [[tried.variant, format_value(tried.accuracy), tried.words] for tried in best]
     return [["method", "validation", "settings"], *lines]
 
 
 def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
-    """Return the best trials of the methods in `alone`, with the control first, and of the best of the others."""
+    """Return the best trial of each method in `alone` and of the two best others, with the control first."""
     best = [each.best for name, each in searches.items() if each.completed and name not in left]
     best.sort(key=lambda tried: (tried.variant != CONTROL, -(tried.accuracy or 0)))
     others = [tried for tried in best if tried.variant not in alone][:FINALISTS]
@@ -228,15 +229,15 @@ def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple
             break
         runs += ended
     if not any(run.variant == CONTROL and run.name not in failed for run in runs):
-        reasons = "\n".join(failed.values()) or "give --budget more; the same command goes on where it was"
-        raise FedhetError(f"the budget ended, and training alone has no result on test parts:\n{reasons}")
+        reasons = "\n".join(failed.values()) or "increase --budget; the same command continues"
+        raise FedhetError(f"training alone has no result on test parts within the budget:\n{reasons}")
     return sorted(runs, key=lambda run: [each.variant for each in best].index(run.variant)), failed
 
 
 def _conclude(
     searches: Mapping[str, Search],
-    left: Mapping[str, str],
-    candidates: Candidates,
+    without_exchange: Collection[str],
+    refused: Mapping[str, str],
     runs: Sequence[PlannedRun],
     failed: Mapping[str, str],
     tuner: Tuner,
@@ -244,21 +245,20 @@ def _conclude(
     """Judge the methods; write and print the results."""
     execute, out, results = tuner.execute, tuner.folder.parent, measure(runs, failed)
     ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
-    controls = [each for each in ranked if each.variant in candidates.alone]
+    controls = [each for each in ranked if each.variant in without_exchange]
     federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
     lows = [difference.low for each in controls if federated and (difference := federated.difference(each, SCORE))]
     beats = bool(lows) and all(low is not None and low > 0 for low in lows)
     method = federated.variant if federated and beats else alone.variant
     done = Comparison(out, results, alone, failed)
     settings = _settings_of(tuner.shared, method, searches[method].best.choice)
-    refused = candidates.refused | {name: why for name, why in left.items() if "max-bytes" in why}
     said = _verdict(alone, federated, beats=beats)
     notes = [said, *notes_below(results, alone, tuner.shared.notes)]
-    refusals = [["left, or cannot serve", "why"], *map(list, by_reason({**left, **candidates.refused}))]
+    refusals = [["left, or cannot serve", "why"], *map(list, refused.items())]
     publish(done, notes, "Which method for these clients", more=[_standing(searches), refusals])
     file = out / "recommended.toml"
     write_text(file, to_toml(settings))
-    outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused, "left": left}
+    outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused}
     write_text(out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
     for table in done.tables():
         execute.show(terminal_table(table))
@@ -283,7 +283,7 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
 
 
 def _settings_of(shared: SharedSettings, name: str, choice: Choice) -> dict[str, Value]:
-    """Return a method's best settings, without those that its defaults have or that say where a run lies."""
+    """Return a method's best settings, without defaults and without keys of where a run is carried out."""
     complete = shared.settings(name, 0, {**choice, **WHOLE})
     plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
     without = ineffective(complete, registry.traits(complete), shared.supplied.replacing(complete))

@@ -1,8 +1,7 @@
-"""Which methods can serve a federation's clients, and why the others cannot: the methods and the clients say so."""
+"""Find the methods that can serve a federation's clients, and why the others cannot."""
 
 import dataclasses
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,29 +15,26 @@ from fedhet.config import client_setup
 from fedhet.config.user_functions import Supplied
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
-from fedhet.methods.method import METRICS, STRUCTURE, Traits
+from fedhet.methods.method import Traits
 from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
-from fedhet.utils.ordering import grouped
 
 CONTROL = "local"
-"""The method that every other one is compared with."""
+"""The method that all others are compared with."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The methods that were asked.
+    """The methods that can and cannot serve.
 
     Attributes:
         choices: by method that can serve all clients, the keys of its own that must be changed for that.
-        alone: those of them whose clients exchange nothing.
-        sends: the kinds of what leaves a client, by method.
-        refused: why the other methods cannot serve, by method.
+        alone: the methods among them whose clients exchange nothing.
+        refused: by method, why it cannot serve.
     """
 
     choices: dict[str, Choice] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
-    sends: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -47,18 +43,18 @@ def ask(
 ) -> Candidates:
     """Find the methods that can serve the clients, by a handshake of each with untrained clients.
 
-    A method that cannot serve as configured may change keys of its own (`option(at_need=...)`), as few as possible.
+    A method that cannot serve as configured changes keys of its own (`option(at_need=...)`), as few as possible.
 
     Args:
         methods: names or references.
         base: the settings for all methods.
         supplied: the user's models and data.
         seed: seed of the clients' data and models.
-        allow: kinds of what may leave the clients, as in a node's config; None for all.
+        allow: kinds of arrays that may leave the clients, as in a node's config; None for all.
         labels: whether the labels of a configured public dataset are known.
 
     Raises:
-        ConfigError: `allow` names an unknown kind, or no method can run the settings.
+        ConfigError: `allow` names an unknown kind, or the settings are invalid.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -75,7 +71,6 @@ def ask(
                     if known[asked]:
                         continue
                     candidates.choices[name] = choice
-                    candidates.sends[name] = ", ".join(sorted(traits.kinds - {METRICS, STRUCTURE})) or "nothing"
                     candidates.alone.update([] if traits.communicates else [name])
                     break
                 else:
@@ -88,7 +83,7 @@ def ask(
 def _configurations(
     name: str, base: Mapping[str, Any], supplied: Supplied, seed: int
 ) -> Iterator[tuple[Choice, Config]]:
-    """Yield a method's settings as configured, then with more and more of its own keys changed."""
+    """Yield a method's settings as configured, then with more and more of its `at_need` keys changed."""
     shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, supplied=supplied, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
     config = shared.settings(name, seed, as_they_are)
@@ -117,7 +112,7 @@ def _refusal(config: Config, supplied: Supplied, node_config: Mapping[str, str],
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line; of one that all clients have, which the handshake lists, only the reason."""
+    """Return an error in one line; if all clients have it, only the reason."""
     first, *others = [" ".join(line.split()) for line in str(error).splitlines()] or [type(error).__name__]
     if first == NOBODY:
         first = ""
@@ -125,22 +120,9 @@ def _line(error: Exception) -> str:
     return " ".join(filter(None, [first, "; ".join(others)]))
 
 
-def by_reason(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return methods, separated by commas, and their reason; they share one if the reasons differ in their names."""
-
-    def common(name: str) -> str:
-        named = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", "the method", reasons[name])
-        return named.replace(f"{name}.", "METHOD.")  # keys
-
-    return [
-        (", ".join(names), reasons[names[0]] if len(names) == 1 else reason)
-        for reason, names in grouped((common(name), name) for name in reasons).items()
-    ]
-
-
 @contextmanager
 def _silently() -> Iterator[None]:
-    """Without the log of refusals, which are the answer."""
+    """Silence the log of refusals."""
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.CRITICAL)
