@@ -18,8 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.settings import FILES, PlannedRun, shake_hands
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import Supplied
 from fedhet.config.validation import ineffective
 from fedhet.engines import children, messages, running

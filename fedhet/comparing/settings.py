@@ -10,8 +10,7 @@ from typing import Any
 
 from fedhet.client.app import make_client_app
 from fedhet.comparing.chosen import PLACES, SET_HERE, Variant, keys_of_siblings, without_effect
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.toml import toml_value
 from fedhet.config.user_functions import Supplied
 from fedhet.data import PublicDataset

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.results.history import RunFiles, read_run, showing

@@ -8,7 +8,7 @@ import torch
 
 from fedhet.comparing.runs import check
 from fedhet.comparing.settings import shared_settings, variants_of
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.config.user_functions import Supplied
 from fedhet.errors import ConfigError

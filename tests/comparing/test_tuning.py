@@ -10,8 +10,7 @@ from stand_in import SETTINGS
 
 import fedhet
 from fedhet.comparing import Tuning
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fedhet.comparing.measures import MEASURES, RunOutcome, VariantResult
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.results.history import RunFiles
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from synthetic_runs import history_row
 
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.messages import to_tensor
 from fedhet.methods.method import Traits

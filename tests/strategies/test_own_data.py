@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
 from fedhet.client.app import make_client_app
-from fedhet.comparing.recommending.serving import ask
+from fedhet.comparing.candidates import ask
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration as configuration
 from fedhet.config.configuration import read

@@ -18,10 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 from synthetic_runs import write_run
 
 from fedhet.comparing import recommending, runs
+from fedhet.comparing.candidates import Candidates
 from fedhet.comparing.recommending import FACTORS, SEED, recommend
-from fedhet.comparing.recommending.serving import Candidates
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.engines import running
 from fedhet.errors import ConfigError, FedhetError
 

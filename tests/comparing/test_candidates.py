@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.comparing.recommending.serving import ask
-from fedhet.config import configuration as configuration
-from fedhet.config import validation
+from fedhet.comparing.candidates import ask
+from fedhet.config import configuration, validation
 from fedhet.config.user_functions import Supplied
 from fedhet.errors import ConfigError
 from fedhet.methods import registry

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 import fedhet
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 
-_spec = importlib.util.spec_from_file_location("networks_of_ones_own", Path(__file__).with_name("test_serving.py"))
+_spec = importlib.util.spec_from_file_location("networks_of_ones_own", Path(__file__).with_name("test_candidates.py"))
 own = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(own)
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing import Comparison, publish
+from fedhet.comparing.candidates import CONTROL, ask
 from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.measures import VariantResult, measure
-from fedhet.comparing.recommending.serving import CONTROL, ask
 from fedhet.comparing.runs import check, prepared, why_incomplete
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
 from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.config.user_functions import Supplied
 from fedhet.config.validation import ineffective
