@@ -1,8 +1,8 @@
-"""FedHARM's descriptors of images (Kastellos et al., 2024): the activations that matter most, block by block.
+"""FedHARM's descriptors of images (Kastellos et al., 2024, equation 1).
 
-For image j and block b, equation 1 takes the k activations F_j^b with the largest |d p_c / d F_j^b|, c the image's
-class; slot m of the descriptor is the m-th of them. Their values travel, their places do not. Gradients are those of
-the log-odds of c, which rank activations as p_c's do and do not vanish once the image is fitted.
+The descriptor of image j consists of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, where
+c is the image's class; slot m is the m-th of them. Clients send the values, not their places. The gradients here are
+those of the log-odds of c: they rank activations as those of p_c do, and do not vanish once the image is fitted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,22 +17,22 @@ from fedhet.errors import ModelError
 from fedhet.models.representation import Output
 
 BATCH = 64
-"""Images that are described at once."""
+"""Number of images in a forward pass."""
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return log(p_c / (1 - p_c)), (n,), for logits (n, C) and each image's class c, (n,) int64."""
+    """Return log(p_c / (1 - p_c)) (n,) for logits (n, C) and each image's class c (n,)."""
     chosen = logits.gather(1, classes[:, None])
     others = logits.scatter(1, classes[:, None], -torch.inf)
     return chosen[:, 0] - others.logsumexp(1)
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """The places (n, k) int64 of the k largest of each row's scores (n, units), none negative, the largest first.
+    """Return the places (n, k) of the k largest of each row's scores (n, units), which are not negative.
 
-    Of equal scores, which are common where only a mean over positions follows, the lower place comes first.
+    Among equal scores the lower place comes first. They are common, as where only a mean over positions follows.
     """
-    ordered = scores.float().view(torch.int32).long() << 32  # the bits of such numbers are in their order
+    ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
 
 
@@ -44,18 +44,21 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return each image's descriptor, and the places of its activations.
+    """Return each image's descriptor, and the places of its activations, block by block.
 
     Args:
-        model: left in evaluation mode.
+        model: network, left in evaluation mode.
         blocks: names of the modules that end its blocks, from shallow to deep.
-        inputs: (n, ...) raw images.
-        labels: (n,) int64; None: the class that the network itself predicts.
-        slots: k of each block; k_b is the number of its units where that is less.
-        transform: from raw inputs to the model's.
+        inputs: raw images (n, ...).
+        labels: classes (n,), or None for those that the network predicts.
+        slots: k of each block; k_b is smaller if the block has fewer units.
+        transform: function from raw inputs to the model's inputs.
 
-    Returns for each block the values (n, k_b), and their places (n, k_b) int32 in the block's flattened output. Raises
-    a ModelError unless the model returns logits (n, C) of two classes or more, and gradients are finite.
+    Returns:
+        Values (n, k_b) and places (n, k_b) in the flattened output of each block.
+
+    Raises:
+        ModelError: the model does not return logits (n, C) of two classes or more, or gradients are not finite.
     """
     values: list[list[Tensor]] = [[] for _ in blocks]
     places: list[list[Tensor]] = [[] for _ in blocks]
@@ -78,7 +81,7 @@ def describe(
 def _differentiated(
     model: nn.Module, blocks: Sequence[str], inputs: Tensor, labels: Tensor | None, rows: slice
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Return the outputs of blocks for a batch, and the gradients of its log-odds with respect to them."""
+    """Return the outputs of blocks for a batch, and the gradients of the log-odds with respect to them."""
     constants = {name: parameter.detach() for name, parameter in model.named_parameters()}
     model.eval()
     with _leaves(model, blocks) as leaves, torch.enable_grad():
@@ -93,7 +96,7 @@ def _differentiated(
 
 @contextmanager
 def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Context that captures the outputs of blocks; outputs without a graph become leaves of one."""
+    """Capture the outputs of blocks inside the context. Outputs without a graph become leaves of one."""
     leaves: dict[str, Tensor] = {}
 
     def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
@@ -108,7 +111,7 @@ def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tenso
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:
-    """The activations (n, k) of a block's output (n, ...) at places (n, k), part of the graph."""
+    """Return the activations (n, k) of a block's output (n, ...) at places (n, k), with their graph."""
     return features.flatten(1).gather(1, places.long())
 
 
@@ -120,7 +123,7 @@ def summarised(
     transform: Callable[[Tensor], Tensor],
     summary: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """Return each block's `summary` (n, width) of its number and outputs, in evaluation mode (see `describe`)."""
+    """Return `summary(number, outputs)` (n, width) of each block, in evaluation mode; arguments as in `describe`."""
     model.eval()
     outputs = [Output(model, name) for name in blocks]
     batches: list[list[Tensor]] = []
@@ -133,19 +136,19 @@ def summarised(
 
 
 def channel_means(features: Tensor) -> Tensor:
-    """A block's output (n, channels, ...) averaged over positions, (n, channels)."""
+    """Return the mean (n, channels) of a block's output (n, channels, ...) over positions."""
     return features.flatten(2).mean(2) if features.ndim > 2 else features
 
 
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return the cosine (n,) between descriptors, (n, k_b) and (n, k'_b) for each block, over their common slots."""
+    """Return the cosine (n,) between two descriptors, (n, k_b) and (n, k'_b) by block, over their common slots."""
     blocks = zip(descriptors, others, strict=True)
     pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return for each block the mean (n, K_b) over the clients that have a slot; K_b is the largest of their k_b."""
+    """Return the mean (n, K_b) of each block over the clients that have a slot; K_b is the largest k_b."""
     means = []
     for block in zip(*clients, strict=True):
         sums, counts = _sums(block)
@@ -156,8 +159,8 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
     """Return mean cosines between each client's descriptors and the others' mean, for the same and different images.
 
-    Each list has a cosine for each block, then that of the whole vectors. There must be at least two clients and two
-    images; descriptors are (n, k_b) for each block. Slots of a single client are left out.
+    Each list has one cosine for each block and one for whole descriptors. Slots that only one client has are left out.
+    There must be at least two clients and two images.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
     cosines: list[list[tuple[float, float]]] = []
@@ -174,7 +177,7 @@ def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[fl
 
 
 def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Mean cosine of rows with the same row of the other, and with all different ones."""
+    """Return the mean cosine between equal rows of both, and between different rows."""
     n = len(one)
     one, other = (F.normalize(rows.double(), dim=1) for rows in (one, other))
     same, all_pairs = float((one * other).sum()), float(one.sum(0) @ other.sum(0))
@@ -182,7 +185,7 @@ def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def _sums(clients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums (n, K) over clients of a block's slots, (n, k_b) each, in float64; and how many have each slot, (K,)."""
+    """Return the sums (n, K) of a block's slots over clients, in float64, and how many clients have each slot (K,)."""
     width = max(each.shape[1] for each in clients)
     sums = torch.zeros(len(clients[0]), width, dtype=torch.float64)
     counts = torch.zeros(width, dtype=torch.float64)

@@ -1,8 +1,7 @@
-"""Clients' summaries of shared images, and the targets computed from them.
+"""FedHARM's alignment on shared images: the target that clients are aligned with, and the distance to it.
 
-Three kinds: descriptors by their cosine (`descriptors.py`; FedHARM, Kastellos et al., 2024); block
-outputs by CKA with the clients' mean kernel, as FedHeNN aligns Phi; and Phi by CKA with how the clients' class
-posteriors cluster the images (`fedhet.algorithms.alignment.spectral`).
+There are three kinds of alignment: `cosine` compares descriptors (Kastellos et al., 2024), `cka` compares outputs of
+blocks with the clients' mean kernel, and `spectral` compares Phi with the clusters of the clients' class posteriors.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,19 +18,18 @@ from fedhet.algorithms.alignment.targets import mean_target
 
 Kind = Literal["cosine", "cka", "spectral"]
 Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-"""From a batch's values of a client, part by part, and the target's values of the same images to a scalar."""
+"""Distance, a scalar, between a client's values of a batch and the target's values of the same images, part by part."""
 
 LEAST_ROWS = 4
-"""Images of a batch from which CKA can be estimated; fewer are at distance 0."""
+"""Least number of images for an estimate of CKA; the distance of a smaller batch is 0."""
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
-    """The target that clients are aligned with: mean descriptors, factors of mean unit kernels, or the spectral target.
+    """Return the target: mean descriptors, factors of the mean of unit kernels, or the spectral target.
 
     Args:
-        kind: what is aligned.
-        clients: each one's values of the same n images, part by part: descriptors or outputs of blocks (n, width), or
-            its posteriors, a single part (n, C).
+        kind: the kind of alignment.
+        clients: for each client the values of the same n images: (n, width) for each block, or posteriors (n, C).
         generator: draws what the number of clusters is compared with.
     """
     blocks = zip(*clients, strict=True)
@@ -43,7 +41,7 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_of(kind: Kind) -> Distance:
-    """Return the distance: 1 - cosine, averaged over images, or 1 - CKA, averaged over parts."""
+    """Return the distance of a kind: 1 - cosine, averaged over images, or 1 - CKA, averaged over parts."""
     if kind == "cosine":
         return lambda parts, target: 1 - cosine(parts, target).mean()
 
@@ -56,7 +54,7 @@ def distance_of(kind: Kind) -> Distance:
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
-    """Raise a ValueError unless a client's parts are of so many images, of these widths of blocks, or posteriors."""
+    """Raise a ValueError unless a client's parts describe all images and have these widths, or are posteriors."""
     for number, part in enumerate(parts):
         check_received_features(part, f"part {number}")
         expected = (images, widths[number] if kind == "cosine" else part.shape[1])

@@ -1,4 +1,4 @@
-"""FedHeNN's proximal term on the client: which RAD rows a step uses, and 1 - CKA to the peers' target on them."""
+"""FedHeNN's proximal term: which rows of the RAD a step uses, and the distance to the peers' target on them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -30,16 +30,15 @@ class Alignment:
         rows = alignment.rows()
         loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
 
-    On the whole RAD the distance is 1 - CKA as in the paper; on mini-batches CKA is the debiased estimate.
+    On the whole RAD the distance is 1 - CKA as in the paper. On mini-batches CKA is the debiased estimate.
 
     Args:
         kernel: `"linear"`, `"rbf"`, or `"procrustes"` for equal widths.
-        target: for `"linear"` a factor B `(L, r)` of the target kernel B B^T, or the target's features; for
-            `"procrustes"` the target's features `(L, d)`; for `"rbf"` the diagonal blocks of the target kernel, in
-            order of their rows.
-        batch: RAD rows a step, 0 for all. For `"rbf"` a step's rows are one of the blocks; `"procrustes"` takes
-            all, for there is no unbiased estimate of it on a few.
-        generator: the CPU generator that draws the rows.
+        target: a factor B `(L, r)` of the target kernel B B^T for `"linear"`, features `(L, d)` for `"procrustes"`,
+            and the diagonal blocks of the target kernel, in the order of their rows, for `"rbf"`.
+        batch: number of rows in a step, 0 for all. With `"rbf"` a step uses one block. `"procrustes"` always uses all
+            rows, because no unbiased estimate on a few rows is known.
+        generator: CPU generator that draws the rows.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Alignment:
             start = rows.stop
 
     def rows(self) -> Rows:
-        """The RAD rows of the next step: distinct indices `(batch,)` int64, on the target's device, or a slice."""
+        """Return the rows of the next step: distinct indices `(batch,)` on the target's device, or a slice."""
         if self._blocks:
             if not self._queue:
                 slices = [rows for rows, _, _ in self._blocks.values()]
@@ -75,11 +74,8 @@ class Alignment:
         return brought(torch.randperm(count, generator=self._generator)[: self._batch], self._target.device)
 
     def distance(self, features: Tensor, rows: Rows) -> Tensor:
-        """The distance of the features Phi `(b, d)`, on the rows that `rows()` gave, to the target: a scalar.
-
-        Phi of a network of several dtypes may be of another one than the target.
-        """
-        features = features.to(self._dtype)
+        """Return the distance, a scalar, between Phi `(b, d)` on the rows from `rows()` and the target."""
+        features = features.to(self._dtype)  # a network with several dtypes may compute Phi in another one
         if isinstance(rows, slice) and self._blocks:
             _, target, target_self = self._blocks[rows.start]
             kernel, kernel_self = unit_kernel(rbf_kernel(features), debiased=len(self._blocks) > 1)
