@@ -1,6 +1,6 @@
-"""Averages of the arrays that are not matched, in the order of those that are.
+"""Averages of the arrays that are not matched, with units in the global order.
 
-`states` and `assignments` have an entry a client; `sizes` are global widths of groups.
+`states` and `assignments` have one entry for each client; `sizes` are the global widths of groups.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from fedhet.algorithms.matching.structure import Array, Assignments, State, rest
 
 
 def class_weighted_average(weights: Sequence[npt.ArrayLike], class_counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Average last layers (C, ...), in float64, by the clients' examples of each class (J, C) (FedMA, section 3).
+    """Average last layers (C, ...), weighted by the clients' examples of each class (J, C) (FedMA, section 3).
 
-    Inputs are in the global order; a class that no client holds gets zeros.
+    Inputs are in the global order. The rows of a class that no client has are zeros.
     """
     stacked = np.stack([np.asarray(layer, dtype=np.float64) for layer in weights])
     return np.einsum("jc,jc...->c...", _shares(np.asarray(class_counts, dtype=np.float64)), stacked)
@@ -32,9 +32,9 @@ def average_carried(
     *,
     average: str,
 ) -> dict[str, Array]:
-    """Average the parameters that a group completes, in the global order, by `map` or `mean` like its rows.
+    """Average the parameters that a group completes by `map` or `mean`, like its rows.
 
-    Each unit's weights are averaged over the clients that have it; recurrent weights over all, as in the
+    A unit's weights are averaged over the clients that have it, and recurrent weights over all clients, as in the
     authors' code. States have earlier groups in the global order; assignments and sizes cover all groups up to `index`.
     """
     averaged: dict[str, Array] = {}
@@ -72,17 +72,15 @@ def average_rest(
 ) -> dict[str, Array]:
     """Average the arrays that no group settles, with all groups in the global order.
 
-    Rows of output layers are weighted by the clients' examples of their class; without counts all clients count the
-    same. BatchNorm's statistics are those of all clients' examples together.
-
     Args:
-        states: A state for each client.
-        groups: The permutation groups.
-        examples: Each client's number of examples.
-        class_counts: (J, C), examples of each class, for outputs that are classes.
-        assignments: Each client's units of groups that it does not have whole; others do not count in statistics.
-        sizes: Global widths of all groups.
-        statistics: Whether to average BatchNorm's statistics.
+        states: each client's arrays.
+        groups: the permutation groups.
+        examples: each client's number of examples. BatchNorm's statistics are those of all examples together.
+        class_counts: each client's examples of each class (J, C), which weight the rows of output layers; None for
+            equal weights.
+        assignments: each client's units of the groups that it has in part; other units do not count in statistics.
+        sizes: global widths of all groups.
+        statistics: whether to average BatchNorm's statistics.
     """
     result: dict[str, Array] = {}
     weights = np.asarray(examples, dtype=np.float64)
@@ -106,7 +104,7 @@ def average_rest(
 
 
 def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Amounts (J, ...) over their sum among clients; 0 where that is 0."""
+    """Return amounts (J, ...) divided by their sum over clients, or 0 where the sum is 0."""
     total = amounts.sum(0)
     return np.divide(amounts, total, out=np.zeros_like(amounts), where=total > 0)
 
@@ -114,7 +112,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _present(
     groups: PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return 1 for units that a client has, else 0, along an axis in global order; it has all of unassigned groups."""
+    """Return 1 for units that a client has, else 0, along an axis in global order; unassigned groups are whole."""
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])

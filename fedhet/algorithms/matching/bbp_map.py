@@ -23,24 +23,31 @@ _FIRST_OFFER = 8
 
 
 def assigned(cost: Floats) -> Ints:
-    """The column of each row of costs (rows, columns), no more rows than columns, at least cost in all."""
-    from scipy.optimize import linear_sum_assignment  # for which clients of other methods need not wait
+    """Return the column of each row of costs (rows, columns) in the assignment of least total cost."""
+    from scipy.optimize import linear_sum_assignment  # imported here, since it is slow to import
 
     return linear_sum_assignment(cost)[1]
 
 
 def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
-    """S times a client's rows, as `GlobalRows` takes them."""
+    """Return s times a client's rows, contiguous and in float32."""
     result = rows if s == 1 else s * rows
     return np.ascontiguousarray(result, dtype=np.float32)
 
 
 class GlobalRows:
-    """The global rows of one matching, none at the start, and which of them each client's rows are in.
+    """The global rows of one matching, and which of them each client's rows are assigned to.
 
-    A global row keeps its *slot*; `order` lists the slots in use as the global order. So products with a slot's row
-    stay valid until a client joins or leaves it. `weights` are s times each client's rows, (L_j, D), `prior` is mu,
-    (D,), and no global row is opened beyond `max_rows`.
+    A global row keeps its *slot*, and `order` lists the slots in use in global order. Products with the row in a slot
+    are kept until a client joins or leaves it.
+
+    Args:
+        weights: s times each client's rows, (L_j, D).
+        s: 1 / sigma2.
+        s0: 1 / sigma0_2.
+        prior: mu, (D,).
+        gamma: mass of the beta process.
+        max_rows: number of global rows beyond which none is opened; None for no limit.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class GlobalRows:
         self.slots: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]  # (L_j,) by client
         self.g: Floats = np.empty((capacity, len(prior)), dtype=np.float32)
         self.counts: Ints = np.zeros(capacity, dtype=np.intp)
-        # By client: its rows times g without the client, |g without the client|^2, and whether both are out of date.
+        # By client: its rows times g without the client, |g without the client|^2, and whether these are outdated.
         self.cross: list[Floats] = [np.empty((len(rows), capacity), dtype=np.float32) for rows in weights]
         self.squares: Floats = np.empty((clients, capacity), dtype=np.float32)
         self.stale = np.ones((clients, capacity), dtype=np.bool_)
@@ -74,7 +81,7 @@ class GlobalRows:
         ]
 
     def run(self, sweeps: int, random: np.random.RandomState) -> None:
-        """Matches every client once in order of width, then in each sweep in a random order."""
+        """Match every client once in order of width, then in each sweep in a random order."""
         for j in sorted(range(len(self.weights)), key=lambda j: -len(self.weights[j])):
             self.match(j)
         for _ in range(sweeps):
@@ -82,7 +89,7 @@ class GlobalRows:
                 self.match(j)
 
     def match(self, j: int) -> None:
-        """Takes client j out of the global rows and assigns it again."""
+        """Take client j out of the global rows and assign it again."""
         old = self.slots[j]
         self.counts[old] -= 1
         self.order = self.order[self.counts[self.order] > 0]
@@ -98,7 +105,7 @@ class GlobalRows:
         self.slots[j] = new
 
     def refresh(self, j: int) -> None:
-        """Update client j's products with the global rows, which exclude client j."""
+        """Update client j's products with the global rows, without client j's share of them."""
         slots = self.order[self.stale[j, self.order]]
         row = np.full(len(self.g), -1)
         row[self.slots[j]] = np.arange(len(self.slots[j]))
@@ -112,10 +119,10 @@ class GlobalRows:
         self.stale[j, slots] = False
 
     def assign(self, j: int) -> Ints:
-        """The column of each of client j's rows: global rows in order, then new ones.
+        """Return the column of each of client j's rows: global rows in order, then new ones.
 
-        Few new rows are offered first: the best total is concave in their number (an assignment is a flow of least
-        cost, and -2 log k falls), so a solution that leaves one of them unused would not use more either.
+        Few new rows are offered first. The best total is concave in their number (an assignment is a flow of least
+        cost, and -2 log k falls), so a solution that leaves one of them unused is optimal.
         """
         rows, size = len(self.weights[j]), len(self.order)
         if not size:
@@ -130,7 +137,7 @@ class GlobalRows:
             offered = min(room, 4 * offered)
 
     def costs(self, j: int, offered: int) -> Floats:
-        """Return the solver's costs (L_j, L + offered) for client j if so many new rows are offered."""
+        """Return client j's costs (L_j, L + offered) with a number of new rows on offer."""
         size = len(self.order)
         cost = np.empty((len(self.weights[j]), size + offered), dtype=np.float32)
         matched, new = cost[:, :size], cost[:, size:]
@@ -142,7 +149,7 @@ class GlobalRows:
         return cost
 
     def open(self, number: int) -> Ints:
-        """Return as many free slots, and allocate them if there are too few."""
+        """Return a number of free slots; allocate more if there are too few."""
         free = np.flatnonzero(self.counts == 0)
         if len(free) < number:
             more = max(number - len(free), len(self.counts) // 4)
@@ -155,7 +162,7 @@ class GlobalRows:
         return free[:number]
 
     def move(self, j: int, old: Ints, new: Ints, opened: npt.NDArray[np.bool_]) -> None:
-        """Moves client j's rows from their old slots to their new ones."""
+        """Move client j's rows from their old slots to their new ones."""
         weights = self.weights[j]
         moved = old != new if len(old) else np.ones(len(new), dtype=np.bool_)
         joined = moved & ~opened
@@ -168,16 +175,16 @@ class GlobalRows:
         self.stale[np.ix_(others, touched)] = True
 
     def result(self) -> tuple[list[Ints], Ints]:
-        """The assignments in the global order, and the counts."""
+        """Return the assignments in global order, and the number of clients in each global row."""
         position = np.empty(len(self.counts), dtype=np.intp)
         position[self.order] = np.arange(len(self.order))
         return [position[slots] for slots in self.slots], self.counts[self.order]
 
 
 def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients: int, s: float, s0: float) -> None:
-    """Turns the products of s w_l and g_i, (L_j, L), into costs: minus the value of each local row in each global one.
+    """Replace the products of s w_l and g_i, (L_j, L), by costs: minus the value of each local row in each global one.
 
-    |g|^2 / (s + G) - |g|^2 / G is written as one fraction, so that nothing cancels.
+    |g|^2 / (s + G) - |g|^2 / G is computed as one fraction, to avoid cancellation.
     """
     precision = s0 + s * counts
     popularity = np.minimum(counts, _MOST_POPULAR)
@@ -190,6 +197,6 @@ def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients
 
 
 def squares_of(rows: Floats) -> Floats:
-    """(L,), the squared length of each row."""
+    """Return the squared length (L,) of each row."""
     squares: Floats = np.einsum("ld,ld->l", rows, rows)
     return squares

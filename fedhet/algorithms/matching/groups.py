@@ -1,11 +1,12 @@
 """Matching whole networks, one permutation group after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
 
-A *state* here is a client's named arrays, all or only those that a group needs, whose earlier groups are in the global
-order already. A group's *parameters* are those that are settled with it: the ones whose rows are matched, and those
-that are averaged in the order found (an LSTM's W_hh, a residual block's last layer). What is left when all groups are
-done is the *rest*: the output layer, and BatchNorm's statistics, which mean nothing before all layers are averaged.
+A *state* has a client's arrays by name, at least those that a group needs, with earlier groups in the global order. A
+group *settles* the parameters whose rows are matched and those that are averaged in the order found (an LSTM's W_hh, a
+residual block's last layer). The *rest* remains when all groups are settled: the output layer, and BatchNorm's
+statistics.
 
-`states` and `assignments` have an entry a client, `assignments` of all earlier groups, as have `sizes`, global widths.
+`states` and `assignments` have one entry for each client. `assignments` and `sizes` (global widths) cover all earlier
+groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +26,14 @@ BIAS_MEAN = 0.1
 
 @dataclass(frozen=True)
 class Matching:
-    """How the units of a group become one; controls and tests override its methods.
+    """Matching of the units of a group; controls override its methods.
 
     Attributes:
-        gamma: Mass of the beta process.
-        average: `map` or `mean`; embeddings (positions and tokens of a transformer, too) and recurrent layers are
-            always averaged plainly, as in the authors' code.
-        variances: `fixed`, both 1, or `estimated` for each group.
-        max_growth: A group's largest global width, in widths of the widest client; 0: no limit.
+        gamma: mass of the beta process.
+        average: `map` for posterior means or `mean` for plain means. Embeddings and recurrent layers always have plain
+            means, as in the authors' code.
+        variances: `fixed` for 1, or `estimated` for each group.
+        max_growth: largest global width of a group, in widths of the widest client; 0 for no limit.
     """
 
     gamma: float = 7.0
@@ -47,7 +48,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match the rows (L_j, D) of all clients, around a prior mean (D,)."""
+        """Match the rows (L_j, D) of all clients, with a prior mean (D,)."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -62,13 +63,13 @@ class Matching:
         prior: npt.ArrayLike,
         random: np.random.RandomState,
     ) -> Array:
-        """Assign the rows (L, D) of a client that came late to a match; raises a ValueError if it is too wide."""
+        """Assign the rows (L, D) of a late client to a match; raises a ValueError if there are too many."""
         return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
 
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """The prior mean (D,) of a group's rows: .1 for biases, the mean of a norm's scales (about 1), else 0."""
+        """Return the prior mean (D,) of a group's rows: 0.1 for biases, the mean of a norm's scales, else 0."""
         slots = columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
         scale = np.array([slot.role in ("weight", VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots])
@@ -83,7 +84,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class GroupMatch:
-    """A settled group: its match around a prior mean (D,), and its averaged parameters outside of the rows."""
+    """A settled group: its match, the prior mean (D,), and its averaged parameters besides the rows."""
 
     match: LayerMatch
     prior_mean: npt.NDArray[np.float64]
@@ -99,7 +100,7 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match one group among clients, and average the parameters that it settles."""
+    """Match one group among clients, and average the other parameters that it settles."""
     matrices = [rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
@@ -110,7 +111,7 @@ def match_group(
 
 
 def _keep_constants(match: LayerMatch, matrices: Sequence[Array], constant: Sequence[bool]) -> None:
-    """Replace columns of what nobody trains by plain means of the rows assigned, without the prior's pull."""
+    """Replace columns of arrays that are not trained by plain means of the rows assigned."""
     if not any(constant):
         return
     total = np.zeros_like(match.weights)
@@ -122,9 +123,9 @@ def _keep_constants(match: LayerMatch, matrices: Sequence[Array], constant: Sequ
 def match_networks(
     states: Sequence[State], groups: PermutationGroups, how: Matching, random: np.random.RandomState
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
-    """Match whole networks at once, without training in between (PFNM: Yurochkin et al., ICML 2019).
+    """Match whole networks without training in between (PFNM: Yurochkin et al., ICML 2019).
 
-    Returns the match of each group, and the clients' states in the global order, zeros where a client has no unit.
+    Returns the match of each group, and the clients' states in the global order, with zeros for units of other clients.
     """
     settled: list[GroupMatch] = []
     moved = [dict(state) for state in states]
@@ -143,10 +144,10 @@ def match_networks(
 def patch(
     state: State, groups: PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
-    """Return a client's state, all its arrays, with one more group in the global order.
+    """Return a client's whole state with one more group in the global order.
 
-    Its rows are replaced by the settled ones (L', D), its other parameters by those carried; inputs of later layers
-    that the client does not have are zeros. The assignment (L,) has the global row of each of the client's units.
+    Its rows are replaced by the `settled` ones (L', D), its other parameters by the `carried` ones. Inputs of later
+    layers from units of other clients are zeros. `assignment` (L,) has the global row of each of the client's units.
     """
     moved = expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = set_rows(moved, groups, index, settled)
@@ -157,9 +158,9 @@ def patch(
 def assemble(
     groups: PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """Return the global model of each group's global rows (L', D) and other parameters, and the rest.
+    """Return the global model from each group's global rows (L', D) and other parameters, and from the rest.
 
-    Statistics that the rest lacks are those of a fresh BatchNorm; `dtypes` are those of the model's arrays.
+    Statistics that the rest lacks are those of a new BatchNorm. `dtypes` are those of the model's arrays.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {

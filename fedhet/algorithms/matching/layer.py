@@ -1,4 +1,4 @@
-"""Matching the neurons of one layer among clients, and those of a client that comes late; notation as in `bbp_map`."""
+"""Matching the neurons of one layer among clients; notation as in `bbp_map`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class LayerMatch:
     """The result of matching one layer.
 
     Attributes:
-        assignments: For each client (L_j,) ints, the global row of each of its rows, none twice.
-        weights: (L', D) float64, the global rows: posterior means (MAP), or plain means of the rows assigned.
-        counts: (L',) ints, the number of clients in each global row.
-        sigma2: The variance of local rows around global ones that was used.
-        sigma0_2: The variance of global rows around the prior mean that was used.
+        assignments: for each client the global row of each of its rows (L_j,), all different.
+        weights: global rows (L', D) in float64, posterior means or plain means of the rows assigned.
+        counts: number of clients in each global row (L',).
+        sigma2: variance of local rows around global ones.
+        sigma0_2: variance of global rows around the prior mean.
     """
 
     assignments: list[Ints]
@@ -43,21 +43,27 @@ def match_layer(
 ) -> LayerMatch:
     """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
-    Clients follow in order of width; then in each sweep every one, in a random order, is taken out and matched again.
+    Clients are matched in order of width. Then each sweep takes out every client, in a random order, and matches it
+    again. Costs are computed in float32.
+
+        >>> rows = np.random.randn(5, 20)
+        >>> match = match_layer([rows, rows[::-1]], gamma=1.0)
+        >>> match.assignments
+        [array([0, 1, 2, 3, 4]), array([4, 3, 2, 1, 0])]
 
     Args:
-        weights: One array (L_j, D) per client; a row is a neuron: its weights, then its bias. Costs are float32.
-        sigma2: Variance of local rows around global ones.
-        sigma0_2: Variance of global rows around the prior mean.
-        gamma: Mass of the beta process: larger opens more global rows.
-        prior_mean: Scalar or (D,), the prior mean of a global row (FedMA: .1 in the bias column).
-        sweeps: How often each client is matched again.
-        seed: Of the `np.random.RandomState` that draws the order of each sweep, or that generator itself.
+        weights: an array (L_j, D) for each client; a row has a neuron's weights and its bias.
+        sigma2: variance of local rows around global ones.
+        sigma0_2: variance of global rows around the prior mean.
+        gamma: mass of the beta process; larger values open more global rows.
+        prior_mean: prior mean of a global row, a number or (D,) (FedMA: 0.1 in the bias column).
+        sweeps: number of times that each client is matched again.
+        seed: seed, or the generator that draws the order of each sweep.
         average: `map` for posterior means, `mean` for plain means of the rows assigned.
-        max_rows: No global row is opened beyond this number (or beyond the widest client, if that is more).
+        max_rows: largest number of global rows (or the width of the widest client, if that is more).
 
     Raises:
-        ValueError: A client's weights do not fit; the message names it.
+        ValueError: a client's weights do not fit; the message names the client.
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
@@ -83,7 +89,7 @@ def match_layer(
 
 
 def attach(weights: npt.ArrayLike, match: LayerMatch, *, prior_mean: npt.ArrayLike = 0.0, average: str = "map") -> Ints:
-    """Return the frozen global row of a match for each row (L, D) of a client that came late: (L,) ints, none twice.
+    """Return a different global row (L,) of a match for each row (L, D) of a late client; the match does not change.
 
     Prior mean and average are those of the match. Raises a ValueError if the client has more rows than the match.
     """
@@ -109,13 +115,14 @@ def estimate_variances(
     iterations: int = 5,
     **options: Any,
 ) -> dict[str, float]:
-    """Estimate `sigma2` and `sigma0_2` of a layer from what matches in it, so that shared neurons merge.
+    """Return estimates of `sigma2` and `sigma0_2` for a layer, so that shared neurons merge.
 
-    sigma0_2 is the variance v of all rows around the prior mean. Two rows of correlation r gain from merging where
-    r > sigma0_2 / (sigma0_2 + sigma2). So sigma2 puts this break-even correlation halfway between foreign rows (0) and
-    the matches found (1 - e / v, with their residual variance e), which gives sigma2 = v (v + e) / (v - e); matching
-    and estimating alternate until sigma2 stays, from sigma2 = v, for at most so many iterations. That is also the
-    answer where nothing merges, or only what is no closer than e = v / 2. Other arguments are those of `match_layer`.
+        sigma0_2 = v,    sigma2 = v (v + e) / (v - e)
+
+    v is the variance of all rows around the prior mean and e the residual variance of merged rows. Two rows of
+    correlation r gain from merging if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 puts this threshold halfway between
+    unrelated rows (0) and the matches found (1 - e / v). Matching and estimating alternate, from sigma2 = v, until
+    sigma2 converges. If nothing merges, or e > v / 2, sigma2 is v. Other arguments are those of `match_layer`.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The arrays that each permutation group settles, and the structure of a network as text."""
+"""The arrays that each permutation group settles, and descriptions of permutation groups as text."""
 
 import dataclasses
 import json
@@ -15,13 +15,13 @@ Assignments = Mapping[int, Array]  # group -> the global unit of each of a clien
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
-    """Return the parameters that a group settles: those of its rows, then those that it completes; no statistics."""
+    """Return the parameters that a group settles: those of its rows, then those that it completes."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
 
 def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
-    """The arrays that no group settles: output layers and buffers, with BatchNorm's statistics unless left out."""
+    """Return the arrays that no group settles: output layers and buffers, with or without BatchNorm's statistics."""
     settled = {name for group in groups for name in parameters_of(groups, group.index)}
     return tuple(
         name
@@ -31,18 +31,18 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 
 
 def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
-    """The arrays that a client with `done` groups sends in FedMA's step: the next groups, and in the last the rest."""
+    """Return the arrays that a client with `done` settled groups sends in a step of FedMA, in the last step the rest."""
     names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
 
 
 def describe(groups: PermutationGroups) -> str:
-    """Permutation groups as JSON text, for a server that has no such model."""
+    """Return permutation groups as JSON text, for a server that does not have the model."""
     return json.dumps(dataclasses.asdict(groups))
 
 
 def understand(text: str) -> PermutationGroups:
-    """Parse permutation groups from JSON text (undoes `describe`); raises a ValueError for any other text."""
+    """Return permutation groups from the text of `describe`; raises a ValueError for any other text."""
     try:
         description = json.loads(text)
         axes = {
