@@ -1,6 +1,7 @@
-"""Graph hypernetworks: weights for any architecture, from its graph.
+"""Hypernetworks, which generate the weights of other networks.
 
-`fedhet.algorithms.hypernets.hypernetwork` imports PyTorch Geometric, which takes seconds, and so is not imported here.
+`fedhet.algorithms.hypernets.hypernetwork` is not imported here, because it imports PyTorch Geometric, which takes
+seconds.
 """
 
 from fedhet.algorithms.hypernets.design import Catalogue, Design, LayerType, Slot, catalogue, slots_of, start, std_of

@@ -1,8 +1,7 @@
-"""The design of a graph hypernetwork, the layer types it is built for, and its values before training.
+"""The design of a graph hypernetwork, the layer types that it knows, and its initial values.
 
-A value before training depends on its name, its shape and a seed alone, so whoever makes the values need not have the
-hypernetwork. Weights are written at the scale of `std_of`: E[z^2] = 1, so sum_l z_l D_l has the variance of D's entries
-times the width of z.
+Initial values depend on name, shape and seed only, so the server draws them without the hypernetwork. Weights are
+generated at the scale of `std_of`: E[z^2] = 1, so sum_l z_l D_l has the variance of D's entries times the width of z.
 """
 
 from collections import Counter
@@ -23,16 +22,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Design:
-    """How a hypernetwork is built; the same for all clients.
+    """The form of a hypernetwork, the same for all clients.
 
     Attributes:
-        head: what writes the weights of one type: ``dense`` (the paper's) or ``base-lowrank``; ``tiled`` is one head
-            for all types.
-        rank: of ``base-lowrank``, for each time that a type occurs in one network, at most.
-        width: of a node's embedding h.
-        steps: T, messages passed.
-        normalise: whether h and z have unit variance, so that weights begin at Kaiming's scale; else the form and the
-            initialisation are the paper's, whose head is ``dense``.
+        head: ``dense`` (the paper's) or ``base-lowrank`` for a head of each layer type, ``tiled`` for one head.
+        rank: rank of ``base-lowrank`` heads, multiplied by the occurrences of a type in one network.
+        width: width of a node's embedding h.
+        steps: T, steps of message passing.
+        normalise: whether h and z have unit variance, so that initial weights have Kaiming's scale. If not, form and
+            initialisation are the paper's, with ``dense`` heads.
     """
 
     head: Head = "base-lowrank"
@@ -44,7 +42,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Slot:
-    """One array that is written: a vector with its value before training, or weights with their standard deviation."""
+    """An array to generate: a vector with its initial value, or weights with their initial standard deviation."""
 
     shape: Shape
     start: float = 0.0
@@ -53,7 +51,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: the arrays that are written, by role, and how often it occurs in the network with most of them."""
+    """A layer type: the arrays to generate, by role, and its largest number of occurrences in one network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -64,7 +62,7 @@ Catalogue = Mapping[str, LayerType]
 
 
 def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
-    """The layer types of networks; of equal types with different arrays (one with a bias, one without) all of them."""
+    """Return the layer types of networks. A type has all arrays that any of its layers has, such as a bias."""
     slots: dict[str, dict[str, Slot]] = {}
     most: Counter[str] = Counter()
     for graph in graphs:
@@ -75,12 +73,12 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """Return the parameters of a layer to generate, by role: those that are trained."""
+    """Return the arrays of a layer to generate, by role: its trained parameters."""
     slots = {}
     for role, shape in node.shapes.items():
         if role in node.constants:
             continue
-        # A class token is a vector, whatever axes it has; a linear layer with one output is none.
+        # A class token is a vector, whatever axes it has; a linear layer with one output is not.
         if len(shape) > 1 and (role != "value" or sum(size > 1 for size in shape) > 1):
             slots[role] = Slot(shape, std=std_of(node.type, shape))
         else:  # normalisations begin as the identity, PReLU as PyTorch's, all else at 0
@@ -90,20 +88,20 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """The standard deviation of a layer's weights before training, by its type and their shape, units first.
+    """Return the initial standard deviation of a layer's weights, from its type and their shape (units first).
 
-    Kaiming's for ReLU, (2 / fan-in)^.5 (He et al., ICCV 2015); PyTorch's 1 for embeddings, and .02 for what is added
-    to them, such as positions (ViT's).
+    It is (2 / fan-in)^.5 (Kaiming's for ReLU, He et al., ICCV 2015), 1 for embeddings (PyTorch's), and 0.02 for what is
+    added to them, such as positions (ViT's).
     """
     if type.startswith("embedding"):
         return 1.0
     return 0.02 if type.startswith("parameter") else float((2 / prod(shape[1:])) ** 0.5)
 
 
-# ---- values before training
+# ---- initial values
 
 BASE = 4.0
-"""Factor of a base weight: a step moves a weight about |z|^2 = 16 times as far through the dense head, and so here."""
+"""Factor of a base weight: as with a dense head, a step changes a weight about |z|^2 = 16 times as much."""
 
 PARTS: dict[str, tuple[int, Callable[[str, Shape], float]]] = {
     "base": (2, lambda type, shape: std_of(type, shape) / BASE),  # (units, fan-in axes)
@@ -114,18 +112,21 @@ PARTS: dict[str, tuple[int, Callable[[str, Shape], float]]] = {
     "change": (3, lambda type, shape: 0.0),  # (latent, rank, fan-in)
     "vector": (2, lambda type, shape: 0.0),  # (latent, units)
 }
-"""Of each part of a head its number of axes, at least, and its standard deviation by its layer's type and its shape."""
+"""Part of a head -> its least number of axes, and its standard deviation from its layer's type and its shape."""
 
 
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
-    """A parameter of a `GraphHypernetwork` before training; a ValueError if it has none of this name and shape.
+    """Return the initial value of a parameter of a `GraphHypernetwork`.
 
     Args:
-        key: its name; of a head `heads.<type>.<role>.<part>`, of what heads are given `latents.<part>.<type>`.
+        key: its name: `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or `tiles...`.
         shape: its shape.
-        seed: of the run.
-        normalise: as in `Design`; if not, what a dense head's z is multiplied with is drawn as the paper says (Xavier's
-            normal times (2 inputs / width of z)^.5), and what z is made with as PyTorch's linear layers are.
+        seed: seed of the run.
+        normalise: as in `Design`. If not, a dense head is drawn from Xavier's normal distribution times (2 inputs /
+            width of z)^.5, as in the paper, and the layer that computes z like PyTorch's linear layers.
+
+    Raises:
+        ValueError: a hypernetwork has no parameter of this name and shape.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     part = PARTS.get(parts[-1]) if parts[0] == "heads" and len(parts) == 4 else None
@@ -134,7 +135,7 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     if part is None or len(shape) < part[0] or not all(shape):
         raise ValueError(f"a hypernetwork has no parameter {key[:100]} of shape {list(shape)}")
     if key.startswith("embedding.steps") or (not normalise and key.startswith("latents.weight.")):
-        # PyTorch's own: messages are faint at first, so layers of one type begin alike and training tells them apart.
+        # PyTorch's own: messages are weak at first, so layers of one type start alike and training distinguishes them.
         return torch.empty(shape).uniform_(-(shape[-1] ** -0.5), shape[-1] ** -0.5, generator=generator)
     std = part[1](parts[1], shape)
     if not normalise and parts[-1] == "dense":  # (latent, units, inputs, kernel's axes)
@@ -144,7 +145,7 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
 
 
 def _elsewhere(part: str, shape: Shape) -> float:
-    """The standard deviation of a parameter outside of the types' heads."""
+    """Return the standard deviation of a parameter outside of heads of types."""
     if part in ("factor", "vectors") or "bias" in part:
         return 0.0
     if part == "tile":  # (latent, tile, tile, 3, 3); the fan-in is not the tile's

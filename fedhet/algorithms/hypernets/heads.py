@@ -1,9 +1,8 @@
-"""Heads: from a node's embedding h by z to the arrays of its layer.
+"""Heads, which generate the arrays of a layer from its node's embedding h, through z.
 
-A layer type's head writes its arrays for all layers of the type in one product, (layers, *shape), taken apart by
-`unbind`, whose backward pass is cheaper than indexing's. `Tiles` is one head for all types: one decoder writes tiles of
-weights, each from its layer and its place, so that layers of types that nobody had in training get weights too (as in
-GHN-2's decoder, Knyazev et al., NeurIPS 2021, which writes one large tile and cuts it).
+A head of a layer type generates its arrays for all layers of the type in one product, (layers, *shape). `Tiles` is one
+head for all types: a decoder generates tiles of weights from their layer and their place, also for types that did not
+occur in training (similar to GHN-2's decoder, Knyazev et al., NeurIPS 2021).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 from fedhet.algorithms.hypernets.design import BASE, Design, LayerType, Slot
 
 LATENT = 16
-"""Width of z, and of the hidden layer that s is made of."""
+"""Width of z, and of the hidden layer that computes s."""
 
 TILE, KERNEL, TILE_LATENT = 16, 3, 128
-"""Channels in and out of a tile, its height and width, and the width of a tile's z."""
+"""Output and input channels of a tile, its height and width, and the width of a tile's z."""
 
 ROLES = ("weight", "bias", "norm_weight", "norm_bias")
 FREQUENCIES = tuple(4.0**-power for power in range(4))
@@ -29,14 +28,16 @@ PLACE = 5 * 2 * len(FREQUENCIES)
 
 
 def normalised(z: Tensor) -> Tensor:
-    """The same with a mean square of 1 over the last axis."""
+    """Scale z to a mean square of 1 over the last axis."""
     return z * (z.square().mean(-1, keepdim=True) + 1e-8).rsqrt()
 
 
 class Latents(nn.Module):
-    """z = LeakyReLU(W1 h + b1) at unit RMS, and a factor of the weights s = 1 + w . LeakyReLU(W1' h + b1'), by type.
+    """The latent vector z and the factor s of a layer's weights, with parameters for each type.
 
-    The first layers of all types are one product: in small networks it is the number of calls that costs.
+        z = LeakyReLU(W1 h + b1) at unit RMS,    s = 1 + w . LeakyReLU(W1' h + b1')
+
+    The first layers of all types are one product, because small networks spend most time on the number of calls.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -49,7 +50,7 @@ class Latents(nn.Module):
             self.factor[type] = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z (nodes, LATENT) and s (nodes,) of h (nodes, width); `row` (nodes,) is the place in `types`."""
+        """Return z (nodes, LATENT) and s (nodes,) from h (nodes, width) and each node's place in `types` (nodes,)."""
         weight, bias, factor = (
             torch.stack([each[type] for type in types])[row] for each in (self.weight, self.bias, self.factor)
         )
@@ -58,20 +59,20 @@ class Latents(nn.Module):
 
 
 class Dense(nn.Module):
-    """W = sum_l z_l D_l + B, a whole weight for each of z's entries, and B = 0 at first: the paper's head."""
+    """The paper's head, W = s (sum_l z_l D_l + B), with B = 0 at first."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
+        """Return weights (layers, *shape) from z (layers, LATENT) and s (layers,)."""
         bias = scale[:, None] * self.bias.flatten()
         return torch.addmm(bias, z * scale[:, None], self.dense.flatten(1)).view(-1, *self.bias.shape)
 
 
 class BaseLowRank(nn.Module):
-    """W = 4 B + U V, a base weight of all layers of a type and a layer's own change, V = 0 at first."""
+    """A head W = s (4 B + U V): a base weight B and a change of low rank, with U and V linear in z, V = 0 at first."""
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -82,19 +83,19 @@ class BaseLowRank(nn.Module):
         self.change = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """(layers, *shape) of z (layers, LATENT) and scale (layers,)."""
+        """Return weights (layers, *shape) from z (layers, LATENT) and s (layers,)."""
         base = BASE * self.base.flatten(1) * scale[:, None, None]
         u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
         return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
 
 
 def _linear(z: Tensor, maps: Tensor) -> Tensor:
-    """sum_l z_l M_l, (layers, ...) of z (layers, LATENT) and M (LATENT, ...)."""
+    """Return sum_l z_l M_l, (layers, ...), for z (layers, LATENT) and M (LATENT, ...)."""
     return (z @ maps.flatten(1)).view(-1, *maps.shape[1:])
 
 
 class Vector(nn.Module):
-    """A bias or a normalisation's parameter: its initial value plus a linear map of z, which starts at 0."""
+    """A head of a bias or a normalisation's parameter: its initial value plus a linear map of z, which starts at 0."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
@@ -102,13 +103,13 @@ class Vector(nn.Module):
         self.vector = nn.Parameter(torch.zeros(LATENT, prod(slot.shape)))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """(layers, *shape) of z (layers, LATENT); not scaled."""
+        """Return arrays (layers, *shape) from z (layers, LATENT); they are not scaled by s."""
         written = z @ self.vector
         return (written + self.start if self.start else written).view(-1, *self.shape)
 
 
 def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
-    """The head for one array of a type."""
+    """Return the head of one array of a type."""
     if slot.std is None:
         return Vector(slot)
     if design.head == "dense":
@@ -121,9 +122,12 @@ def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
 
 @dataclass
 class Tiled:
-    """Rows of tiles that are decoded together: their layers and places, (PLACE,) numbers each, and arrays.
+    """Tiles that are decoded together.
 
-    Of each array `arrays` has name, layer, slot and grid of tiles.
+    Attributes:
+        nodes: layer of each tile.
+        places: encoded place of each tile, PLACE numbers.
+        arrays: name, layer, slot and grid of tiles of each array.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -131,7 +135,7 @@ class Tiled:
     arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
-        """One more array."""
+        """Add an array."""
         for place in product(*map(range, grid)):
             numbers = (*place, *(0,) * (4 - len(place)), role)
             waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
@@ -141,9 +145,9 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
-    """How arrays of layers, given by names and slots, are laid out in tiles.
+    """Lay out the arrays of layers, given by names and slots, in whole tiles, tiles' centres, or vectors.
 
-    There are whole tiles (`kernels`), their centres alone (`matrices`), and `vectors`.
+    The kinds are called `kernels`, `matrices` and `vectors`.
     """
     rows = {"kernels": Tiled(), "matrices": Tiled(), "vectors": Tiled()}
     for node, (names, slots) in enumerate(layers):
@@ -162,10 +166,10 @@ def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> di
 
 
 class Tiles(nn.Module):
-    """The decoder, z of a tile, and s of a layer.
+    """The head of all types: z = LeakyReLU(W h + b + W' p) at unit RMS for each tile, a decoder, and s of each layer.
 
-    z of a tile is LeakyReLU(W h + b + W' p) at unit RMS, p being sines and cosines of its place in the array. A weight
-    has its tiles times s times its standard deviation before training.
+    p has sines and cosines of the tile's place in its array. Weights are tiles times s times their initial standard
+    deviation.
     """
 
     def __init__(self, width: int) -> None:
@@ -180,9 +184,9 @@ class Tiles(nn.Module):
     def forward(
         self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Each array by its name, of h (layers, width) and what `tiling` gives.
+        """Yield arrays by name, from h (layers, width) and the layout from `tiling`.
 
-        Its `nodes` (rows,) and `places` (rows, PLACE) are in `places` as tensors, by `kernels-nodes` and so on.
+        `places` has the layout's nodes (tiles,) and places (tiles, PLACE) as tensors, under `kernels-nodes` and so on.
         """
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
@@ -200,7 +204,7 @@ class Tiles(nn.Module):
 
 
 def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """Tiles side by side, cut to shape."""
+    """Join tiles and cut them to shape."""
     sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
     axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
     sizes = [count * side for count, side in zip(grid, sides, strict=True)]
@@ -209,6 +213,6 @@ def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tenso
 
 
 def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """A weight's axes as units, inputs, and two of the kernel."""
+    """Return the sizes of a weight: units, inputs, and height and width of the kernel."""
     units, fan_in, *kernel = shape
     return units, fan_in, *((kernel[0], prod(kernel[1:])) if kernel else (1, 1))

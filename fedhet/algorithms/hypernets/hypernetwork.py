@@ -1,4 +1,4 @@
-"""Graph hypernetworks: one network that writes the weights of others, whatever their architecture.
+"""Graph hypernetworks, which generate the weights of networks of any architecture from their graphs.
 
 Litany et al., "Federated Learning with Heterogeneous Architectures using Graph HyperNetworks" (2022), section 3, and
 Zhang et al., "Graph HyperNetworks for Neural Architecture Search" (ICLR 2019).
@@ -28,11 +28,12 @@ FEATURES = 3 * 5 + len(KINDS) + 1
 
 
 class Embedding(nn.Module):
-    """Nodes' embeddings h: each layer learns of its place by T steps of a graph network over the layers of a network.
+    """Embeddings h of the layers of a network, by T steps of message passing along the data flow (equation 2).
 
-    A step is h'_v = ReLU(W1 h_v + sum_u->v W2 h_u + b) (equation 2); a LayerNorm follows the last. At first
-    h is one vector for each of the types (a one-hot type times a matrix), or for others a linear map of
-    `shape_features`.
+        h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b)
+
+    Initially h_v is a vector of the layer's type, or a linear map of `shape_features` for an unknown type. A LayerNorm
+    follows the last step.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -44,9 +45,9 @@ class Embedding(nn.Module):
         self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
-        """Embeddings (nodes, width) of nodes with edges (2, edges) int64, from and to.
+        """Return embeddings (nodes, width) for edges (2, edges), from and to.
 
-        Nodes have a type, or None in `known` and a row of `features`.
+        A node has a type in `known`, or None and a row of `features`.
         """
         others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
         h = torch.stack([next(others) if type is None else self.types[type] for type in known])
@@ -56,9 +57,9 @@ class Embedding(nn.Module):
 
 
 def shape_features(node: LayerNode) -> list[float]:
-    """Return features of any layer: its type, and sizes (in, out, kernel, stride, groups) as base-2 logarithms.
+    """Return features of a layer of any type: its kind, and logarithms of in, out, kernel, stride and groups.
 
-    Sizes are also encoded by sine and cosine, so that similar sizes differ clearly.
+    Sizes are also encoded by sine and cosine, so that similar sizes are distinct.
     """
     weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
     units = weight or next(iter(node.shapes.values()), ())
@@ -74,15 +75,15 @@ def shape_features(node: LayerNode) -> list[float]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A graph as a hypernetwork goes through it; `GraphHypernetwork.read` makes it.
+    """The graph of a network, prepared for `GraphHypernetwork.write`.
 
     Attributes:
-        known: each node's type, None for one that the hypernetwork has no vector of.
-        heads: of each type that a head writes and of each of its roles, the names of its layers' arrays, or None.
-        rows: what is laid out in tiles.
-        names: of the arrays that are written.
-        unknown: types of layers for which nothing is written, since they have no head.
-        tensors: index tensors and features, on the hypernetwork's device.
+        known: type of each node, or None if the hypernetwork does not know it.
+        heads: type -> role -> names of the arrays of its layers, or None for a layer without one.
+        rows: layout of arrays in tiles.
+        names: names of the generated arrays.
+        unknown: types of layers without a head, for which nothing is generated.
+        tensors: indices and features, on the hypernetwork's device.
     """
 
     known: tuple[str | None, ...]
@@ -94,12 +95,12 @@ class Reading:
 
 
 class GraphHypernetwork(nn.Module):
-    """Writes the weights of networks from their graphs: h of each layer by messages, then its type's head.
+    """A network that generates the weights of other networks from their graphs: embeddings h of layers, then heads.
 
     Args:
-        types: the layer types that have heads of their own; of no use to tiled heads.
-        design: how it is built.
-        seed: of its values before training (see `start`); None: no start, for values that are filled in.
+        types: layer types that have heads; unused with the tiled head.
+        design: form of the hypernetwork.
+        seed: seed of the initial values (see `start`); None if values are loaded.
     """
 
     def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:
@@ -122,7 +123,7 @@ class GraphHypernetwork(nn.Module):
                     parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=design.normalise))
 
     def read(self, graph: LayerGraph) -> Reading:
-        """Prepare the graph of a network to be written for `write`; messages go along the data flow."""
+        """Prepare the graph of a network for `write`."""
         nodes, slots = graph.nodes, [slots_of(node) for node in graph]
         known = tuple(node.type if node.type in self.catalogue else None for node in nodes)
         places: dict[str, list[int]] = {}
@@ -156,12 +157,12 @@ class GraphHypernetwork(nn.Module):
         return Reading(known, heads, rows, names, unknown, {key: each.to(device) for key, each in tensors.items()})
 
     def embeddings(self, reading: Reading) -> Tensor:
-        """The embeddings h of all nodes, (nodes, width)."""
+        """Return the embeddings h of all nodes, (nodes, width)."""
         h: Tensor = self.embedding(reading.known, reading.tensors["features"], reading.tensors["edges"])
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
-        """Return the generated arrays by their names in the network's state dict, as part of autograd's graph."""
+        """Return the generated arrays by their names in the network's state dict, with their graph."""
         written: dict[str, Tensor] = {}
         h, tensors = self.embeddings(reading), reading.tensors
         if reading.heads:
@@ -180,9 +181,9 @@ class GraphHypernetwork(nn.Module):
 
 
 class Written(nn.Module):
-    """A network that runs with the weights that a hypernetwork writes for it, so that training it trains the writer.
+    """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    The network's own arrays are used, and trained, where nothing is written for them; its statistics are its own.
+    Arrays that are not generated are the network's own, and are trained too. Its statistics are its own.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:
@@ -193,14 +194,14 @@ class Written(nn.Module):
         self._dtypes = {name: tensor.dtype for name, tensor in everything if tensor.is_floating_point()}
 
     def write(self) -> dict[str, Tensor]:
-        """The network's arrays by name, in its own dtypes."""
+        """Return the generated arrays by name, in the network's dtypes."""
         written = self.hypernetwork.write(self.reading)
         return {name: array.to(self._dtypes.get(name, array.dtype)) for name, array in written.items()}
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the network's outputs."""
-        with torch.autocast(inputs.device.type, enabled=False):  # in mixed precision, too, weights are float32
+        with torch.autocast(inputs.device.type, enabled=False):  # weights are float32 in mixed precision, too
             written = self.write()
-        # To look for tied tensors in each call costs a small network a twentieth of its step.
+        # Looking for tied tensors in each call takes a twentieth of a small network's step.
         outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
         return outputs

@@ -1,12 +1,12 @@
-"""pFedHN's hypernetwork: from an embedding of each client to the weights of its network (Shamsian et al., ICML 2021).
+"""pFedHN's hypernetwork, from an embedding of each client to the weights of its network (Shamsian et al., ICML 2021).
 
     f_i = MLP(v_i),    theta_i = b + s * reshape((C_a diag(f_i)) W)
 
-v_i is the client's embedding and a its architecture. The paper's head of an architecture is a matrix of as many rows as
-it has weights and as many columns as f_i: 1.1 billion numbers for a ResNet-18. Here it is a product over chunks of c
-weights: row j of C_a (chunks x width) says which features chunk j takes, and W (width x c) is one for all chunks and
-architectures. The scale s is fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters; vectors start near b, 1 for a
-normalisation's weight and else 0. Embeddings start close together: far apart, clients hardly learn from one another.
+v_i is the client's embedding and a its architecture. The paper's head of an architecture is a matrix with a row for
+each weight: 1.1 billion numbers for a ResNet-18. Here it is a product over chunks of c weights: row j of C_a (chunks x
+width) weights the features for chunk j, and W (width x c) is shared by all chunks and architectures. The scale s is
+fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for a normalisation's
+weight and else 0. Embeddings start close to each other; far apart, clients hardly learn from one another.
 """
 
 import math
@@ -20,23 +20,23 @@ from torch import Tensor
 from fedhet.utils.randomness import torch_generator
 
 SPREAD = 0.1
-"""How far embeddings are apart before training, beside a first bias of 1."""
+"""Standard deviation of initial embeddings; the first bias is 1."""
 
 VECTORS = 0.1
-"""The scale s of biases and normalisations."""
+"""Scale s of biases and normalisations."""
 
 
 @dataclass(frozen=True)
 class PersonalHypernetwork:
-    """The hypernetwork over named tensors, which are drawn from the seed when they are first needed.
+    """The hypernetwork over named tensors, which are drawn when they are first needed.
 
     Attributes:
-        tensors: its parameters by name; those of a client or an architecture appear with it.
-        seed: of what is drawn.
+        tensors: parameters by name; those of a client or an architecture are added with its first `write`.
+        seed: seed of the initial values.
         embedding: width of v_i.
         hidden: width of the MLP and of f_i.
-        layers: hidden layers of the MLP.
-        chunk: weights in a chunk, c.
+        layers: number of hidden layers of the MLP.
+        chunk: number c of weights in a chunk.
     """
 
     tensors: dict[str, Tensor]
@@ -47,16 +47,16 @@ class PersonalHypernetwork:
     chunk: int = 1024
 
     def write(self, client: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """The weights of a client's network by name, float32, part of the graph.
+        """Return the weights of a client's network by name, in float32, with their graph.
 
-        Networks of which names and shapes, in order, are equal are of one architecture.
+        Networks with equal names and shapes are of one architecture.
         """
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):
             if layer:
                 features = features.relu()
             fan_in = features.shape[1]
-            # Without a rectifier before or behind it, a layer keeps the variance by 1 / fan-in.
+            # The last layer has no rectifier, so a variance of 1 / fan-in keeps the scale.
             gain = 2.0 if layer < self.layers else 1.0
             weight = self._drawn(f"mlp/{layer}/weight", (fan_in, self.hidden), math.sqrt(gain / fan_in))
             bias = self._drawn(f"mlp/{layer}/bias", (self.hidden,), 0.0 if layer else math.sqrt(gain))
@@ -80,5 +80,5 @@ class PersonalHypernetwork:
 
 
 def scale_of(shape: tuple[int, ...]) -> float:
-    """The fixed scale s of an array of weights: sqrt(2 / fan-in) of (out, in, ...)."""
+    """Return the fixed scale s of an array: sqrt(2 / fan-in) for weights (out, in, ...)."""
     return math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else VECTORS

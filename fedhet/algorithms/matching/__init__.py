@@ -1,7 +1,6 @@
 """Matching the neurons of networks that were trained apart (FedMA and PFNM)."""
 
 from fedhet.algorithms.matching.averaging import average_rest as average_rest
-from fedhet.algorithms.matching.averaging import class_weighted_average as class_weighted_average
 from fedhet.algorithms.matching.groups import GroupMatch as GroupMatch
 from fedhet.algorithms.matching.groups import Matching as Matching
 from fedhet.algorithms.matching.groups import assemble as assemble

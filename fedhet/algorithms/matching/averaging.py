@@ -13,15 +13,6 @@ from fedhet.algorithms.matching.layer import LayerMatch
 from fedhet.algorithms.matching.structure import Array, Assignments, State, rest_of
 
 
-def class_weighted_average(weights: Sequence[npt.ArrayLike], class_counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Average last layers (C, ...), weighted by the clients' examples of each class (J, C) (FedMA, section 3).
-
-    Inputs are in the global order. The rows of a class that no client has are zeros.
-    """
-    stacked = np.stack([np.asarray(layer, dtype=np.float64) for layer in weights])
-    return np.einsum("jc,jc...->c...", _shares(np.asarray(class_counts, dtype=np.float64)), stacked)
-
-
 def average_carried(
     states: Sequence[State],
     groups: PermutationGroups,
@@ -76,8 +67,8 @@ def average_rest(
         states: each client's arrays.
         groups: the permutation groups.
         examples: each client's number of examples. BatchNorm's statistics are those of all examples together.
-        class_counts: each client's examples of each class (J, C), which weight the rows of output layers; None for
-            equal weights.
+        class_counts: each client's examples of each class (J, C), which weight the rows of output layers (FedMA,
+            section 3); None for equal weights.
         assignments: each client's units of the groups that it has in part; other units do not count in statistics.
         sizes: global widths of all groups.
         statistics: whether to average BatchNorm's statistics.
@@ -87,7 +78,8 @@ def average_rest(
     for name in rest_of(groups, statistics=statistics):
         stacked = np.stack([state[name] for state in states])
         if name in groups.fixed and class_counts is not None and stacked.shape[1:2] == np.shape(class_counts)[1:]:
-            result[name] = class_weighted_average(list(stacked), class_counts)
+            shares = _shares(np.asarray(class_counts, dtype=np.float64))
+            result[name] = np.einsum("jc,jc...->c...", shares, stacked.astype(np.float64))
         elif stacked.dtype.kind != "f":
             result[name] = np.rint(stacked.mean(0))
         elif name.endswith("running_mean") and groups.kinds.get(name) == "statistic":

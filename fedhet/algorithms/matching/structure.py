@@ -31,7 +31,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 
 
 def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
-    """Return the arrays that a client with `done` settled groups sends in a step of FedMA, in the last step the rest."""
+    """Return the arrays that a client with `done` settled groups sends in a step of FedMA."""
     names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
 
