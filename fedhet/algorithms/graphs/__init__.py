@@ -1,4 +1,4 @@
-"""A model as a graph, its permutation groups, and its parameters along them."""
+"""The graph of a network's operators, its permutation groups, and states along them."""
 
 from fedhet.algorithms.graphs.axes import VALUE as VALUE
 from fedhet.algorithms.graphs.axes import Segment as Segment

@@ -1,4 +1,4 @@
-"""Axes of arrays as rows of segments: units that move together, and what never moves."""
+"""Axes of arrays as sequences of segments: runs of hidden units, and runs that never move."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from math import lcm, prod
 from .graph import ArchitectureGraph, Node
 
 VALUE = "value"
-"""The role of a parameter that is no layer's own."""
+"""Role of a parameter that belongs to no layer."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of an axis: ``width`` units of ``block`` consecutive entries each; with ``group`` None it never moves."""
+    """A run of an axis: ``width`` units of ``block`` consecutive entries. It never moves if ``group`` is None."""
 
     group: int | None
     width: int
@@ -20,7 +20,7 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Entries of the axis that it covers."""
+        """Number of entries."""
         return self.width * self.block
 
 
@@ -29,22 +29,22 @@ Value = tuple[Axis, ...]  # the axes of one value that flows through a graph
 
 
 def fixed(size: int) -> Axis:
-    """An axis that never moves."""
+    """Return an axis that never moves."""
     return (Segment(None, size),)
 
 
 def entries(axis: Axis) -> int:
-    """How many entries an axis has."""
+    """Return the number of entries of an axis."""
     return sum(segment.size for segment in axis)
 
 
 def moving(*axes: Axis) -> set[int]:
-    """The groups (or variables) along some axes."""
+    """Return the groups (or variables) along axes."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return the axis in which each run of so many (`of`) entries is replaced by a run of `block` ones."""
+    """Return the axis with `block` entries for every `of` entries."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -54,7 +54,7 @@ def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
 
 
 def joined(*axes: Axis) -> Axis:
-    """Axes behind each other; neighbouring fixed runs become one, empty ones vanish."""
+    """Concatenate axes; adjacent fixed runs are merged and empty ones removed."""
     result: list[Segment] = []
     for segment in (segment for axis in axes for segment in axis if segment.size):
         if segment.group is not None:
@@ -67,12 +67,12 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Units would have to be taken apart."""
+    """Raised if a step would divide units."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A node that took an axis apart, the part along which its units were taken to lie, and how many ways there are."""
+    """A node that divides an axis, the part that is assumed to have the units, and the number of alternatives."""
 
     node: str
     axis: Axis
@@ -80,20 +80,20 @@ class Split:
 
 
 class Variables:
-    """The facts known about the units along a graph's axes; ``Segment.group`` is a variable here.
+    """Constraints on the units along the axes of a graph, where ``Segment.group`` is a variable.
 
-    A variable is a row of units of which nothing is known yet. What meets in the graph says more of it: that it is
-    another one, that several of its units make one, that it consists of others behind each other, that it is fixed.
+    A variable is a run of units without known constraints. Operators add constraints: that two variables are equal,
+    that several units form one, that a variable is a sequence of others, or that it is fixed.
 
     Attributes:
-        choices: Node -> which of the ways to take an axis apart it takes; the first one, if it is not named.
-        meaning: Variable -> the row of segments that it turned out to be.
-        refusals: Axes that must not move, each with why the model is refused if one does in the end.
-        splits: In the order of the graph.
-        bound: (Parameter, axis) -> what that axis consists of; tied parameters by their first name.
-        written: (Parameter, axis) that makes units -> the parameter's role and its layer's name, in data-flow order.
-        read: Axes along which a layer reads.
-        batch: How many examples the graph was exported with.
+        choices: node -> which of its ways to divide an axis is taken (the first by default).
+        meaning: variable -> the segments that it was found to be.
+        refusals: axes that must not move, with the reason for which the model is refused if they do.
+        splits: divisions of axes, in the order of the graph.
+        bound: (parameter, axis) -> segments of that axis; tied parameters by their first name.
+        written: (parameter, axis) that defines units -> role and name of its layer, in data-flow order.
+        read: axes that layers sum over.
+        batch: number of examples with which the graph was exported.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -108,12 +108,12 @@ class Variables:
         self._count = 0
 
     def new(self, width: int) -> Axis:
-        """An axis of units that nothing is known about yet."""
+        """Return an axis that is a new variable."""
         self._count += 1
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """An axis as far as it is known now."""
+        """Return an axis with all current constraints applied."""
         return joined(
             *(
                 scaled(self.known(self.meaning[segment.group]), segment.block)
@@ -124,21 +124,21 @@ class Variables:
         )
 
     def moves(self, *axes: Axis) -> set[int]:
-        """The variables that move along some axes, as far as is known now."""
+        """Return the variables along axes, with all current constraints applied."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
-        """Say that an axis does not move."""
+        """Add the constraint that an axis does not move."""
         for segment in self.known(axis):
             if segment.group is not None:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Say that axes do not move, and that the model is refused unless something else fixes them."""
+        """Refuse the model with this reason unless other constraints fix these axes."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """One axis where two of one size meet: units become the same, small ones together the larger ones."""
+        """Add the constraint that two axes of one size have the same units, and return the axis."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -146,7 +146,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """An axis of which each run of so many entries stays together."""
+        """Return an axis on which every `count` consecutive entries form one unit or whole units."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -155,10 +155,10 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Take an axis apart into several: its units lie along one of them, the others are fixed.
+        """Divide an axis into several, of which one has its units and the others are fixed.
 
-        If the axis is known to have such units already, along that one; else along the one with the most units, or at
-        the node's choice the one with the next most.
+        If the axis has such units already, that part is taken. Otherwise it is the part with the most units, or the
+        node's choice among the next ones.
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
@@ -181,14 +181,14 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """One of so many parts of an axis that have the same units; None if they cannot."""
+        """Return one of `count` equal parts of an axis with the same units each, or None if that is impossible."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Say what an axis of a parameter consists of; None: units of its own. Tied uses are unified."""
+        """Set the segments of a parameter's axis, a new variable by default. All uses of a parameter are unified."""
         name = node.parameters[role]
         place = name, axis
         if (known := self.bound.get(place)) is not None:
@@ -203,23 +203,23 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Refuse the model if one of these axes of a node's input moves."""
+        """Refuse the model if one of these axes of a node's inputs moves."""
         self.refuse(
             axes, f"{node} works along an axis of hidden units: reordering or adding units would change its result"
         )
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the refused axes that move after all, if they are hidden units."""
+        """Return the refused axes along which hidden units move."""
         hidden = self.hidden()
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
 
     def hidden(self) -> set[int]:
-        """Return the variables that layers write or read; others need not move, as of parameters outside of layers."""
+        """Return the variables along which layers write or read. Others, of parameters outside layers, can be fixed."""
         layers = [self.bound[place] for place, (role, _) in self.written.items() if role != VALUE]
         return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
-        """Return the split to be done another way, so that an axis does not move: its own, or else the last one."""
+        """Return the split to change so that an axis does not move: its own if possible, otherwise the last one."""
         moved = self.moves(axis)
         others = [
             split
@@ -246,16 +246,16 @@ class Variables:
                 self.meaning[large.group] = (replace(small, block=1),)
 
     def _pieces(self, axis: Axis) -> Iterator[Segment]:
-        """The segments of an axis, entry by entry where it is fixed."""
+        """Yield the segments of an axis, with fixed runs entry by entry."""
         for segment in self.known(axis):
             yield from (segment,) if segment.group is not None else fixed(1) * segment.size
 
     def _coarsen(self, axis: Axis, count: int) -> None:
-        """Make units of as many entries as fill whole runs of so many."""
+        """Merge units so that each has a multiple of `count` entries."""
         for segment in self.known(axis):
             factor = lcm(segment.block, count) // segment.block
             if segment.group is None or segment.group in self.meaning or factor == 1:
-                continue  # the last two: known by now to be of whole runs
+                continue  # fixed, constrained meanwhile, or of whole runs already
             if segment.width % factor:
                 raise _Misfit
             self.meaning[segment.group] = scaled(self.new(segment.width // factor), factor)
@@ -263,7 +263,7 @@ class Variables:
             raise _Misfit
 
     def _cut(self, axis: Axis, size: int) -> tuple[Axis, Axis]:
-        """Cut an axis behind so many entries; units on both sides are of different kinds from now on."""
+        """Cut an axis after `size` entries. The units on both sides are different variables from now on."""
         first: list[Segment] = []
         rest = list(self.known(axis))
         while size:
@@ -284,7 +284,7 @@ class Variables:
         return tuple(first), tuple(rest)
 
     def _split(self, axis: Axis, sizes: Sequence[int], place: int) -> list[Axis]:
-        """Take an axis apart, with the units along one part: alike for all before it, and whole for all behind it."""
+        """Divide an axis with its units along the part `place`: alike before it, and whole after it."""
         outer, size, inner = prod(sizes[:place]), sizes[place], prod(sizes[place + 1 :])
         first, rest = self._cut(axis, size * inner)
         for _ in range(outer - 1):

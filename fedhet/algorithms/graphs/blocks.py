@@ -1,7 +1,7 @@
-"""Blocks of a network, from shallow to deep: where clients whose networks differ are compared (FedHARM).
+"""Blocks of a network, from shallow to deep, named by the modules that end them.
 
-A block is named by the module whose output it ends in. For torchvision's ResNets, EfficientNets and MobileNetV3s the
-blocks are given; of any other network they are its stages, each all that it computes at one spatial size.
+They are known for torchvision's ResNets, EfficientNets and MobileNetV3s. The blocks of other networks are stages: all
+layers of one spatial size.
 """
 
 from contextlib import ExitStack
@@ -28,15 +28,15 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
     Args:
-        model: any `nn.Module`.
-        example: a batch (n, channels, height, width) of its inputs.
-        chosen: `last-four` for the last blocks of torchvision's networks and the stages of others; `stages` for the
-            stages of any network; or names of modules separated by commas. Of several lists, separated by semicolons,
-            the first one counts whose modules the network has all.
+        model: any network.
+        example: inputs (n, channels, height, width).
+        chosen: `last-four` for the last blocks of torchvision's networks and the stages of others, `stages` for the
+            stages of any network, or names of modules separated by commas. Among several lists, separated by
+            semicolons, the first one is used whose modules all exist.
         count: number of blocks.
 
     Raises:
-        UnsupportedArchitecture: the network has fewer stages, or not the named modules.
+        UnsupportedArchitecture: the network has fewer stages, or lacks the named modules.
     """
     if chosen not in ("last-four", "stages"):
         return _named(model, chosen, count)
@@ -55,9 +55,9 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
 def stages(model: nn.Module, example: Tensor) -> list[str]:
     """Return the last module of each stage (the layers of one spatial size), from large to small.
 
-    Of the modules that return feature maps of a size it is the last to run among those that are nested the least,
-    lists of modules not counted. What only pools ends no stage, nor does a branch whose maps are smaller than those
-    that follow, such as a gate. The model runs once, in evaluation mode.
+    It is the last of the least nested modules that return feature maps of the size, where lists of modules do not
+    count as nesting. Pooling modules end no stage, nor do branches with smaller maps than those that follow, such as
+    gates. The model runs once, in evaluation mode.
     """
     ends: dict[tuple[int, ...], tuple[int, str]] = {}
     modules = dict(model.named_modules())
@@ -94,7 +94,7 @@ def _last_four(model: nn.Module) -> tuple[str, ...]:
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
-    """Return the first list whose modules the network has all."""
+    """Return the first list of modules that all exist."""
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
     have = dict(model.named_modules())
     for names in lists:
@@ -106,6 +106,6 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
             return names
     missing = next(name for name in lists[-1] if name not in have)
     raise UnsupportedArchitecture(
-        f"{type(model).__name__} has no module {missing!r} to take for the end of a block; it has: "
+        f"{type(model).__name__} has no module {missing!r} that could end a block; it has: "
         f"{', '.join(name for name in have if name)}"
     )

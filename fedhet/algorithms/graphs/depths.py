@@ -1,4 +1,4 @@
-"""Cutting a network by depth: its blocks, and which of its arrays the first blocks need."""
+"""Cutting a network by depth: the modules that end its blocks, and the arrays that the first blocks need."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,17 @@ from .reading import architecture_graph
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
-    The last block ends in the network's outputs. By default they are its `stages`; a network that has fewer, such as
-    an MLP or a transformer, is cut into about equal numbers of layers, where one value is all that the later layers
-    need.
+    By default blocks are the last `stages`. A network with fewer stages, such as an MLP or a transformer, is cut into
+    about equal numbers of layers, at places where later layers need one value only.
 
     Args:
-        model: any `nn.Module` that `torch.export` can trace.
-        example: (n, ...) inputs.
-        count: number of blocks.
-        names: the names, separated by commas; of several lists, separated by semicolons, the first one counts whose
-            modules the network has all.
+        model: any network that `torch.export` can trace.
+        example: inputs (n, ...).
+        count: number of blocks, including the last one.
+        names: names of the modules as in `blocks`; empty to find them.
 
     Raises:
-        UnsupportedArchitecture: the network cannot be cut into so many blocks, or lacks the named modules.
+        UnsupportedArchitecture: the network cannot be cut into `count` blocks, or lacks the named modules.
     """
     if count == 1:
         return ()
@@ -49,14 +47,10 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
-    """Return the number of blocks with which a network needs an array, for each name of its `state_dict`.
+    """Return the least number of blocks that need an array, for each name of the `state_dict`.
 
-    Args:
-        graph: the network's.
-        ends: the modules that end all blocks but the last.
-
-    Raises:
-        UnsupportedArchitecture: the blocks do not end in this order.
+    `ends` are the modules that end all blocks but the last. Raises UnsupportedArchitecture if the network does not
+    compute them in this order.
     """
     last = [_span(graph, name)[-1:] for name in ends]
     if not all(last) or last != sorted(last):
@@ -68,19 +62,19 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
             found.setdefault(name, depth)
     of_module = {name.rpartition(".")[0]: depth for name, depth in reversed(found.items())}
     whole = len(ends) + 1
-    for name in graph.shapes:  # counters and arrays that are not used in evaluation belong to their module
+    for name in graph.shapes:  # arrays that evaluation does not use, such as counters, belong to their module
         first = graph.tied.get(name, name)
         found.setdefault(name, found.get(first, of_module.get(first.rpartition(".")[0], whole)))
     return found
 
 
 def _span(graph: ArchitectureGraph, module: str) -> list[int]:
-    """The places of a module's operators."""
+    """Return the places of a module's operators."""
     return [n for n, node in enumerate(graph) if node.module == module or node.module.startswith(f"{module}.")]
 
 
 def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
-    """Return modules after which one value is all that later layers need, by numbers of layers; and of all layers."""
+    """Return modules after which later layers need one value only, by number of layers, and the number of layers."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -101,12 +95,12 @@ def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
 
 
 def _is_layer(graph: ArchitectureGraph, node: Node) -> bool:
-    """Whether an operator has weights that are a matrix or filters."""
+    """Return whether an operator has weights that are a matrix or filters."""
     return any(role.startswith("weight") and len(graph.shapes[name]) > 1 for role, name in node.parameters.items())
 
 
 def _ended(graph: ArchitectureGraph, place: int) -> str:
-    """The outermost module whose only call ends with an operator; empty if there is none."""
+    """Return the outermost module whose only call ends with an operator, or an empty string."""
     parts = graph.nodes[place].module.split(".")
     for count in range(1, len(parts) + 1):
         span = _span(graph, name := ".".join(parts[:count]))

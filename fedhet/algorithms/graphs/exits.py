@@ -1,4 +1,4 @@
-"""Networks with exits: a classifier behind each block, so that the first blocks are a network of their own."""
+"""Networks with exits: a classifier after each block, so that the first blocks are a complete network."""
 
 from contextlib import ExitStack, suppress
 
@@ -15,27 +15,27 @@ EXITS = "exits"
 
 
 class _LastExit(Exception):
-    """Ends a forward pass behind the last block that a network has."""
+    """Raised to end a forward pass after the last exit."""
 
 
 class Exits(nn.Module):
-    """A network that can have an exit behind each block but the last: the mean over places, and a linear layer.
+    """A network with an exit after each block but the last: the mean over positions, and a linear layer.
 
-    The last block's exit is the network's own head. The network's arrays keep their names; exits are `exits.0`,
-    `exits.1`, ... In evaluation the outputs are the mean of all exits' class scores (logits), in training those of the
-    last exit; the others' are the outputs of the modules `exits.N`.
+    The last block ends in the network's own head. The network's arrays keep their names; exits are `exits.0`,
+    `exits.1`, ... In evaluation the output is the mean of the class scores (logits) of all exits. In training it is
+    that of the last exit; the others are outputs of the modules `exits.N`.
 
     Args:
-        network: any module that `torch.export` can trace, which is changed where this one is.
+        network: any network that `torch.export` can trace; it shares its modules and arrays with the result.
         count: number of blocks.
-        names: the modules that end all blocks but the last (see `fedhet.algorithms.graphs.block_ends`).
+        names: the modules that end all blocks but the last (see `block_ends`).
 
     Attributes:
-        ends: the modules behind which there are exits.
-        depth: number of blocks that it has; with less than all it has none of the later blocks' arrays.
+        ends: the modules after which there are exits.
+        depth: number of blocks; arrays of later blocks are absent.
 
     Raises:
-        ModelError: the network has a module of the name `exits`.
+        ModelError: the network has a module named `exits`.
     """
 
     network: nn.Module
@@ -47,7 +47,7 @@ class Exits(nn.Module):
         super().__init__()
         if EXITS in network._modules:
             raise ModelError(f"{type(network).__name__} has a module 'exits' of its own: give it another name")
-        # The network is no submodule, and its parts are, so that they keep their names, whichever these are.
+        # The network itself is not a submodule, so that its arrays keep their names.
         self.__dict__.update(network=network, count=count, names=names)
         self._parameters, self._buffers = network._parameters, network._buffers
         self._non_persistent_buffers_set = network._non_persistent_buffers_set
@@ -55,7 +55,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[str, ...](), count
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add new exits, for groups of `groups_by_depth`; their weights are drawn as PyTorch does."""
+        """Add exits for the groups of `groups_by_depth`, with PyTorch's initial weights."""
         self.ends = tuple(filter(None, groups[0].name.split(",")))
         shapes, like = groups.shapes(groups.widths), next(self.network.parameters(), torch.empty(0))
         for number in range(len(self.ends)):
@@ -63,10 +63,10 @@ class Exits(nn.Module):
             self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))
 
     def _get_name(self) -> str:
-        return self.network._get_name()  # the class that a user knows, also in PyTorch's errors
+        return self.network._get_name()  # the user's class, also in errors of PyTorch
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Class scores (n, classes): in training of the last exit, in evaluation the mean of all."""
+        """Return class scores (n, classes): those of the last exit in training, the mean of all exits in evaluation."""
         scores: list[Tensor] = []
         self.network.training = self.training
 
@@ -84,17 +84,17 @@ class Exits(nn.Module):
 
 
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
-    """Return one group, the blocks of a network with exits: which arrays it has, with how many blocks, in which shapes.
+    """Return a single group whose units are the blocks of a network with exits.
 
-    The group's name is the modules that end all blocks but the last.
+    The group's name lists the modules that end all blocks but the last.
 
     Args:
-        model: the network, still without exits.
-        inputs: (n, ...) examples.
+        model: the network, before its exits are added.
+        inputs: examples (n, ...).
 
     Raises:
-        ModelError: its outputs are not one vector for each example, or a block's output is no tensor of features.
-        UnsupportedArchitecture: it cannot be cut into so many blocks.
+        ModelError: outputs are not one vector for each example, or a block's output is not a tensor of features.
+        UnsupportedArchitecture: the network cannot be cut into this number of blocks.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)
@@ -127,9 +127,9 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def _pooled(value: object, name: str = "a block") -> Tensor:
-    """Return the mean over places, (n, features), of maps (n, features, ...) or of tokens (n, tokens, features).
+    """Return the mean (n, features) of maps (n, features, ...) or of tokens (n, tokens, features).
 
-    Of several values, such as a recurrent layer's outputs and last state, the first one counts.
+    If a module returns several values, such as a recurrent layer's outputs and states, the first one is used.
     """
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:

@@ -1,4 +1,4 @@
-"""A model as a graph of operators: what flows where, in which shapes and with which parameters."""
+"""The graph of a network's operators, with shapes and parameters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,27 +10,25 @@ from fedhet.models.arrays import Kind
 
 
 class UnsupportedArchitecture(ModelError):
-    """A model that cannot be read, or not be used as a method needs it; the message names what and the way out."""
+    """Raised for a network that a method cannot use; the message names the operator or layer and a way out."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of an architecture.
+    """An operator.
 
     Attributes:
-        name: Unique in its graph.
-        operator: ATen's name without overload and in-place mark (``conv2d``, ``relu``, ``add``); of other libraries'
-            operators with their namespace (``torchvision.nms``); or ``input``, ``output``, ``constant``, ``getitem``
-            (one of several results), ``parameter`` (one that is no layer's own: used in arithmetic, a computed weight),
-            ``as_strided_scatter`` (a tensor after an operator in place wrote to a view of it).
-        module: Qualified name of the module whose forward runs it (``""``: the model itself).
-        inputs: Names of the nodes whose values it takes, in the operator's order.
-        shape: Of its (first) value, batch axis included; () of what is no tensor.
-        arguments: ATen's name of each input (``input``, ``query``; ``weight``, where a weight is computed).
-        parameters: Role (ATen's name of the argument, and PyTorch's of recurrent weights: ``weight``, ``running_mean``,
-            ``weight_ih_l0``, ...) -> ``state_dict`` name; of tied parameters always the first name.
-        options: The operator's other arguments by ATen's names (``stride``, ``groups``, ``dim``, ...); in a list that
-            has Nones beside inputs, an ellipsis stands for an input.
+        name: unique name in the graph.
+        operator: ATen's name (``conv2d``, ``relu``, ``add``), with a namespace for other libraries
+            (``torchvision.nms``); or ``input``, ``output``, ``constant``, ``getitem`` (one of several results),
+            ``parameter`` (used in arithmetic), ``as_strided_scatter`` (a tensor after a write to a view of it).
+        module: name of the module whose forward runs it; empty for the network itself.
+        inputs: names of its input nodes, in the operator's order.
+        shape: shape of its (first) result, with the batch axis; () if it is not a tensor.
+        arguments: ATen's name of each input (``input``, ``query``).
+        parameters: role (``weight``, ``running_mean``, ``weight_ih_l0``) -> ``state_dict`` name. Tied parameters have
+            their first name.
+        options: other arguments by ATen's names (``stride``, ``groups``, ``dim``).
     """
 
     name: str
@@ -49,15 +47,15 @@ class Node:
 
 @dataclass(frozen=True)
 class ArchitectureGraph:
-    """A model's computation as a directed acyclic graph of operators.
+    """The operators of a network.
 
     Attributes:
-        model: Name of the model's class.
-        nodes: In the order of execution, so every node stands behind its inputs.
-        shapes: ``state_dict`` name -> shape, of every parameter and buffer.
-        tied: Name -> first name, of every parameter that shares its storage with one named before it.
-        unused: Parameters that the forward pass in eval mode does not touch.
-        kinds: ``state_dict`` name -> what the array is.
+        model: name of the network's class.
+        nodes: operators in order of execution, so inputs come first.
+        shapes: ``state_dict`` name -> shape.
+        tied: name -> first name, for parameters that share their storage.
+        unused: parameters that the forward pass in evaluation mode does not use.
+        kinds: ``state_dict`` name -> kind of the array.
     """
 
     model: str
