@@ -1,7 +1,4 @@
-"""Helpers of several methods: what clients send about classes and public examples, and networks that the server trains.
-
-Flower's loop, messages and averages of networks are in `fedhet.server`.
-"""
+"""Helpers of several methods: arrays by class, rows of the public dataset, and networks that the server trains."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -23,7 +20,7 @@ from fedhet.utils.text import log
 N = TypeVar("N", bound=nn.Module)
 
 MOST_CLASSES = 2**16
-"""Class numbers from this one on are refused, since clients allocate all classes up to the highest."""
+"""The largest number of classes; clients allocate memory for all of them."""
 
 MOST_TOKENS = 2**16
 """The largest number of tokens of one example."""

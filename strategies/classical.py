@@ -1,4 +1,4 @@
-"""The methods of scikit-learn, server side: nothing is shared; the clients are only counted and evaluated."""
+"""The methods of scikit-learn, server side: clients share nothing and are only evaluated."""
 
 from fedhet.methods.included import label_spreading, logistic_regression, nearest_neighbour
 from fedhet.methods.included._classical import ClassicalParameters
@@ -6,18 +6,18 @@ from fedhet.server import FederatedStrategy, State
 
 
 class NearestNeighbour(FederatedStrategy[ClassicalParameters, State]):
-    """The class of the nearest of a client's own examples."""
+    """Predicts the class of the nearest of a client's own examples."""
 
     method = nearest_neighbour.method
 
 
 class LogisticRegression(FederatedStrategy[ClassicalParameters, State]):
-    """A linear classifier of a client's own inputs."""
+    """Trains a linear classifier on a client's own inputs."""
 
     method = logistic_regression.method
 
 
 class LabelSpreading(FederatedStrategy[ClassicalParameters, State]):
-    """A client's own labels, spread over the public inputs."""
+    """Spreads a client's own labels over the public inputs."""
 
     method = label_spreading.method

@@ -1,9 +1,7 @@
 """Ensemble, server side: the mean of the clients' predictions, to which FedMA's paper compares (tables 1 and 2).
 
-Clients of any architecture train alone and send their networks once. The ensemble predicts the mean of their softmax
-(sigmoid for many labels) and is evaluated on the common test set, of users' data that of the first client.
-
-The client side is the default.
+Clients of any architecture train without each other and send their networks. The ensemble predicts the mean of their
+softmax (sigmoid for many labels) and is evaluated on the common test set.
 """
 
 from collections.abc import Mapping
@@ -58,19 +56,19 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
 
 
 class Mean(nn.Module):
-    """The log of the members' mean probabilities, or log odds of labels and of a single output; the mean of numbers."""
+    """Predicts the log of the members' mean probabilities (log odds for labels and single outputs), or their mean."""
 
     def __init__(self, members: list[nn.Module], metric: str = "accuracy") -> None:
         super().__init__()
         self.members, self.metric = nn.ModuleList(members), metric
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs for a batch, in the form of the members'."""
+        """Return the outputs for a batch, in the shape of the members' outputs."""
         batches = [in_precision(inputs, precision(member)) for member in self.members]
         outputs = torch.stack([member(batch) for member, batch in zip(self.members, batches, strict=True)])
         if self.metric == "r2":
             return outputs.mean(0)
-        classes = 2 if self.metric == "iou" else -1  # their axis, behind that of the members and that of the examples
+        classes = 2 if self.metric == "iou" else -1  # the axis of classes, after those of members and examples
         if self.metric == "auc" or outputs.ndim == 2 or outputs.shape[classes] == 1:
             return outputs.sigmoid().mean(0).logit()
         return outputs.softmax(classes).mean(0).log()

@@ -21,7 +21,7 @@ class FDState(ClassState):
 
 
 class FD(ByClass[fd.FDParameters, FDState]):
-    """Every client that has a class counts the same in its mean."""
+    """Sends each client the mean over its peers, in which every peer that has the class counts the same."""
 
     method = fd.method
     state_class = FDState

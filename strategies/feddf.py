@@ -1,10 +1,10 @@
-"""FedDF, server side: a network of the server's own learns the mean of the clients' class scores (Lin et al., 2020).
+"""FedDF, server side: a network at the server learns the mean of the clients' class scores (Lin et al., 2020).
 
 In round t, on the public examples X(t), the server's network w takes steps of Adam on
 
     KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x)))
 
-where f_k are the logits that client k sends after its local training. w goes on from round to round.
+where f_k are the logits that client k sends after its local training.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,21 +31,21 @@ from .fedmd import Scores, ScoresState  # noqa: TID251
 
 @dataclass
 class FedDFState(ScoresState):
-    """`model` is the server's network, for inputs of this shape (without the batch's axis)."""
+    """`model` is the server's network, and `shape` the shape of one input."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
 
 
 class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
-    """Trains the server's network, which is the global model, and sends its scores to clients if it is to teach."""
+    """Trains the global model at the server; with the key `teach`, clients learn its scores."""
 
     method = feddf.method
     state_class = FedDFState
 
     @property
     def public(self) -> Tensor:
-        """The raw public examples; raises a FedhetError if only the clients have them."""
+        """The raw public examples; a FedhetError if only the clients have them."""
         if self.run.public is None:
             raise FedhetError(
                 "feddf's server trains on the public dataset, and only clients have it: set public-samples, or give "
@@ -54,7 +54,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         return self.run.public.inputs
 
     def admit(self, reply: Reply) -> None:
-        """Check as FedMD; with the first client, draw the network, of which the classes are then known."""
+        """Check as FedMD; draw the network with the first client, which tells the number of classes."""
         super().admit(reply)
         state, own_data = self.state, self.run.own_data or reply.report.own_data
         if not state.model:
@@ -62,7 +62,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
             state.model = to_arrays(self.network().state_dict())
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Train the network; where that diverges it stays as it was."""
+        """Train the network; it does not change if training diverges."""
         network, device = self.network(), device_of("cpu" if self.config.device == "cpu" else "auto")
         network.to(device)
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
@@ -78,11 +78,11 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         return metrics | trained
 
     def global_model(self) -> nn.Module | None:
-        """Return the server's network; None before any client is there."""
+        """Return the server's network; None before the first client."""
         return self.network() if self.has_global_model else None
 
     def network(self) -> nn.Module:
-        """Return the server's network as it is, drawn from the seed before it is trained."""
+        """Return the server's network with its current weights."""
         name, example = self.parameters.server_model, torch.zeros(1, *self.state.shape)
         build = partial(models.build_beside, name, self.config.architectures, example, self.state.classes)
         network = build_at_server(build, self.config.seed)

@@ -2,8 +2,8 @@ r"""FedGen, server side: a generator learns representations that the clients' he
 
     L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
 
-for noise e and classes y, drawn as often as clients have examples of them. Heads h_i are linear, so that the mean of
-their scores is the scores of the mean head, which is FedAvg's and goes back to the clients, with the generator.
+for noise e and classes y, drawn in proportion to the clients' examples. Heads h_i are linear, so the mean of their
+scores is that of the averaged head, which the clients receive with the generator.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ from ._common import (  # noqa: TID251 - this folder is fedhet.strategies
 
 @dataclass
 class FedGenState(State):
-    """`classes` holds each client's numbers of examples by class, `generator` its weights in float64 once trained."""
+    """`classes` are each client's numbers of examples by class, `generator` the trained weights in float64."""
 
     classes: ArraysBy = field(default_factory=dict)
     generator: Arrays = field(default_factory=dict)
 
 
 class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
-    """Averages heads like LG-FedAvg, and trains the generator on the mean."""
+    """Averages heads like LG-FedAvg, and trains the generator on the averaged head."""
 
     method = fedgen.method
     state_class = FedGenState
@@ -57,7 +57,7 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
         return torch.stack([torch.from_numpy(each["counts"]) for each in self.state.classes.values()]).sum(0)
 
     def payload_for(self, client: str) -> Payload:
-        """Return the head, and once it is trained the generator with the numbers of examples by class."""
+        """Return the head and, once it is trained, the generator with the numbers of examples by class."""
         payload = super().payload_for(client)
         if self.state.generator:
             payload.arrays["generator"] = cast(self.state.generator, self.config.wire_dtype)
@@ -65,7 +65,7 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
         return payload
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the heads, and train the generator; where that diverges it stays as it was."""
+        """Average the heads, and train the generator; it does not change if training diverges."""
         metrics, keys = super().aggregate_fit(round, replies), self.parameters
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
         generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()
@@ -88,6 +88,6 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
 
 
 def alike(noise: Tensor, outputs: Tensor) -> Tensor:
-    """Return the authors' diversity loss of noise (n, e) and outputs (n, d), which falls as the latter differ more."""
+    """Return the authors' diversity loss of noise (n, e) and outputs (n, d), small if outputs differ."""
     apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
     return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

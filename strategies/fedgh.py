@@ -20,7 +20,7 @@ from ._common import MOST_CLASSES, build_at_server, train_at_server  # noqa: TID
 from .fedproto import ByClass, ClassState  # noqa: TID251
 
 COPIES = 8
-"""How often the server holds its network at most: weights, gradients, optimiser, states before and after a round."""
+"""The largest number of copies of its network at the server: weights, gradients, optimiser, states."""
 
 
 @dataclass
@@ -42,15 +42,15 @@ class Learner(ByClass[L, LearnerState]):
 
     @property
     def way_out(self) -> str:  # type: ignore[override]
-        """The key by which widths become equal."""
+        """Advice for clients of unequal widths."""
         return f"set {self.method.name}.width, to which all are then brought"
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """Build the network, whose weights are drawn from torch's global generator."""
+        """Build the network; its weights are drawn from torch's global generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return the loss, where it is not the cross entropy of what the network returns.
+        """Return the loss terms, if the loss is not the cross entropy of the network's outputs.
 
         Args:
             means: (n, width) float64, of all clients that are in the round.
@@ -75,19 +75,19 @@ class Learner(ByClass[L, LearnerState]):
             self.state.learner = to_arrays(self.learner().state_dict())
 
     def check_reply(self, reply: Reply) -> None:
-        """Check beside the prototypes themselves that their classes are the network's."""
+        """Check the prototypes, and that their classes are the network's."""
         super().check_reply(reply)
         if reply.arrays["prototypes"]["classes"].max(initial=0) >= self.state.outputs:
             raise WireError(f"its prototypes have classes beyond {self.state.outputs - 1}")
 
     def learner(self) -> nn.Module:
-        """Return the network as it is."""
+        """Return the network with its current weights."""
         network = build_at_server(self.network, self.config.seed).double()
         load_into(network.state_dict(), self.state.learner)
         return network
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Train the network; where that diverges it stays as it was."""
+        """Train the network; it does not change if training diverges."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
@@ -107,9 +107,9 @@ class FedGH(Learner[fedgh.FedGHParameters]):
     method = fedgh.method
 
     def network(self) -> nn.Module:
-        """A linear layer."""
+        """Build a linear layer."""
         return nn.Linear(self.state.width, self.state.outputs)
 
     def payload_for(self, client: str) -> Payload:
-        """The head: `weight` (classes, width) and `bias` (classes,)."""
+        """Return the head: `weight` (classes, width) and `bias` (classes,)."""
         return Payload({"head": cast(self.state.learner, self.config.wire_dtype)})

@@ -27,12 +27,12 @@ from ._common import mean_distance  # noqa: TID251 - this folder is fedhet.strat
 
 @dataclass
 class FedHARMState(State):
-    """Descriptors and facts that clients sent.
+    """The clients' descriptors, and facts about them.
 
     Attributes:
-        sent: the latest descriptors, features or posteriors of each client, absent ones included, as they travel.
-        slots: how many slots of each block each client has.
-        cosines: for the report, an entry for each round: `round`, and by block `same` and `other`.
+        sent: the latest packed descriptors, features or posteriors of each client, absent ones included.
+        slots: number of slots of each block, by client.
+        cosines: for the report, `round` and, by block, `same` and `other`, for each round.
     """
 
     sent: ArraysBy = field(default_factory=dict)
@@ -47,7 +47,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:
-        """Keep the number of slots that the client's blocks fill; log blocks that are too small to fill all."""
+        """Keep the number of slots that the client's blocks fill, and log blocks that are too small to fill all."""
         settings = self.parameters
         if not settings.aligns_blocks:
             return
@@ -66,7 +66,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the target on the shared images, from the second round on, and whether to send descriptors."""
+        """Return the target on the shared images from the second round on, and whether to send descriptors."""
         common = Payload()
         if round > 1:
             common.values["shared"] = True
@@ -89,15 +89,15 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     @property
     def travels(self) -> bool:
-        """Whether clients send anything about the shared images."""
+        """Whether clients send arrays about the shared images."""
         return "sent" in self.traits.sends
 
     def _sends(self, round: int) -> bool:
-        """Whether replies of this round have descriptors for the next target; there is none after the last round."""
+        """Return whether replies of this round have descriptors: there is no target after the last round."""
         return self.travels and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
-        """Return the target, part by part, from the latest descriptors of all clients."""
+        """Return the parts of the target, from the latest descriptors of all clients."""
         sent = {client: self._unpacked(client, self.state.sent[client]) for client in in_order(self.state.sent)}
         if not sent:
             return []
@@ -106,7 +106,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return target_of(self.parameters.align, parts, generator=generator)
 
     def _combined(self, sent: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-        """Return the descriptors averaged by the key `aggregation`, slot by slot: (n, K_b) for each block."""
+        """Return the descriptors averaged slot by slot with the rule `aggregation`: (n, K_b) for each block."""
         slots = {
             client: {
                 (block, slot): values.numpy()

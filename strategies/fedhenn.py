@@ -35,7 +35,7 @@ class FedHeNNState(State):
     """The last target and, for the report, representations of some public examples.
 
     Attributes:
-        target: as it travels, on the RAD of `target_round`.
+        target: the packed target on the RAD of `target_round`.
         tokens: number of tokens of a public example; above 1, a row of the RAD is one token.
         before, after: each client's representation before and after training.
     """
@@ -58,8 +58,8 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         supplied = public is not None and public is not client_setup.public_dataset(self.config)
         if self.parameters.rad_source == "train-union" and supplied:
             raise ConfigError(
-                "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set, and a public dataset "
-                "was given as well: leave one of them out"
+                "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set: leave it out, or give "
+                "no public dataset"
             )
 
     # ---- the handshake
@@ -135,14 +135,14 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
     def _sent_in(self, round: int) -> bool:
-        """Whether replies of this round have arrays for the next target; there is none after the last round."""
+        """Return whether replies of this round have arrays: there is no target after the last round."""
         return bool(self.sent) and round != self.run.last_round
 
     def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the target on X(t), as it travels, from what the clients sent for it.
+        """Return the packed target on X(t) from the clients' arrays.
 
-        The paper's target is K-bar = sum_j w_j K_j with uniform weights. A factor of it travels; for the RBF kernel,
-        its diagonal blocks.
+        The paper's target is K-bar = sum_j w_j K_j with uniform weights. The server sends a factor of it or, for the
+        RBF kernel, its diagonal blocks.
         """
         settings = self.parameters
         if self.traits.other_arrays:
@@ -157,7 +157,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return pack(mean_target(peers))
 
     def _has_probe(self, reply: Reply) -> bool:
-        """Whether a reply has the representation of some public examples, which is checked."""
+        """Check the representation of some public examples in a reply; return whether there is one."""
         if reply.arrays.get("probe"):
             self._check_rows("probe", reply, min(self.parameters.probe, self.state.public_size))
         return bool(reply.arrays.get("probe"))
@@ -170,12 +170,12 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     # ---- report
 
     def take_last(self, reply: Reply) -> None:
-        """Keep the representation after training beside that before."""
+        """Keep the representation after training, for the report."""
         if self._has_probe(reply):
             self.state.after[reply.client] = reply.arrays["probe"]
 
     def matrices(self) -> dict[str, Any]:
-        """Pairwise CKA between clients on rows of the public dataset, before and after training."""
+        """Return pairwise CKA between clients on rows of the public dataset, before and after training."""
         before, after = self.state.before, self.state.after
         clients = [client for client in in_order(after) if client in before]
         if not clients:

@@ -1,6 +1,6 @@
-"""FedKD, server side: averages the changes of a small network, which travel as truncated factors (Wu et al., 2022).
+"""FedKD, server side: averages the changes of a small network, sent as truncated factors (Wu et al., 2022).
 
-Clients that trained in the last round have the network from before it, and receive the change; others receive it whole.
+Clients that trained in the last round receive the last change; others receive the whole network.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from fedhet.server import FederatedStrategy, State
 
 @dataclass
 class FedKDState(State):
-    """The last change of the shared network as it travels, and the clients that have the network from before it."""
+    """The packed last change of the shared network, and the clients that have the network before it."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
@@ -33,11 +33,11 @@ class FedKD(FederatedStrategy[BesideParameters, FedKDState]):
         return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return nothing: clients are evaluated with their own networks."""
+        """Return empty payloads: clients are evaluated with their own networks."""
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace a client's factors by the shared network as it trained it; a client that lost it sends nothing."""
+        """Replace a client's factors by the network that they describe; a client that lost the network sends none."""
         if "update" in reply.arrays:
             spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
             reply.arrays["update"] = unpack(reply.arrays["update"], self.state.model, spec, dtype, "its update")

@@ -33,9 +33,9 @@ class FedMAState(MatchedState):
         pass_: number of complete passes.
         step: the next group.
         participants: the clients of this pass.
-        places: by client, the pass and the number of groups that it had at its last reply.
-        group: by group, its global rows and the parameters averaged with them, as they travel.
-        match: by group, counts, prior mean and variances, for late clients.
+        places: the pass and the number of groups that each client had at its last reply.
+        group: global rows of each group and the parameters averaged with them, in the dtype in which they are sent.
+        match: counts, prior mean and variances of each group, for late clients.
         last: the output layer of the last complete pass.
     """
 
@@ -49,7 +49,7 @@ class FedMAState(MatchedState):
 
 
 class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
-    """Matched averaging. With `rounds = 0` (the default) a run has the rounds that `fedma.passes` passes need."""
+    """Matched averaging; with `rounds = 0` (the default), a run has as many rounds as `fedma.passes` passes need."""
 
     method = fedma.method
     state_class = FedMAState
@@ -66,13 +66,13 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
             )
             if rounds < of_a_pass:
                 raise FedhetError(needs)
-            if not self.run.round.number:  # before the first round
+            if not self.run.round.number:  # warn once
                 log.warning("%s; the global model does not change in what is left over (%d)", needs, rounds % of_a_pass)
         return rounds or self.parameters.passes * of_a_pass
 
     @property
     def has_global_model(self) -> bool:
-        """Return whether a pass is complete: what clients start from is no result."""
+        """Whether a pass is complete."""
         return self.state.pass_ > 0 and super().has_global_model
 
     @property
@@ -83,7 +83,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Draw the clients once a pass."""
+        """Return the clients of the current pass, drawn once for the pass."""
         if not self.state.participants:
             self.state.participants = list(super().participants(self.state.pass_ + 1))
         return self.state.participants

@@ -22,7 +22,7 @@ from .fedgh import Learner  # noqa: TID251 - this folder is fedhet.strategies
 
 
 class Prototypes(nn.Module):
-    """A prototype of each class; given vectors (n, width), minus the distances to them (n, classes)."""
+    """Prototypes of the classes; for vectors (n, width) it returns minus the distances to them (n, classes)."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Prototypes(nn.Module):
         self.hidden, self.output = nn.Linear(width, width), nn.Linear(width, width)
 
     def prototypes(self) -> Tensor:
-        """The prototypes (classes, width)."""
+        """Return the prototypes (classes, width)."""
         outputs: Tensor = self.output(F.relu(self.hidden(self.embedding.weight)))
         return outputs
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Compare."""
+        """Return minus the distances of vectors to the prototypes."""
         return -torch.cdist(vectors, self.prototypes(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -45,11 +45,11 @@ class FedTGP(Learner[fedtgp.FedTGPParameters]):
     method = fedtgp.method
 
     def network(self) -> Prototypes:
-        """The embedding and the small network."""
+        """Build the embedding and the small network."""
         return Prototypes(self.state.outputs, self.state.width)
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """The cross entropy of minus the distances, after the margin was added to that to the own class."""
+        """Return the cross entropy of minus the distances, with the margin added to the distance to the own class."""
         one_hot = F.one_hot(classes, self.state.outputs).to(means.dtype)[:, classes.unique()]
         centres = (one_hot.T @ means) / one_hot.sum(0)[:, None]
         margin = torch.cdist(centres, centres).amax().clamp(max=self.parameters.threshold) if len(means) else 0.0
@@ -60,7 +60,7 @@ class FedTGP(Learner[fedtgp.FedTGPParameters]):
         return (contrast,)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Train, and write down the prototypes that clients receive."""
+        """Train the network, and keep the prototypes that clients receive."""
         metrics = super().aggregate_fit(round, replies)
         network = self.learner()
         assert isinstance(network, Prototypes)

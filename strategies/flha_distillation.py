@@ -1,4 +1,4 @@
-"""FLHA-distillation, server side: FedAvg of the teacher, which each client then gets once to learn from."""
+"""FLHA-distillation, server side: FedAvg of a teacher, which each client then receives once to learn from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from fedhet.server import FederatedStrategy, State, in_order
 
 @dataclass
 class FLHADistillationState(State):
-    """`taught` are the clients that hold the final teacher."""
+    """`taught` are the clients that have the final teacher."""
 
     taught: list[str] = field(default_factory=list)
 
@@ -23,11 +23,11 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
 
     @property
     def teaching(self) -> bool:
-        """Whether the round under way trains the teacher."""
+        """Whether the current round trains the teacher."""
         return self.state.round < self.parameters.teaching(self.config.rounds)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the teacher; once it is trained, only to students that do not hold it yet."""
+        """Return the teacher; once it is trained, only to students that do not have it."""
         taught = () if self.teaching else self.state.taught
         return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
 
@@ -36,13 +36,13 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
         return {client: self.payload_for(client) if self.teaching else Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that a teacher comes back while it is trained; afterwards students say whether they hold it."""
+        """Check that the reply has a teacher while it is trained; afterwards, whether the student has it."""
         if self.teaching:
             super().check_reply(reply)
         reply.values.flag("taught", False)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the teachers; afterwards keep which clients hold the final one, which they may lose."""
+        """Average the teachers; afterwards, keep which clients have the final one."""
         if self.teaching:
             return super().aggregate_fit(round, replies)
         holding = {client for client, reply in replies.items() if reply.payload.values.get("taught")}

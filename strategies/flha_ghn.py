@@ -14,12 +14,12 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
     """The uniform mean over the clients of a round, added up one reply at a time, since a hypernetwork may be large."""
 
     method = flha_ghn.method
-    takes_in = True
+    streams_replies = True
     copies = 4  # the state, the sum, and a message
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.takes_in = self.aggregator.plain  # other rules need all replies at once
+        self.streams_replies = self.aggregator.plain  # other rules need all replies at once
 
     def compatibility(self, reply: Reply) -> Hashable:
         """Return the default and the arrays' shapes, since all clients hold the same arrays."""
@@ -42,13 +42,13 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
         self._mean = RunningMean()
         return super().configure_fit(round, clients)
 
-    def take_in(self, round: int, reply: Reply) -> None:
+    def consume_reply(self, round: int, reply: Reply) -> None:
         """Add a client's hypernetwork to the mean."""
         self._mean.add(reply.arrays.pop("model"), 1.0, self.federation.specs[reply.client])
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the hypernetworks uniformly, or by another rule."""
-        if self.takes_in:
+        if self.streams_replies:
             mean = self._mean.mean()
         else:
             models = {client: reply.arrays["model"] for client, reply in replies.items()}

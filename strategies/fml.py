@@ -1,4 +1,4 @@
-"""FML, server side: FedAvg of the network that clients train beside their own (Shen et al., 2020, algorithm 1)."""
+"""FML, server side: FedAvg of a network that clients train with their own (Shen et al., 2020, algorithm 1)."""
 
 from fedhet.methods.included import fml
 from fedhet.server import FederatedStrategy, State

@@ -37,8 +37,8 @@ class InclusiveFLState(SubmodelState):
     """The state by depth.
 
     Attributes:
-        last: the last block, with its exit, of clients that have not all blocks.
-        momentum: what these learn from deeper clients, for arrays of the last block.
+        last: the last block, with its exit, of clients that do not have all blocks, by depth.
+        momentum: what these clients learn from deeper ones, for arrays of the last block.
     """
 
     last: ArraysBy = field(default_factory=dict)
@@ -46,7 +46,7 @@ class InclusiveFLState(SubmodelState):
 
 
 class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
-    """Averages the clients of each depth, then what several depths share."""
+    """Averages the clients of each depth, then the arrays that several depths share."""
 
     method = inclusivefl.method
     state_class = InclusiveFLState
@@ -99,7 +99,7 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
         return {}
 
     def global_model(self) -> nn.Module | None:
-        """Return the whole network without exits, since nobody trains all exits of one network."""
+        """Return the whole network without exits, since no client trains all exits."""
         model = self.with_exits()
         return model.network if model else None
 
@@ -138,7 +138,7 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Check that each block has weights like those of the block after it; raises a FedhetError."""
+    """Raise a FedhetError unless each block has weights of the same shapes as the next block."""
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
     found = [{groups.needs[name][1] for name in names} for names in alike(weights)]

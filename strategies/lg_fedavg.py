@@ -1,7 +1,4 @@
-"""LG-FedAvg, server side: the clients' heads are averaged (Liang et al., 2020).
-
-The client side is the default.
-"""
+"""LG-FedAvg, server side: the clients' heads are averaged (Liang et al., 2020)."""
 
 from fedhet.methods.included import lg_fedavg
 from fedhet.methods.options import Parameters
@@ -9,6 +6,6 @@ from fedhet.server import FederatedStrategy, State
 
 
 class LGFedAvg(FederatedStrategy[Parameters, State]):
-    """Averages like FedAvg, but only the heads, whatever their names."""
+    """Averages like FedAvg, but only the heads."""
 
     method = lg_fedavg.method

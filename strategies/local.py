@@ -1,10 +1,10 @@
-"""Local training, server side: nothing is shared and nothing is learnt; the clients are only counted and evaluated."""
+"""Local training, server side: clients share nothing and are only evaluated."""
 
 from fedhet.methods.included import local
 from fedhet.server import FederatedStrategy, State
 
 
 class Local(FederatedStrategy[local.LocalParameters, State]):
-    """Every client trains alone: the line to beat."""
+    """Every client trains without the others: the baseline of every comparison."""
 
     method = local.method

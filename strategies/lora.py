@@ -1,4 +1,4 @@
-"""Low-rank adapters of unlike ranks, server side: how they become one.
+"""Low-rank adapters of different ranks, server side: three ways to aggregate them.
 
     truncate    A(t) = sum_i p_i [A_i; 0],  B(t) = sum_i p_i [B_i, 0]         HetLoRA (Cho et al., EMNLP 2024)
     svd         B(t) A(t) = the closest of rank r to sum_i p_i B_i A_i        FlexLoRA (Bai et al., NeurIPS 2024)
@@ -27,9 +27,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class LoRAState(SubmodelState):
-    """`backbone` is the digest of the frozen network; `products` with `stack` the sum so far for each layer.
+    """`backbone` is the digest of the frozen network; with `stack`, `products` are the sums of products of each layer.
 
-    It is there as factors, `lora_a` (r, in) and `lora_b` (out, r), while these are smaller; then whole, as `lora_b`.
+    They are factors `lora_a` (r, in) and `lora_b` (out, r) while these are smaller, later whole, as `lora_b`.
     """
 
     backbone: str = ""
@@ -53,7 +53,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
         self.state.backbone = reply.values.line("backbone")
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's part of the adapters; with `stack` the products of all rounds, since it keeps nothing."""
+        """Return the client's part of the adapters, or with `stack` the products of all rounds."""
         if self.parameters.aggregate != "stack":
             return super().payload_for(client)
         head = {key: array for key, array in self.state.model.items() if not key.endswith((A, B))}
@@ -83,9 +83,9 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
         return {}
 
     def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        """Return what clients sent in the dtypes of the state, clipped if that is configured.
+        """Return the clients' arrays in the dtypes of the state, clipped if that is configured.
 
-        With `stack` A is not clipped, since the server does not know from which one a client started.
+        With `stack`, A is not clipped, since the server does not know the A from which a client started.
         """
         before, left_out = self.state.model, A if self.parameters.aggregate == "stack" else None
         models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
@@ -94,7 +94,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
         return {client: model | clipped[client] for client, model in models.items()}
 
     def _add(self, layer: str, product: Array, models: Mapping[str, Arrays], weights: Mapping[str, float]) -> None:
-        """Add a round's mean product to a layer's sum; with the plain mean as factors, as long as they are smaller."""
+        """Add a round's mean product to a layer's sum, as factors while they are smaller (only with the plain mean)."""
         sums, a, b, total = self.state.products, layer + A, layer + B, sum(weights.values())
         if self.config.aggregation == "mean" and (a in sums or b not in sums):
             pairs = [(sums.pop(a), sums.pop(b))] if a in sums else []
@@ -128,12 +128,12 @@ def _factors(product: Array, rank: int) -> tuple[Array, Array]:
 
 
 def _placed(part: Array, whole: Array) -> Array:
-    """Return an array with other values in its first rows and columns."""
+    """Return a copy of `whole` with `part` in its first rows and columns."""
     whole = whole.copy()
     whole[tuple(map(slice, part.shape))] = part
     return whole
 
 
 def _filled(array: Array, shape: tuple[int, ...]) -> Array:
-    """Fill an array up with zeros behind its entries."""
+    """Pad an array with zeros to a shape."""
     return np.pad(array, [(0, whole - size) for size, whole in zip(array.shape, shape, strict=True)])

@@ -1,8 +1,8 @@
-"""pFedHN, server side: a hypernetwork writes each client's weights (Shamsian et al., ICML 2021, algorithm 1).
+"""pFedHN, server side: a hypernetwork generates each client's weights (Shamsian et al., ICML 2021, algorithm 1).
 
 The hypernetwork phi is trained on the clients' updates: client i receives theta_i and its training changes them by
-delta_i, so the gradient of phi is -(d theta_i / d phi)^T delta_i. In the paper a step takes one client; here a round
-is a step, with the mean over its clients.
+delta_i, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper makes a step for each client; here a round
+is one step, with the mean over its clients.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """`hypernetwork` holds parameters by name, `moments` Adam's state for each, by name and kind."""
+    """`hypernetwork` are parameters by name, `moments` Adam's state by name and kind."""
 
     hypernetwork: Arrays = field(default_factory=dict)
     moments: Arrays = field(default_factory=dict)
@@ -77,7 +77,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         return {}
 
     def _hypernetwork(self) -> PersonalHypernetwork:
-        """Return the current hypernetwork; missing parameters are drawn when they are needed."""
+        """Return the current hypernetwork; it draws missing parameters when they are needed."""
         tensors = {name: to_tensor(array).requires_grad_() for name, array in self.state.hypernetwork.items()}
         embedding = next(
             (tensor.shape[1] for name, tensor in tensors.items() if name.startswith("embedding/")),
@@ -86,7 +86,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         return PersonalHypernetwork(tensors, self.config.seed, embedding)
 
     def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
-        """Return Adam in its last state."""
+        """Return Adam with its last state."""
         rate = self.parameters.server_learning_rate
         optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
         for key, array in self.state.moments.items():

@@ -1,6 +1,6 @@
 """PFNM, server side: whole networks are matched in one round (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
 
-The paper's method has one round. In further rounds clients start from their units of the global model.
+The paper's method has one round. In further rounds, clients start from their units of the global model.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,7 +29,7 @@ class MatchedState(State):
     Attributes:
         groups: the permutation groups of the clients' architecture, as the first client describes them.
         classes: whether labels are classes; None before the first client.
-        assignments: by client and group, the global unit of each of its units.
+        assignments: the global unit of each unit, by client and group.
     """
 
     groups: Any = None
@@ -71,7 +71,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             )
 
     def _groups_of(self, reply: Reply) -> PermutationGroups:
-        """Read the groups that a client describes; raises WireError if they do not fit its arrays."""
+        """Read the groups that a client describes; raise a WireError if they do not fit its arrays."""
         shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
         try:
             groups = understand(reply.values.text("groups", longest=2**20))
@@ -95,7 +95,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
-        """Whether a client is nowhere wider than the global model, so that it can start from the first units of it."""
+        """Return whether no layer of a client is wider than the global model's, so that it can start from it."""
         shapes = {name: array.shape for name, array in self.state.model.items()}
         return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
@@ -104,7 +104,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return Matching(**{each.name: getattr(self.parameters, each.name) for each in fields(pfnm.PFNMParameters)})
 
     def check_classes(self, reply: Reply) -> None:
-        """Check the class counts, if labels are classes: one for each class, none negative; raises WireError."""
+        """Raise a WireError if labels are classes and the client's class counts are wrong."""
         if not self.state.classes:
             return
         classes = self.federation.specs[reply.client][self.groups.fixed[-1]][0][0]
@@ -134,7 +134,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
 
     def keep_assignments(self, client: str, assignments: "Mapping[int, np.ndarray[Any, Any]]") -> None:
-        """Keep the global unit of each of a client's units, by group, in int32, as they travel."""
+        """Keep the global unit of each of a client's units, by group, in int32."""
         kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
         self.state.assignments[client] = kept
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from fedhet.methods.method import Traits
 from fedhet.methods.sharing import (
     BODY,
     BY_FIRST_LAYERS,
@@ -16,7 +15,6 @@ from fedhet.methods.sharing import (
     NOTHING,
     WITHIN_ARCHITECTURES,
     NetworkDescription,
-    Sharing,
 )
 
 STATISTICS = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
@@ -68,13 +66,6 @@ def test_a_head_is_not_confused_with_a_module_whose_name_begins_alike():
     assert names(BODY, of).keys() == {"head2.weight", "head2.bias"}
 
 
-def test_within_architectures_keys_are_the_architectures_own():
-    small, large = names(WITHIN_ARCHITECTURES, network()), names(WITHIN_ARCHITECTURES, network(architecture="large"))
-    assert small["0.weight"] == "small/0.weight"
-    assert not set(small.values()) & set(large.values())
-    assert small == names(WITHIN_ARCHITECTURES, network())
-
-
 def convolutions():
     """Two convolutions alike, one of another stride, and a head."""
     return nn.Sequential(
@@ -94,16 +85,6 @@ def test_by_layer_the_kth_layer_of_a_kind_has_one_key_in_all_architectures():
     alone = {mine["1.weight"], mine["4.weight"], theirs["inner.c.weight"], theirs["out.weight"]}
     assert len(alone) == 4
     assert alone & set(mine.values()) & set(theirs.values()) == set()
-
-
-@pytest.mark.parametrize("sharing", [BY_TYPE_AND_ORDER, BY_FIRST_LAYERS])
-def test_by_layer_a_key_stands_for_arrays_of_one_shape(sharing):
-    networks = [NetworkDescription(convolutions(), "4", "one"), network(), network(architecture="other")]
-    shapes = {}
-    for of in networks:
-        tensors = of.model.state_dict()
-        for name, key in names(sharing, of).items():
-            assert shapes.setdefault(key, tensors[name].shape) == tensors[name].shape
 
 
 def test_by_layer_a_normalisation_goes_with_the_layer_before_it():
@@ -127,16 +108,3 @@ def test_by_first_layers_only_networks_that_begin_alike_share():
     assert one["2.weight"] != other["1.weight"], "the same kind, behind other layers"
     assert not set(third.values()) & {*one.values(), *other.values()}
     assert len(set(one.values()) & set(other.values())) == 2
-
-
-def test_everything_and_nothing_are_told_by_their_values():
-    """A sharing of one's own that is everything makes a global model, as ours does; nothing is nothing."""
-    mine = Traits(networks="equal", shares=Sharing("everything", statistics="always"), common_init=True)
-    assert mine.whole
-    assert mine.averages
-    alone = Traits(shares=Sharing("nothing", statistics="always"), keeps="model", scored="trained")
-    assert not alone.whole
-    assert not alone.averages
-    assert not alone.starts_unseen_clients
-    assert Sharing("everything") == EVERYTHING
-    assert Sharing("nothing") == NOTHING

@@ -83,10 +83,10 @@ class FlowerLoop(Hooks[P, S], Strategy):
 
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
-        """Context of a hook: its exception ends the run."""
+        """Context of a hook; an exception ends the run."""
         try:
             yield
-        except BaseException as error:  # Ctrl-C too: the run ends with it, raised again
+        except BaseException as error:  # also Ctrl-C
             self._end(error)
             raise
 

@@ -1,4 +1,4 @@
-"""The reports of a run: its rounds for observers, statistics over clients, and warnings at its end."""
+"""Reports a run to observers: records of rounds, statistics over clients, and warnings at the end."""
 
 import math
 import time
@@ -21,17 +21,16 @@ from fedhet.utils.statistics import ClientRow, Work, never_took_part, summarise,
 from fedhet.utils.text import log
 
 VALIDATION = "validation-"
-"""Before the names of metrics on common validation examples, among the server's evaluation of the global model."""
+"""Prefix of metrics on common validation examples in the server's evaluation of the global model."""
 
 
 class Reporter:
     """Reports a run to its observers.
 
     Attributes:
-        size_of: what a client's part of a common network is called; empty if it has the whole.
+        size_of: returns the size of a client's network in words (`Hooks.size_of`).
         observers: the observers of the run.
-        on_common_test: the server's accuracy and loss of the global model on the common test set; the next record
-            holds them as those of the received model.
+        on_common_test: the server's evaluation of the global model, for the next record.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
@@ -47,10 +46,10 @@ class Reporter:
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Context of a run, at whose end observers are told the outcome and the matrices of the report."""
+        """Context of a run that notifies observers of its outcome, with the matrices of the report."""
         try:
             yield
-        except BaseException as error:  # Ctrl-C too: observers are told how every run ended
+        except BaseException as error:  # also Ctrl-C
             for observer in self.observers:
                 observer.failed(self.info(), error)
             raise
@@ -65,14 +64,14 @@ class Reporter:
             observer.finished(self.info(drawn))
 
     def started(self) -> None:
-        """Tell observers which rounds are about to run."""
+        """Notify observers of the rounds that are about to run."""
         for observer in self.observers:
             observer.started(self.info(), self.run.state.round + 1, self.run.last_round)
 
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Report a round to observers, from its valid replies and the method's metrics, and return its numbers."""
+        """Report a round to observers by its valid replies and the method's metrics; return its metrics."""
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -84,7 +83,7 @@ class Reporter:
         return metric_record(row)
 
     def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the line of `history.jsonl`, so far."""
+        """Return the record of the current round for `history.jsonl`."""
         round = self.run.round
         losses = [(r.train_loss, r.examples) for r in replies.values() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
@@ -119,17 +118,16 @@ class Reporter:
 
 
 def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
-    """Metrics of users' own functions: their means over the clients that have them, weighted by training examples."""
+    """Return means of metrics of users' own functions over clients, weighted by training examples."""
     names = dict.fromkeys(name for reply in replies.values() for name in reply.further)
     senders = {name: [reply for reply in replies.values() if name in reply.further] for name in names}
     return {name: weighted_mean([(r.further[name], r.examples) for r in those]) for name, those in senders.items()}
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return statistics over clients on their own test parts, the common test set and validation parts, if evaluated.
+    """Return statistics over clients on their own test parts, the common test set and validation parts.
 
-    The server's evaluation of the global model replaces that of the received model: on the common test set, and under
-    names with `VALIDATION` before them on common validation examples.
+    The server's evaluation of the global model replaces the clients' evaluations of the received model.
     """
     local, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
@@ -149,8 +147,8 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
     """Return statistics over the clients that measured `which` (see `summarise`); None if none did.
 
-    On the common test set, clients are weighted by the number of their own test examples, or if one of them has none,
-    by their training examples.
+    On the common test set, clients are weighted by their numbers of own test examples, or of training examples if one
+    of them has no test examples.
     """
     values = {}
     replies = {client: reply for client, reply in replies.items() if which in reply.measured}
@@ -166,12 +164,11 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 
 
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
-    """Return the history's entry on unseen clients, which join after the last round and train alone.
+    """Return the record of unseen clients, which join after the last round and train without the others.
 
     Returns:
-        By test set (`own`, `common`, if evaluated) and start (`received`, `scratch`), statistics over unseen clients
-        before the first epoch and after each (see `summarise`); under `clients`, each one's `architecture`
-        and metric by epoch, on the first available test set.
+        By test set (`own`, `common`) and start (`received`, `scratch`), statistics over unseen clients before the first
+        epoch and after each; under `clients`, each one's `architecture` and metric by epoch on the first test set.
     """
     prefixes = {"own": "", "common": "common-"}
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
@@ -191,7 +188,7 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
 
 
 def metric_record(row: Mapping[str, Any]) -> MetricRecord:
-    """Return the numbers of a row that Flower's result can hold."""
+    """Return the metrics of a record that fit into a record of Flower's."""
     numbers = {"train-loss": row.get("train_loss")}
     for which in ("received", "trained"):
         for kind, values in (row.get(which) or {}).items():
@@ -202,7 +199,7 @@ def metric_record(row: Mapping[str, Any]) -> MetricRecord:
 
 
 def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield warnings about a completed run, a sentence each, from the history since its start or resumption."""
+    """Yield warnings about a completed run, by its records since the start or resumption."""
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}
@@ -219,4 +216,4 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield UNSCORED.format(run.method.name)
     scored = run.traits.scored
     if not any(row.get(scored) or (row.get("common") or {}).get(scored) for row in rows):
-        yield f"nothing is known of how good the models are: what clients {scored} was evaluated nowhere"
+        yield f"the models have no score: what clients {scored} was never evaluated"

@@ -34,13 +34,12 @@ class Hooks(Generic[P, S]):
     """The hooks, of which a method overrides those that it needs.
 
     Attributes:
-        method: the method as a value, set by the subclass.
+        method: the method's declaration, set by the subclass.
         state_class: the class of the method's state, a subclass of `State`.
-        copies: how often the server holds arrays that it makes for a client by the shapes that the client reported, 0
-            if it makes none.
-        takes_in: whether replies are large and taken in one by one (`take_in`), so that they are never all in memory.
+        copies: how many copies of a client's network the server makes from the reported shapes; 0 if it makes none.
+        streams_replies: whether large replies are consumed one by one (`consume_reply`), never all in memory.
         run: values of the run, such as the current round.
-        federation: the clients: which are present, what they share, and questions to them.
+        federation: the clients, and the exchange of messages with them.
         aggregator: averages by the sharing map, with the configured rule.
         networks: builds networks like the clients' at the server.
         reporter: reports rounds to observers.
@@ -50,7 +49,7 @@ class Hooks(Generic[P, S]):
     method: Method
     state_class: ClassVar[type[State]] = State
     copies: ClassVar[int] = 0
-    takes_in: bool = False
+    streams_replies: bool = False
     run: Run
     federation: Federation
     aggregator: Aggregator
@@ -61,7 +60,7 @@ class Hooks(Generic[P, S]):
     def run_round(self, round: int) -> MetricRecord:
         """Run one round and return its metrics; the round after the last one of training is the closing round.
 
-        A round is one exchange: clients that train are evaluated in the same message, all others in one of their own.
+        A round is one exchange of messages. A message to a client that trains also asks for its evaluation.
         """
         run, federation = self.run, self.federation
         run.round = Round(round, closing=round > run.training_rounds)
@@ -108,17 +107,17 @@ class Hooks(Generic[P, S]):
         return self.run.public
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return by name, as in "its NAME is 3", the method's values that all clients must have in common.
+        """Return the method's values that all clients must have in common, by name for messages ("its NAME is 3").
 
-        The majority of the first clients decides (`compatibility`), and a client with another value is refused.
+        The majority of the first clients decides; a client with another value is refused.
         """
         return {}
 
     def compatibility(self, reply: Reply) -> Hashable:
         """Return the part of a client's report that all clients must have in common.
 
-        Among new clients, those with the most frequent value are admitted first. By default the value is the task, the
-        arrays of networks that must be equal, the public dataset if clients have it, and the method's `common` values.
+        Clients with the most frequent value are admitted first. By default it has the task, the arrays of networks that
+        must be equal, the public dataset if clients bring it, and the method's `common` values.
         """
         report, networks = reply.report, self.traits.alike
         kinds = {"equal": report.spec, "widths": without_widths(report.spec)}.get(networks, {})
@@ -134,10 +133,10 @@ class Hooks(Generic[P, S]):
         )
 
     def admit(self, reply: Reply) -> None:
-        """Admit a client by its reply to the first handshake (finite arrays), or raise an exception to refuse it."""
+        """Keep what a client sent in its first handshake, or raise an exception to refuse the client."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return first values of shared keys that have none yet, if the server draws them.
+        """Return first values of shared keys that have none yet, if the method draws them.
 
         By default None: clients send their initial weights.
         """
@@ -148,7 +147,7 @@ class Hooks(Generic[P, S]):
         return reply.arrays.get("model", {})
 
     def number_of_rounds(self) -> int:
-        """Return the number of rounds; called once the clients are present, also in a resumed run."""
+        """Return the number of rounds; called when the clients are present, also in a resumed run."""
         return self.config.rounds
 
     # ---- a round
@@ -169,13 +168,9 @@ class Hooks(Generic[P, S]):
         return Payload({"model": model} if model else {})
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the payloads of the chosen clients in this round; by default those of `payload_for`.
+        """Return the payloads of the chosen clients in a round (from 1), by client; by default those of `payload_for`.
 
-        Not the method of this name in Flower's older API: it returns payloads by client name.
-
-        Args:
-            round: from 1.
-            clients: the chosen clients, in order of name.
+        Flower's older API has another method of this name.
         """
         return {client: self.payload_for(client) for client in clients}
 
@@ -187,25 +182,25 @@ class Hooks(Generic[P, S]):
         return {client: self.payload_for(client) for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check a reply after training, and raise a WireError if it is wrong; by default a shared model must be in it.
+        """Check a reply after training, and raise a WireError to refuse it; by default it must have a shared model.
 
-        Arrays are already known to be finite, and those of the model to have the right names and shapes.
+        Arrays are finite, and the model's have the right names and shapes: that was checked before. Whatever
+        `aggregate_fit` could not use must be refused here, since an exception there ends the run.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
             raise WireError("its model is missing")
 
-    def take_in(self, round: int, reply: Reply) -> None:
-        """Remove large arrays from a valid reply before `aggregate_fit` receives it.
+    def consume_reply(self, round: int, reply: Reply) -> None:
+        """Consume the large arrays of a valid reply before `aggregate_fit`, if `streams_replies` is set.
 
-        Called if `takes_in` is set, in order of client name. If the round does not count in the end, `configure_fit` is
-        called again.
+        Called in order of client name. If the round does not count, `configure_fit` is called again.
         """
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Update `state` from the valid replies of a round, and return metrics for the history.
 
-        By default, average the shared arrays, weighted by numbers of examples. Not the method of this name in Flower's
-        older API: `replies` maps client names to replies, in order of name.
+        By default, average the shared arrays, weighted by numbers of examples. `replies` are in order of client name;
+        Flower's older API has another method of this name.
         """
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
@@ -220,11 +215,11 @@ class Hooks(Generic[P, S]):
         return ""
 
     def take_last(self, reply: Reply) -> None:
-        """Check and keep a reply to the evaluation at the end of the run; raises a WireError if it is wrong."""
+        """Check and keep a reply to the evaluation after the last round; raise a WireError to refuse it."""
 
     @property
     def has_global_model(self) -> bool:
-        """Whether there is a `global_model` yet; by default if clients share one network, or the server has one."""
+        """Whether there is a `global_model` yet: by default, if clients share one network or the server trains one."""
         return (self.traits.whole or self.state.serves) and bool(self.state.model)
 
     def global_model(self) -> nn.Module | None:
@@ -238,7 +233,7 @@ class Hooks(Generic[P, S]):
         return model
 
     def matrices(self) -> dict[str, Any]:
-        """Return matrices by name, as JSON values, for the method's `drawings` in the report."""
+        """Return matrices (JSON values) by name for the method's figures in the report."""
         return {}
 
     # ---- steps of a round
@@ -275,8 +270,8 @@ class Hooks(Generic[P, S]):
         """Check the reply of a client that trained, and remove large arrays from it."""
         if reply.client in self.run.round.training:
             self.check_reply(reply)
-            if self.takes_in:
-                self.take_in(self.run.round.number, reply)
+            if self.streams_replies:
+                self.consume_reply(self.run.round.number, reply)
 
     def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Aggregate the replies of clients that trained; a round with too few of them does not count."""

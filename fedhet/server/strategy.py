@@ -147,7 +147,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
         fresh = not self.state.clients
         self.federation.grid, self.run.round = grid, Round()
-        self.federation.one_by_one = self.takes_in
+        self.federation.one_by_one = self.streams_replies
         self._handshake.admit()
         present = self.federation.present
         if len(present) < self.config.min_clients:

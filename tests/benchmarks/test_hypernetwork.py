@@ -98,9 +98,9 @@ class Server(FLHAGHN):
         used()
         return super().configure_fit(round, clients)
 
-    def take_in(self, round, reply):
+    def consume_reply(self, round, reply):
         used()
-        super().take_in(round, reply)
+        super().consume_reply(round, reply)
         used()
 
     def aggregate_fit(self, round, replies):

@@ -40,17 +40,6 @@ def test_a_client_that_names_another_partition_ends_no_run(place, refused, tmp_p
     assert [client for _, client in done.failures] == ["1"] * refused
 
 
-def test_a_network_that_no_server_has_room_for_is_refused_in_the_handshake(tmp_path, monkeypatch):
-    """Before the hypernetwork makes arrays of that size."""
-    monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 4 * 10**9)
-    said = {"spec.body.1.weight": "float32,20000,20000"}
-    config = Case.of("pfedhn", {}).config(rounds=1)
-    run_locally(config, tmp_path / "run", app=saying("1", **said))
-    (failure,) = Run(tmp_path / "run").rows[0]["failures"]
-    assert failure["client"] == "1"
-    assert "GB, and the server has room for 1 GB per client" in failure["reason"]
-
-
 def test_what_an_array_is_like_is_what_most_say_whoever_comes_first(tmp_path):
     """Where networks may differ, one that comes first with arrays of other shapes has nobody else refused."""
     config = Case.of("lg-fedavg", {}).config(rounds=1)
@@ -101,20 +90,6 @@ def test_a_hypernetwork_has_no_arrays_that_only_one_client_knows(key, shape, tmp
 def test_a_specification_is_of_so_many_arrays_at_most(tmp_path):
     said = {f"spec.{number}": "float32" for number in range(2**15 + 1)}
     assert "the server accepts at most 32768" in refusal("local", {}, tmp_path, **said)
-
-
-def test_what_groups_of_units_there_are_is_what_most_say_whoever_comes_first(tmp_path):
-    """Not what the first client says, of whose labels nobody else has the kind."""
-
-    def after(message, name, reply):
-        if name == "0" and message.metadata.message_type == "query" and reply.has_content():
-            reply.content["values"]["classes"] = False
-
-    config = Case.of("pfnm", {}).config(rounds=1)
-    run_locally(config, tmp_path / "run", app=Tampering(after=after))
-    done = Run(tmp_path / "run")
-    assert done.failures == [(0, "0")]
-    assert done.row(1)["participants"] == ["1", "2"]
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,9 @@ def test_a_method_that_takes_replies_in_holds_one_at_a_time(around, one_by_one, 
     made, held, order = [], [], count()
 
     class OneByOne(fedhet.FedAvg):
-        takes_in = one_by_one
+        streams_replies = one_by_one
 
-        def take_in(self, round, reply):
+        def consume_reply(self, round, reply):
             gc.collect()
             assert reply.client == str(next(order))
             held.append(sum(each() is not None for each in made))

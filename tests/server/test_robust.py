@@ -116,16 +116,6 @@ def test_the_step_of_a_hypernetwork_follows_the_rule(monkeypatch):
     assert np.abs(step("mean", 1.0, 1.0, 1.0, 1.0, -1e4)).max() > 100 * np.abs(same).max()
 
 
-def test_what_is_no_average_is_cut_to_the_bound_and_named():
-    strategy = fedhet.PFNM(clip_norm=2.0)
-    told = {str(k): {"w": np.full(3, size, np.float32)} for k, size in enumerate((1, 1, 1, 30))}
-    made = strategy.aggregator.clipped(told)
-    assert [float(own["w"][0]) for own in made.values()] == [1, 1, 1, 2]
-    strategy.aggregator.clipped(told)
-    (cut,) = strategy.run.round.cuts
-    assert cut == {"client": "3", "norm": 30.0, "to": 2.0}
-
-
 @pytest.mark.parametrize(("method", "own"), [("fedma", {}), ("pfnm", {}), ("fedhenn", {"fedhenn.target": "kernel"})])
 def test_a_bound_keeps_a_byzantine_client_from_what_is_matched_and_aligned(method, own, tmp_path, no_report):
     def spoil(message, client, reply):

@@ -77,12 +77,6 @@ def test_what_goes_by_one_key_must_be_alike_where_it_is_averaged():
     roster.check("fedthis", handshake("4", {"w": ((4, 3), "float32")}), networks="any", averaged=False)
 
 
-def test_what_a_client_shares_counts_when_it_has_left():
-    roster = roster_with(handshake("3"))
-    roster.nodes.clear()
-    assert "that of client 3" in refused(roster, handshake("4", {"w": ((4, 3), "float32")}))
-
-
 class Present:
     """A grid of which it only counts which nodes are there."""
 

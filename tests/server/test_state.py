@@ -68,12 +68,6 @@ def test_a_state_comes_back_as_it_was(tmp_path):
     assert_equal(Own.load(tmp_path / "checkpoint" / "state"), state)
 
 
-def test_the_same_state_is_the_same_bytes(tmp_path):
-    for name in "ab":
-        state_of().save(tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_a_crash_while_saving_leaves_the_state_before(tmp_path, monkeypatch):
     state_of(3).save(tmp_path / "state")
 
@@ -105,19 +99,6 @@ def test_the_state_of_another_method_is_refused(tmp_path):
     state_of().save(tmp_path / "state")
     with pytest.raises(FedhetError, match="no arrays '(target|before-10)'"):
         State.load(tmp_path / "state")
-
-
-def test_fields_whose_names_begin_alike_are_told_apart(tmp_path):
-    @dataclass
-    class Alike(State):
-        peer: ArraysBy = field(default_factory=dict)
-        peer_more: ArraysBy = field(default_factory=dict)
-
-    one, other = np.ones(2), np.zeros(3)
-    Alike(peer={"3": {"w": one}}, peer_more={"3": {"w": other}}).save(tmp_path / "state")
-    found = Alike.load(tmp_path / "state")
-    assert {name: list(group) for name, group in found.peer.items()} == {"3": ["w"]}
-    assert np.array_equal(found.peer_more["3"]["w"], other)
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))

@@ -46,12 +46,6 @@ def test_every_evaluation_has_one_on_the_validation_part(federate, method, score
     assert summary["examples"]["labelled"] == 3 * 16
 
 
-def test_without_a_validation_part_nothing_of_it_is_told(federate):
-    rows, summary = federate(rounds=1)
-    assert not any("validation" in row for row in rows)
-    assert "validation_accuracy" not in summary
-
-
 def test_ones_own_data_lose_their_part_of_the_training_examples(federate, tiny):
     app = make_client_app(tiny.model, tiny.data)
     rows, summary = federate(app=app, validation=0.5, rounds=1)
@@ -59,26 +53,10 @@ def test_ones_own_data_lose_their_part_of_the_training_examples(federate, tiny):
     assert rows[-1]["validation"]["received"]["clients"] == 3
 
 
-def test_only_the_test_part_for_all_still_validates(federate):
-    rows, _ = federate(rounds=1, test_on="global", validation=0.2)
-    assert rows[-1]["received"] is None
-    assert rows[-1]["validation"]["received"] is not None
-
-
 def test_work_is_counted_by_round_and_summed(federate):
     rows, summary = federate(local_epochs=2)
     assert [row["work"]["steps"] for row in rows] == [0, *[3 * 2 * 3] * 4, 0]
     assert summary["work"] == {"private_steps": 72, "steps": 72, "forwards": 4 * 3 * 2 * 20}
-
-
-def test_further_batches_of_a_term_count_as_forward_passes(federate):
-    settings = {"fedhenn.rad-batch": 32, "public_samples": 64, "rounds": 2, "batch_size": 10, "closing_epochs": 0}
-    settings |= {"fraction_train": 1.0, "local_epochs": 1, "fedhenn.schedule": "constant"}
-    _, summary = federate(method="fedhenn", **settings)
-    assert summary["examples"] == {"labelled": 60, "unlabelled": 64}
-    # Two rounds of three clients with two steps each; in the first round there are no peers' kernels yet.
-    assert summary["work"]["steps"] == 12
-    assert summary["work"]["forwards"] in (120 + 6 * 32, 120 + 12 * 32)
 
 
 def test_an_observer_can_end_training(federate):

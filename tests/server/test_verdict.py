@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet.client.app import make_client_app
 from fedhet.config import configuration as configuration
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
@@ -33,11 +32,6 @@ def said(rows: list[dict[str, Any]], **known: int) -> list[str]:
     run = fedhet.Local(rounds=len(rows)).run
     run.state.clients = {name: ClientRecord(10, trained=last) for name, last in ({"0": len(rows)} | known).items()}
     return list(verdict(run, rows))
-
-
-def test_that_nothing_was_evaluated_is_said() -> None:
-    (line,) = said([row(0.1)])
-    assert line == "nothing is known of how good the models are: what clients trained was evaluated nowhere"
 
 
 def test_who_never_took_part_is_who_failed_and_is_no_participant() -> None:
@@ -64,15 +58,6 @@ def test_a_run_that_learns_says_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     summary = ran(tmp_path / "run", "fedavg", rounds=4)
     assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
     assert "never_took_part" not in summary
-
-
-def test_a_client_that_completed_no_round_is_in_the_summary(tmp_path: Path, failing: Any) -> None:
-    base = {"method": "fedavg", "architectures": "mlp-30", **COMMON, "public-samples": 0, "rounds": 2}
-    app = failing((None, "train", "1"), app=make_client_app())
-    run_locally(configuration.resolve(base), tmp_path / "run", app=app)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["never_took_part"] == {"1": "failed: RuntimeError: out of order"}
-    assert summary["status"] == "completed"
 
 
 def test_a_run_that_keeps_two_of_six_unlike_clients_says_so_and_what_would_take_all(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
@@ -13,7 +12,7 @@ import fedhet
 from fedhet.config import client_setup
 from fedhet.config import configuration as configuration
 from fedhet.config.client_setup import ClientInfo
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError
 
 SETTINGS = {
     "preset": "",
@@ -64,16 +63,3 @@ def test_a_client_of_one_class_says_that_class(tmp_path: Path) -> None:
 def test_keys_of_training_have_no_effect(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="learning-rate has no effect with method = nearest-neighbour"):
         fedhet.run(SETTINGS | {"method": "nearest-neighbour", "learning-rate": 0.1}, out=tmp_path / "run")
-
-
-def test_several_labels_an_example_are_refused(tmp_path: Path) -> None:
-    inputs, labels = torch.rand(40, 8), torch.randint(2, (40, 3)).float()
-    part = (inputs, labels)
-    with pytest.raises(FedhetError, match="logistic-regression needs examples of one class each"):
-        fedhet.run(
-            {"method": "logistic-regression", "clients": 2},
-            model=lambda client: torch.nn.Linear(8, 3),
-            data=lambda client: (part, part),
-            task="multi-label",
-            out=tmp_path / "run",
-        )

@@ -28,34 +28,6 @@ def test_a_client_receives_the_mean_logits_of_its_peers_and_not_its_own(federate
                 np.testing.assert_allclose(mean, np.mean(of, axis=0), rtol=1e-5, atol=1e-6)
 
 
-def test_a_client_sends_its_mean_logits_of_each_class(federate):
-    done = federate("fd", **OWN)
-    data, transform = client_setup.data_of(done.info("1")), client_setup.dataset_of(done.config).transform
-    logits = done.network("1")(transform(data.train.inputs)).detach()
-    sent = done.sent[2, "1"]["prototypes"]
-    assert sent["classes"].tolist() == data.train.labels.unique().tolist()
-    for label, count, mean in zip(sent["classes"], sent["counts"], sent["means"], strict=True):
-        mask = data.train.labels == int(label)
-        assert int(mask.sum()) == count
-        torch.testing.assert_close(torch.tensor(mean), logits[mask].mean(0), rtol=1e-4, atol=1e-5)
-
-
-def test_who_sat_out_keeps_telling_what_it_told_last(federate):
-    done = federate("fd", rounds=4, clients=4, fraction_train=0.5)
-    newest = {}
-    for round in range(1, 5):
-        participants = done.rows[round]["participants"]
-        for client in participants:
-            peers = [own for peer, own in newest.items() if peer != client]
-            received = done.received[round, client].get("prototypes")
-            assert (received is None) == (not peers)
-            for label, mean in zip(received["classes"], received["means"], strict=True) if peers else ():
-                of = [own["means"][own["classes"] == label][0] for own in peers if label in own["classes"]]
-                np.testing.assert_allclose(mean, np.mean(of, axis=0), rtol=1e-5, atol=1e-6)
-        newest |= {client: done.sent[round, client]["prototypes"] for client in participants}
-    assert len({tuple(row["participants"]) for row in done.rows[1:5]}) > 1
-
-
 def test_a_round_descends_cross_entropy_and_distillation(federate, phases):
     settings = {"local_epochs": 1, "batch_size": 64, "fd.weight": 0.5, "architectures": "mlp", "learning_rate": 0.2}
     done = federate("fd", **settings)

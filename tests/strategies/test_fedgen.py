@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.config import client_setup
-from fedhet.errors import FedhetError
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, live, rounds_of
 
@@ -124,11 +123,3 @@ def test_three_rounds_are_its_papers(federate, float64_travels, who):
         np.testing.assert_allclose(found, tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
     assert set(done.received[1, "0"]) == {"model"}
     assert done.received[2, "1"]["classes"]["counts"].tolist() == counts.tolist()
-
-
-def test_heads_that_cannot_be_taught_are_refused(federate):
-    def model(client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
-
-    with pytest.raises(FedhetError, match="fedgen needs an nn.Linear with a bias and 10 outputs as head"):
-        federate("fedgen", model=model)

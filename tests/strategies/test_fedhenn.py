@@ -561,9 +561,7 @@ PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 
 def test_the_union_of_training_data_and_a_public_dataset_of_ones_own_exclude_each_other() -> None:
-    with pytest.raises(
-        ConfigError, match="'train-union' draws the RAD from the configured data set, and a public dataset was"
-    ):
+    with pytest.raises(ConfigError, match="'train-union' draws the RAD from the configured data set: leave it out"):
         FedHeNN(rad_source="train-union", public=PUBLIC)
 
 

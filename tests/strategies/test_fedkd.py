@@ -7,12 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.config import client_setup
-from fedhet.flower import decode
 from fedhet.methods.included import fedkd
 from fedhet.models import registry as models
-from fedhet.testing import Case, Tampering, at, run
 from fedhet.utils.randomness import derive_seed, seed_everything
-from tests.contract.runs import where
 from tests.strategies.by_hand import (
     AT_ONCE,
     UNLIKE,
@@ -122,23 +119,3 @@ def test_a_client_that_trained_in_the_last_round_gets_the_change_and_others_the_
         for sent, key in ((done.received, "bytes_down"), (done.sent, "bytes_up")):
             groups = [group for (number, _), arrays in sent.items() if number == round for group in arrays.values()]
             assert sum(array.nbytes for group in groups for array in group.values()) == rows[round][key]
-
-
-def test_a_client_that_lost_the_shared_network_sits_out_a_round_and_gets_it_whole(no_report, tmp_path):
-    """The change of a network that it does not have is of no use to it."""
-
-    def forget(message, client):
-        if at([2], "1")(message, client):
-            for path in (tmp_path / "run" / "state" / "clients" / "1").glob("*"):
-                path.unlink()
-
-    seen = []
-
-    def note(message, client, reply):
-        if client == "1" and where(message)[1] == "train":
-            seen.append((bool(decode(message.content).values.get("change")), list(decode(reply.content).arrays)))
-
-    settings = Case.of("fedkd", {"architectures": "mlp-20,mlp-30"}).settings(rounds=4)
-    done = run(tmp_path / "run", settings, app=Tampering(before=forget, after=note))
-    assert done.failures == []
-    assert seen == [(False, ["update"]), (True, []), (False, ["update"]), (True, ["update"])]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedhet.algorithms.alignment import packing
 from fedhet.algorithms.alignment.packing import pack
@@ -107,17 +106,6 @@ def test_a_client_begins_when_it_comes(federate, phases):
     assert work == [public, private] * 2 + early * 2 + early * 2 + late
 
 
-def test_a_mean_that_nobody_renewed_is_learnt_again_on_its_own_rows():
-    config = configuration.resolve({"method": "fedmd", **{k.replace("_", "-"): v for k, v in SMALL.items()}})
-    strategy = registry.strategy("fedmd")(config)
-    strategy.state.public_size, strategy.state.classes = 48, 2
-    scores = {"scores": pack(torch.zeros(48, 2))}
-    strategy.aggregate_fit(1, {"0": Reply("0", 1, Payload(scores))})
-    second, third = (strategy.configure_fit(round, ["0"])["0"].arrays for round in (2, 3))
-    assert np.array_equal(second["rows"]["rows"], third["rows"]["rows"])
-    assert not np.array_equal(second["next-rows"]["rows"], third["next-rows"]["rows"])
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -132,17 +120,6 @@ def test_scores_that_cannot_be_are_refused(arrays, message):
     strategy.state.public_size, strategy.state.classes = 48, 4
     with pytest.raises(WireError, match=message):
         strategy.check_reply(Reply("0", 1, Payload(arrays)))
-
-
-def test_clients_of_other_classes_are_refused_in_words(federate):
-    def model(client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 11 if client.name == "1" else 10))
-
-    (failure,) = federate("fedmd", model=model, rounds=1, **SMALL).rows[0]["failures"]
-    assert failure == {
-        "client": "1",
-        "reason": "its number of classes is 11, that of the other clients 10: all clients need the same classes",
-    }
 
 
 def test_a_client_without_the_labelled_public_dataset_is_told_so(federate):

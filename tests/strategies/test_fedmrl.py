@@ -95,11 +95,3 @@ def test_saved_files_hold_what_was_scored(federate):
     accuracy = (outputs.argmax(1) == data.test.labels).double().mean().item()
     last = [row for row in done.clients if row.client == "1"][-1]
     assert last.accuracy == pytest.approx(accuracy)
-
-
-def test_only_the_shared_network_travels(federate):
-    done = federate("fedmrl", **{"architectures": "cnn-2-2,mlp-30", "fedmrl.shared-model": "mlp-20"})
-    assert done.failures == []
-    shapes = {name: tensor.shape for name, tensor in models.build("mlp-20", (1, 8, 8), 10).state_dict().items()}
-    for arrays in (*done.sent.values(), *done.received.values()):
-        assert {name: array.shape for name, array in arrays["model"].items()} == shapes

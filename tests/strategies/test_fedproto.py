@@ -30,28 +30,6 @@ def replies_of(*prototypes):
     }
 
 
-def test_each_classs_prototypes_are_averaged_by_their_numbers_of_examples():
-    rng = np.random.default_rng(0)
-    strategy = registry.strategy("fedproto")()
-    strategy.state.width = 3
-    classes, counts = [[0, 2], [2, 5], [0, 2, 7]], [[3, 1], [4, 2], [1, 5, 6]]
-    means = [rng.normal(size=(len(own), 3)).astype(np.float32) for own in classes]
-    sent = [(np.array(c), np.array(n), m) for c, n, m in zip(classes, counts, means, strict=True)]
-    strategy.aggregate_fit(1, replies_of(*sent))
-    found = strategy.state.prototypes
-    assert found["classes"].tolist() == [0, 2, 5, 7]
-    for row, label in zip(found["means"], found["classes"], strict=True):
-        own = [(m, n) for c, n, ms in sent for k, n, m in zip(c, n, ms, strict=True) if k == label]
-        np.testing.assert_allclose(row, sum(m * n for m, n in own) / sum(n for _, n in own), rtol=1e-5)
-    # A class that nobody holds in a round keeps its prototype.
-    before = found["means"][3].copy()
-    strategy.aggregate_fit(2, replies_of(sent[1]))
-    found = strategy.state.prototypes
-    assert found["classes"].tolist() == [0, 2, 5, 7]
-    assert np.array_equal(found["means"][3], before)
-    np.testing.assert_array_equal(found["means"][1:3], means[1])
-
-
 @pytest.mark.parametrize(
     ("classes", "counts", "means"),
     [

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedhet import Ensemble, FedAvg, FedMA, make_client_app, models
+from fedhet import FedAvg, FedMA, make_client_app, models
 from fedhet.config.configuration import parse
 from fedhet.flower import decode_arrays
 from fedhet.flower.grid import LocalGrid
@@ -71,12 +71,6 @@ def test_fedhets_own_loop_closes_the_run_with_all_clients(watch, tmp_path):
     FedAvg(state_dir=str(tmp_path), observers=[watch], **SETTINGS, **CLOSING).start(LocalGrid(watch, 3))
     assert [(round, epochs) for round, epochs, *_ in watch.asked] == [(1, 1), (2, 1), (3, 5), (3, 5), (3, 5)]
     assert watch.last == 3
-
-
-def test_an_ensemble_says_there_too_that_it_has_no_score(start, caplog):
-    start(Ensemble, 1, rounds=1, local_epochs=1)
-    (line,) = [line for line in caplog.messages if "has no score" in line]
-    assert line.endswith("make_server_app(evaluate_fn=...)")
 
 
 def test_fedmas_number_of_rounds_is_settled_there_too(start, watch):

@@ -48,10 +48,3 @@ def test_three_rounds_are_its_papers(federate, double):
         saved = done.saved(client)
         for name, tensor in own[client].items():
             np.testing.assert_allclose(saved[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
-
-
-def test_only_the_shared_network_travels(federate):
-    done = federate("fml", **{"architectures": "cnn-2-2,mlp-30", "fml.shared-model": "mlp-20"})
-    shapes = {name: tensor.shape for name, tensor in models.build("mlp-20", (1, 8, 8), 10).state_dict().items()}
-    for arrays in (*done.sent.values(), *done.received.values()):
-        assert {name: array.shape for name, array in arrays["model"].items()} == shapes

@@ -72,26 +72,6 @@ def test_by_prefix_what_is_not_common_stays_with_its_client(federate, phases):
         }
 
 
-def test_by_prefix_networks_that_begin_unlike_have_nothing_in_common(federate):
-    def unlike(client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 5 + int(client.name)), nn.Linear(5 + int(client.name), 10))
-
-    done = federate(
-        "layer-average", model=unlike, data=of_unequal_numbers, **{"layer-average.by": "prefix", "clients": 2}
-    )
-    assert done.failures == []
-    assert [row["bytes_down"] + row["bytes_up"] for row in done.rows if row["participants"]] == [0, 0]
-
-
-def test_batchnorms_statistics_stay_and_are_taken_anew(federate):
-    done = federate("layer-average", architectures="flha-small-1,flha-small-3", clients=2, rounds=1, local_epochs=1)
-    assert done.config.batch_norm == "re-estimate"
-    assert not any("running" in key or "num_batches" in key for key in done.sent[1, "0"]["model"])
-    mine, theirs = (set(done.sent[1, client]["model"]) for client in "01")
-    assert mine & theirs, "unlike networks share layers"
-    assert theirs - mine
-
-
 def test_averages_within_architectures_are_fedavg_run_apart_in_each(federate):
     mixed = federate(
         "layer-average", "mixed", clients=4, architectures="mlp,cnn-1-1", **{"layer-average.by": "architecture"}

@@ -77,16 +77,3 @@ def test_bodies_never_travel(federate, phases):
         body = {name for name in after if not name.startswith(HEADS[client])}
         assert len(body) == (4 if client == "1" else 2)
         assert all(torch.equal(before[name], after[name]) for name in body)
-
-
-def test_a_head_of_another_width_is_refused_in_the_handshake_by_client_and_name(federate):
-    done = federate(
-        "lg-fedavg", model=lambda client: Deep(16) if client.name == "1" else Plain(), data=data_of, clients=3
-    )
-    (failure,) = done.rows[0]["failures"]
-    assert failure["client"] == "1"
-    assert failure["reason"] == (
-        "lg-fedavg averages head.weight over clients, and this one's is float32[10, 16], that of client 0 "
-        "float32[10, 12]: what is shared must be alike"
-    )
-    assert [row["participants"] for row in done.rows[1:3]] == [["0", "2"]] * 2

@@ -23,13 +23,13 @@ class Slow(FederatedStrategy[SlowParameters, SlowState]):
 
     method = slow
     state_class = SlowState
-    takes_in = True
+    streams_replies = True
 
     def configure_fit(self, round, clients):
         self.mean = RunningMean()
         return super().configure_fit(round, clients)
 
-    def take_in(self, round, reply):
+    def consume_reply(self, round, reply):
         self.mean.add(reply.arrays.pop("model"), float(reply.examples), self.federation.specs[reply.client])
 
     def aggregate_fit(self, round, replies):
