@@ -12,9 +12,9 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.utils.files import locked
 
 
-def plan(methods, *, seeds, configuration, out):
+def plan(methods, *, seeds, config, out):
     """The runs of a comparison, as `compare` plans them."""
-    shared = shared_settings(variants_of(methods), seeds=seeds, config=configuration)
+    shared = shared_settings(variants_of(methods), seeds=seeds, config=config)
     return [shared.plan(method, seed, out / f"{method}-seed{seed}") for method in methods for seed in seeds]
 
 
