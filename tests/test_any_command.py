@@ -128,7 +128,7 @@ COMMANDS: dict[str, Words] = {
     ),
     "report": words_of(st.tuples(st.lists(PLACE, max_size=3), options(out=PLACE))),
     "clean": options(**{"days": NUMBER, "state-dir": PLACE}),
-    "keys": st.lists(METHOD | JUNK | st.just("--toml"), max_size=2),
+    "keys": st.lists(METHOD | JUNK, max_size=2),
     "list": st.lists(JUNK, max_size=1),
 }
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhet.config import configuration as configuration
-from fedhet.config.configuration import ELSEWHERE, parse, parse_setting, read, resolve
-from fedhet.config.configuration import keys as every_key
+from fedhet.config.configuration import parse, parse_setting, read, resolve
 from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
@@ -54,24 +53,10 @@ def test_a_method_of_ones_own_choice_takes_its_own_papers_values_under_a_preset(
     assert config.rounds == read(configuration.preset_path("fedhenn/digits"))["rounds"]
 
 
-def test_a_files_settings_with_single_keys_take_none_of_a_preset():
-    file = configuration.run_configs() / "fedhenn" / "digits_spectral.toml"
-    together = configuration.completed(configuration.named(file) | {"clients": 5})
-    assert resolve(together).flat() == resolve(read(file) | {"clients": 5}).flat()
-
-
 def test_an_empty_text_is_not_chosen():
     config = resolve({"method": "fedavg", "rounds": "", "fedprox.mu": "", "seed": "", "data": ""})
     assert config == resolve({"method": "fedavg"})
     assert config.chosen == {"method"}
-
-
-def test_nested_tables_are_dotted_keys():
-    assert resolve({"method": "fedprox", "fedprox": {"mu": 0.25}}) == resolve({"method": "fedprox", "fedprox.mu": 0.25})
-
-
-def test_keys_of_other_methods_are_checked():
-    assert "at least 0" in problems(method="fedavg", **{"fedprox.mu": -1.0})[0]
 
 
 def test_all_problems_are_told_at_once():
@@ -309,17 +294,6 @@ def test_a_default_that_says_none_is_right_where_there_is_none():
     assert resolve({"method": "local", **nothing}).remarks == ()
 
 
-def test_what_has_an_effect_is_not_idle():
-    for settings in (
-        {"method": "fedavg", "optimizer": "sgd", "momentum": 0.9},
-        {"method": "fedavg", "dataset": "cifar10", "augment": True},
-        {"method": "fedavg", "closing-epochs": 3},
-        {"method": "fedhenn", "fedhenn.rad-every": 2},
-    ):
-        assert resolve(settings).remarks == ()
-        assert resolve(settings).flat().items() >= settings.items()
-
-
 def test_extra_keys_carry_those_that_flowers_table_cannot_declare():
     text = '"fedprox.mu" = 0.25\nrounds = 4\n[fedprox]\n'
     config = resolve({"method": "fedprox", "extra-keys": text})
@@ -339,9 +313,3 @@ def test_extra_keys_carry_those_that_flowers_table_cannot_declare():
 def test_names_that_others_use_are_known(key: str, ours: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{ours}'"):
         resolve({"method": "fedproto", key: 1})
-
-
-def test_names_that_others_use_stand_for_keys() -> None:
-    keys = {row[0].rpartition(".")[2] for row in every_key()}
-    assert not ELSEWHERE.keys() & keys
-    assert {*ELSEWHERE.values()} <= keys

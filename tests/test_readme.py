@@ -25,8 +25,7 @@ from fedhet.config import configuration as configuration
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
-from fedhet.methods.method import METRICS, STRUCTURE
-from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES, NetworkDescription
+from fedhet.methods.sharing import NetworkDescription
 from fedhet.results.run_result import RunResult
 from fedhet.testing import MethodContract
 from fedhet.utils.files import read_arrays
@@ -194,41 +193,6 @@ def test_the_table_of_traits_is_true() -> None:
         assert traits.shares is getattr(fedhet.methods.sharing, shares)
         told = [traits.networks, traits.keeps, traits.scored, str(traits.common_init), traits.public]
         assert told == [networks, *others], name
-
-
-LAYERS = (BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES)
-HEADING = "| method | arrays sent | `allow` | secure aggregation |\n| --- | --- | --- | --- |\n"
-
-
-def lines_on_what_methods_send() -> list[str]:
-    """The table of the deployment page, from the methods' traits."""
-    lines = []
-    for name in registry.own_methods():
-        method = registry.method(name)
-        traits = method.traits_of(method.Parameters())
-        sends = {} if traits.shares.keys == "nothing" or "model" in traits.sends else {"model": "weights"}
-        sends |= {group: kind for group, kind in traits.sends.items() if kind not in (METRICS, STRUCTURE)}
-        single = not traits.averages or (not traits.shares.averaged and traits.shares.keys != "nothing")
-        reasons = {
-            "nothing to sum": not sends,
-            "no, the server uses each client's own": single,
-            "no, clients have different parts": traits.shares.units is not None,
-            "no, weighted by each client's classes": "statistics" in sends.values() and traits.networks == "equal",
-            "no, clients share different layers": traits.networks == "any"
-            and traits.shares in (BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES),
-            "yes": True,
-        }
-        summed = next(reason for reason, holds in reasons.items() if holds)
-        groups = ", ".join(f"`{group}`" for group in sends) or "nothing"
-        allowed = ",".join(sorted({*sends.values(), METRICS}))
-        lines.append(f"| `{name}` | {groups} | `{allowed}` | {summed} |")
-    return lines
-
-
-def test_the_table_of_what_methods_send_is_true() -> None:
-    page = (ROOT / "run_configs" / "deployment" / "README.md").read_text(encoding="utf-8")
-    lines, (_, table) = lines_on_what_methods_send(), page.split(HEADING)
-    assert table.split("\n\n")[0].splitlines() == lines, "\n".join(lines)
 
 
 def test_methods_have_the_server_side_that_the_page_says() -> None:

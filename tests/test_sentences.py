@@ -210,15 +210,3 @@ def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
         fedhet.run(settings, model=model, data=data, out=folder, observers=[Stopping()], progress=False)
     assert stopped.value.__notes__ == [f"stopped; go on with: fedhet.run(resume={str(folder)!r}, model=..., data=...)"]
     assert fedhet.run(resume=folder, model=model, data=data, progress=False).summary["rounds"] == 1
-
-
-@pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression", "label-spreading"])
-def test_networks_of_bfloat16_are_no_hindrance_to_classical_methods(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = {"clients": 2, "workers": 1, "report": False, "method": method}
-    public = {"public": torch.randn(20, 4, generator=torch.Generator().manual_seed(1))}
-    parts = lambda client: dict(zip(("train", "test"), data(client), strict=True)) | public  # noqa: E731
-    done = fedhet.run(settings, model=lambda client: model(client).bfloat16(), data=parts, progress=False)
-    assert done.summary["failures"] == 0

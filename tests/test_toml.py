@@ -1,12 +1,10 @@
 import tomllib
 
-import pytest
 from flwr.common.config import parse_config_args
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedhet.config import toml
-from fedhet.errors import ConfigError
 
 WORDS = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
 TABLES = st.from_regex(r"[A-Z][a-z]{0,4}", fullmatch=True)  # never the name of a key that is no table
@@ -31,11 +29,6 @@ def test_what_is_written_reads_back_to_the_last_bit_also_in_flower(tmp_path, fla
     assert repr(sorted(parse_config_args([str(path)]).items())) == repr(sorted(flat.items()))
 
 
-@given(st.dictionaries(KEYS, VALUES))
-def test_flattening_undoes_nesting(flat):
-    assert toml.flatten(toml.nest(flat)) == flat
-
-
 @given(VALUES)
 def test_a_single_value_reads_back(value):
     text = toml.toml_value(value)
@@ -46,10 +39,3 @@ def test_a_single_value_reads_back(value):
 def test_plain_keys_keep_their_order_and_tables_come_by_name():
     flat = {"seed": 1, "fedrep.b": 2, "method": "fedrep", "fedavg.c": 3, "fedrep.a": 4}
     assert toml.to_toml(flat) == 'seed = 1\nmethod = "fedrep"\n\n[fedavg]\nc = 3\n\n[fedrep]\na = 4\nb = 2\n'
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="no configuration file .*nothing.toml"):
-        toml.load(tmp_path / "nothing.toml")
-    with pytest.raises(ConfigError, match="is not a TOML file"):
-        toml.load(tmp_path)

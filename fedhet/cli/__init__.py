@@ -248,15 +248,8 @@ def keys(
             autocompletion=method_names,
         ),
     ] = None,
-    toml: Annotated[bool, typer.Option("--toml", help="Print the table that pyproject declares to Flower.")] = False,
 ) -> None:
     """Show configuration keys, their defaults and what they mean."""
-    _quietly()
-    if toml:
-        from fedhet.engines.flower import app_table
-
-        typer.echo(app_table(), nl=False)
-        return
     with _errors():
         groups = configuration.key_groups(word)
         if not any(groups.values()):

@@ -22,7 +22,7 @@ from fedhet.cli import new_project
 from fedhet.config import configuration as configuration
 from fedhet.config.toml import to_toml
 from fedhet.engines import flower
-from fedhet.engines.flower import app_table, make_app
+from fedhet.engines.flower import make_app
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.commands import command, environment_of_commands, superlink
 from fedhet.methods import registry
@@ -53,13 +53,6 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class TestApp:
-    def test_the_table_declares_every_key_as_not_chosen_but_for_the_preset(self, pyproject: dict[str, Any]) -> None:
-        declared = flat(pyproject["tool"]["flwr"]["app"]["config"])
-        keys, *_ = zip(*configuration.keys(outside=False), strict=True)
-        regenerate = "print it anew with `fedhet keys --toml`"
-        assert declared == {"preset": "fedhenn/digits"} | dict.fromkeys((*keys, "extra-keys"), ""), regenerate
-        assert declared == flat(tomllib.loads(app_table())["tool"]["flwr"]["app"]["config"])
-
     def test_no_federations_are_shipped(self, pyproject: dict[str, Any]) -> None:
         assert "federations" not in pyproject["tool"]["flwr"]
 

@@ -1,0 +1,19 @@
+"""Generated files are current."""
+
+from pathlib import Path
+
+from fedhet.methods.registry import module_of
+
+generate = module_of(str(Path(__file__).resolve().parents[1] / ".ci" / "generate.py"))
+
+
+def test_generated_files_are_current():
+    old = [str(path) for path, text in generate.generated().items() if path.read_text(encoding="utf-8") != text]
+    assert old == [], "run `python .ci/generate.py`"
+
+
+def test_the_stub_names_all_strategies_and_their_keys():
+    stub = generate.stub()
+    assert "class FedHeNN(FederatedStrategy[Any, Any]):" in stub
+    assert 'schedule: Literal["auto", "sqrt", "linear", "constant"]' in stub
+    assert stub.count("**settings: Unpack[") == len(generate.registry.own_methods())
