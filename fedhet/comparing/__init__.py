@@ -29,13 +29,11 @@ from fedhet.results.history import showing
 from fedhet.results.page import Table, table
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
-from fedhet.results.run_result import data_frame
 from fedhet.tasks.task import Task
 from fedhet.utils.files import write_csv, write_text
 from fedhet.utils.ordering import grouped
 
 if TYPE_CHECKING:
-    import pandas
     from rich.console import Console
 
 __all__ = ["Comparison", "Tuning", "compare"]
@@ -68,11 +66,6 @@ class Comparison:
         """Raise a `FedhetError` with the reasons if some runs did not complete."""
         if self.failed:
             raise FedhetError(self.failure)
-
-    def frame(self) -> "pandas.DataFrame":
-        """Return the rows of `comparison.csv` as a data frame: one for each run, then statistics over seeds."""
-        heading, *rows = number_rows(self.results, self.baseline)
-        return data_frame(dict(zip(map(str, heading), row, strict=True)) for row in rows)
 
     def tables(self) -> list[list[list[str]]]:
         """Return the tables of accuracies, of clients' gains (if known), and of costs."""

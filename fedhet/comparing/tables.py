@@ -1,7 +1,7 @@
 """The tables of a comparison for a terminal, Markdown and csv, and the notes below them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedhet.comparing.measures import (
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WORDS = ("method", "models")
-_LEFT = (*_WORDS, "sends", "settings")
+_LEFT = (*_WORDS, "settings")
 _COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "examples seen"), strict=True))
 """Measures that are counts, and their headings."""
-_GAINS = dict(zip(GAINS, (("worse off", ".0%"), ("worst tenth", "+.3f")), strict=True))
-"""Headings and formats of clients' gains."""
 
 
 def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> "Table":
@@ -85,19 +83,31 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
     """Return headings and a line for each variant: accuracies and the difference to the baseline."""
-    shown = _shown(results)
-    words = ["after training" if name == "trained_accuracy" else name.removesuffix("_accuracy") for name in shown]
-    p_values = corrected_p_values(results, baseline)
-    lines = [[*_WORDS, "seeds", *words, f"minus {baseline.variant}", *(["p"] if p_values else [])]]
-    for result in results:
-        wanted = f" of {result.seeds_wanted}" if len(result.outcomes) < result.seeds_wanted else ""
-        values = [_accuracy(result, name) for name in shown]
-        seeds = f"{len(result.outcomes)}{wanted}"
-        difference, p = _difference(result, baseline), p_values.get(result.variant)
-        lines.append([result.label, result.models, seeds, *values, difference])
-        if p_values:
-            lines[-1].append("-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}")
-    return lines
+
+    def seeds(result: VariantResult) -> str:
+        completed = len(result.outcomes)
+        return str(completed) if completed == result.seeds_wanted else f"{completed} of {result.seeds_wanted}"
+
+    columns = {"models": [result.models for result in results], "seeds": list(map(seeds, results))}
+    for name in _shown(results):
+        heading = "after training" if name == "trained_accuracy" else name.removesuffix("_accuracy")
+        columns[heading] = [_accuracy(result, name) for result in results]
+    columns[f"minus {baseline.variant}"] = [_difference(result, baseline) for result in results]
+    if p_values := corrected_p_values(results, baseline):
+        columns["p"] = [
+            _cell(p_values.get(each.variant), lambda p: f"{p:.3f}" if p >= 0.001 else "< 0.001") for each in results
+        ]
+    return _lines(results, columns)
+
+
+def _lines(results: Sequence[VariantResult], columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return headings and a line for each variant, with its name first."""
+    rows = zip((result.label for result in results), *columns.values(), strict=True)
+    return [["method", *columns], *map(list, rows)]
+
+
+def _cell(value: float | None, written: Callable[[float], str]) -> str:
+    return "-" if value is None else written(value)
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
@@ -122,23 +132,27 @@ def _difference(result: VariantResult, baseline: VariantResult) -> str:
 
 def gains(results: Sequence[VariantResult]) -> list[list[str]]:
     """Return headings and a line for each variant: its clients' gains over training alone, if they are known."""
-    shown = [name for name in GAINS if any(result.mean(name) is not None for result in results)]
-    lines = [["method", *(_GAINS[name][0] for name in shown)]]
-    for result in results:
-        means = [(result.mean(name), _GAINS[name][1]) for name in shown]
-        lines.append([result.label, *("-" if mean is None else format(mean, style) for mean, style in means)])
-    return lines
+    formats = {"worse_off": "{:.0%}", "worst_tenth": "{:+.3f}"}
+    known = [name for name in GAINS if any(result.mean(name) is not None for result in results)]
+    return _lines(
+        results,
+        {name.replace("_", " "): [_cell(each.mean(name), formats[name].format) for each in results] for name in known},
+    )
 
 
 def costs(results: Sequence[VariantResult]) -> list[list[str]]:
     """Return headings and a line for each variant: its examples, steps, bytes and time."""
-    lines = [["method", *_COUNTS.values(), "bytes", "time"]]
-    for result in results:
-        counts = ["-" if (mean := result.mean(name)) is None else f"{mean:,.0f}" for name in _COUNTS]
-        up, down = result.mean("bytes_up"), result.mean("bytes_down")
-        size = "-" if up is None or down is None else format_bytes(up + down)
-        lines.append([result.label, *counts, size, format_seconds(result.mean("seconds"))])
-    return lines
+    columns = {
+        heading: [_cell(result.mean(name), "{:,.0f}".format) for result in results] for name, heading in _COUNTS.items()
+    }
+    columns["bytes"] = [_bytes(result) for result in results]
+    columns["time"] = [format_seconds(result.mean("seconds")) for result in results]
+    return _lines(results, columns)
+
+
+def _bytes(result: VariantResult) -> str:
+    up, down = result.mean("bytes_up"), result.mean("bytes_down")
+    return "-" if up is None or down is None else format_bytes(up + down)
 
 
 def notes_below(

@@ -57,7 +57,6 @@ class Trial:
 
     Attributes:
         steps: gradient steps of all its runs.
-        seconds: of the longest run.
         round_bytes: the most that one client sent and received in one round.
     """
 
@@ -66,7 +65,6 @@ class Trial:
     by_seed: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     steps: int = 0
-    seconds: float = 0.0
     round_bytes: int = 0
 
     def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
@@ -78,7 +76,6 @@ class Trial:
         self.by_seed[seed] = float(accuracy)
         summary = run.summary or {}
         self.steps += int((summary.get("work") or {}).get("steps") or 0)
-        self.seconds = max(self.seconds, float(summary.get("seconds") or 0))
         self.round_bytes = max(self.round_bytes, round_bytes(run))
 
     @property

@@ -1,17 +1,15 @@
 """A finished run, for Python and notebooks."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import FedhetError
-from fedhet.results.history import Row, flat, read_clients, read_history, read_run, showing
+from fedhet.results.history import Row, read_history, read_run, showing
 from fedhet.results.tables import headline
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
 
@@ -26,19 +24,6 @@ class RunResult:
     def history(self) -> list[Row]:
         """The rows of `history.jsonl`."""
         return read_history(self.folder)
-
-    def frame(self) -> "pandas.DataFrame":
-        """Return the history as a data frame with a row for each round and columns such as `trained/accuracy/mean`."""
-        return data_frame(
-            {"round": row["round"], "final": bool(row.get("final"))}
-            | flat(row)
-            | {"failures": len(row["failures"]), "seconds": row["timing"]["seconds"]}
-            for row in self.history
-        )
-
-    def clients(self) -> "pandas.DataFrame":
-        """Return `clients.csv` as a data frame with a row for each client and round."""
-        return data_frame(map(vars, read_clients(self.folder)))
 
     def plot(self) -> "Figure":
         """Draw the accuracy by round; raises a `FedhetError` if no client was evaluated."""
@@ -62,12 +47,3 @@ class RunResult:
             figure = accuracy_figure(run)
             svg = "" if figure is None else to_svg(figure, self.folder.name, on_page=False)
         return f"<p><b>{escape(headline(run))}</b><br><code>{escape(str(self.folder))}</code></p>{svg}"
-
-
-def data_frame(rows: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a data frame; raises a `FedhetError` if pandas is not installed."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise FedhetError("tables need pandas: pip install pandas") from error
-    return pandas.DataFrame(list(rows))
