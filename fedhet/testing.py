@@ -52,22 +52,10 @@ COMMON: dict[str, Value] = {
 }
 """Settings of all runs, each of which takes a fraction of a second."""
 
-LEARNS: dict[str, Value] = {
-    "rounds": 4,
-    "local-epochs": 3,
-    "samples-per-client": 0,
-    "momentum": 0.9,
-    "learning-rate": 0.05,
-}
+LEARNS = {"rounds": 4, "local-epochs": 3, "samples-per-client": 0, "momentum": 0.9, "learning-rate": 0.05}
 """Settings with which a method is expected to learn."""
 
-PARTIAL: dict[str, Value] = {
-    "clients": 4,
-    "rounds": 4,
-    "fraction-train": 0.75,
-    "closing-epochs": 1,
-    "evaluate-every": 2,
-}
+PARTIAL = {"clients": 4, "rounds": 4, "fraction-train": 0.75, "closing-epochs": 1, "evaluate-every": 2}
 """Settings of the normal run: three of four clients train in a round, every second round is evaluated."""
 
 MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}

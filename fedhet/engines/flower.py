@@ -21,8 +21,7 @@ import torch
 
 from fedhet.config import configuration as configuration
 from fedhet.config.toml import to_toml
-from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.flower.commands import (
+from fedhet.engines.superlink import (
     SIMULATION,
     begin,
     command,
@@ -33,6 +32,7 @@ from fedhet.flower.commands import (
     superlink,
     tail,
 )
+from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.flower.insides import started_run, status_of_run
 from fedhet.methods import registry
 from fedhet.methods.method import ABSENT

@@ -5,17 +5,24 @@ ready, so a short run never waits for them. A thread of this process serves each
 depend on its process: it is seeded for each message, and its state is on disk.
 """
 
+import logging
 import math
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 
-from fedhet.engines import children
-from fedhet.engines.messages import SharedMessage
-from fedhet.engines.worker import Worker, recipe
-from fedhet.flower import ClientApp, Message, MessageType
-from fedhet.flower.grid import LocalGrid
-from fedhet.flower.insides import failure, identify
+import torch
+
+from fedhet import data
+from fedhet.engines.children import Child, ChildError, prepare
+from fedhet.engines.messages import SHARES, SharedMessage, receive, send
+from fedhet.flower import ClientApp, Context, Message, MessageType
+from fedhet.flower.grid import LocalGrid, handled
+from fedhet.flower.insides import be_server, colour_terminals_only, failure, identify
+from fedhet.methods import registry
 from fedhet.utils.text import log
 
 AHEAD = 2
@@ -130,7 +137,7 @@ class WorkerGrid(LocalGrid):
         """Start workers once training in this process has taken long enough."""
         due = not self._team and self._number > 1 and math.isfinite(self.patience)
         if due and not self._seconds:  # with the first message
-            children.prepare()
+            prepare()
         if due and self._spent >= self.patience:
             self._start()
         if self._team and self._failed == len(self._team):
@@ -161,7 +168,7 @@ class WorkerGrid(LocalGrid):
         self._number, self._team, self._took_over = 1, [], False
         log.warning("clients run one after the other: %s", reason)
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: "Worker") -> None:
         """Have a worker handle messages, one after the other, until the grid is closed; it is replaced if it fails."""
         while not self._closed:
             ready = worker.wait()
@@ -176,7 +183,7 @@ class WorkerGrid(LocalGrid):
             if not self._closed:
                 worker.start()
 
-    def _handled_by(self, worker: Worker, key: str) -> bool:
+    def _handled_by(self, worker: "Worker", key: str) -> bool:
         """Have a worker handle a message; return False if the worker has ended, which is the client's failure."""
         message, started = self._under_way[key], time.monotonic()
         node, lives = message.metadata.dst_node_id, True
@@ -193,7 +200,7 @@ class WorkerGrid(LocalGrid):
             self._changed.notify_all()
         return lives
 
-    def _next(self, worker: Worker) -> str:
+    def _next(self, worker: "Worker") -> str:
         """Wait for messages, and return the key of the one that suits a worker best; empty once the grid is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._candidates())
@@ -209,6 +216,58 @@ class WorkerGrid(LocalGrid):
         room = AHEAD * self._number - len(self._done) - len(self._under_way)
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 
-    def _preference(self, worker: Worker, message: Message) -> tuple[bool, float]:
+    def _preference(self, worker: "Worker", message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
         return self._had_by.get(node, worker) is worker, self._seconds.get(node, float("inf"))
+
+
+class Worker:
+    """A process that handles messages, started from a recipe (`recipe`); it can be restarted after a failure."""
+
+    def __init__(self, recipe: SharedMessage) -> None:
+        self._recipe = recipe
+        self.start()
+
+    def start(self) -> None:
+        """Start the process and send it the recipe."""
+        level = logging.getLogger("flwr").level
+        self.child = Child(_work, dict(os.environ), level, name="fedhet worker")
+        self.child.send(self._recipe)
+
+    def wait(self) -> bool:
+        """Wait until the process can begin; return False if it ended as it started."""
+        try:
+            return bool(self.child.receive())
+        except ChildError:
+            return False
+
+    def handle(self, message: Message, context: Context, timeout: float) -> tuple[Message, Context]:
+        """Return the reply and the node's new context; raises a ChildError if the process ends or is too late."""
+        self.child.send((message, context))
+        reply: tuple[Message, Context] = self.child.receive(timeout)
+        return reply
+
+
+def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
+    """Return the message that sets up workers: the app, a user's methods and default dtype, and loaded data sets."""
+    loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
+    return SharedMessage((app, registry.given(), loaded, torch.get_default_dtype()))
+
+
+def _work(connection: Connection, environment: Mapping[str, str], level: int) -> None:
+    """Handle the messages of clients until the run's process ends."""
+    os.environ.update(environment)  # the fork server may have started before these were set
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
+    logging.getLogger("flwr").setLevel(level)
+    colour_terminals_only()
+    app, methods, datasets, dtype = receive(connection)
+    torch.set_default_dtype(dtype)
+    for method in methods:
+        registry.give(method)
+    data.LOADED.update(datasets)
+    be_server()
+    logged: set[str] = set()
+    send(connection, True)
+    while True:
+        message, context = receive(connection)
+        send(connection, (handled(app, message, context, logged), context))

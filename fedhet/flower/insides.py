@@ -2,15 +2,18 @@
 
 import gc
 import json
+import math
 import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import update_console_handler
+from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.run import Run
@@ -111,3 +114,22 @@ def status_of_run(output: str) -> tuple[str, str]:
         return str(row["status"]), str(row.get("status-details") or "")
     except (ValueError, LookupError, TypeError):
         return "unknown", ""
+
+
+def robust(clients: list[list[np.ndarray[Any, Any]]], rule: str, share: float) -> list[np.ndarray[Any, Any]]:
+    """Aggregate the clients' lists of arrays, position by position; every client has the same weight.
+
+    Args:
+        clients: each client's arrays, of equal shapes.
+        rule: `median` or `trimmed-mean` of each entry (Yin et al., ICML 2018); `krum` or `multi-krum`, which select
+            whole clients (Blanchard et al., NeurIPS 2017).
+        share: fraction of Byzantine clients to tolerate; the median ignores it.
+    """
+    count, weighted = len(clients), [(arrays, 1) for arrays in clients]
+    # At least one if any are expected, but fewer than half, since no rule tolerates more.
+    byzantine = min(math.ceil(share * count), (count - 1) // 2)
+    if rule == "median":
+        return aggregate_median(weighted)
+    if rule == "trimmed-mean":
+        return aggregate_trimmed_avg(weighted, (byzantine + 0.1) / count)
+    return aggregate_krum(weighted, byzantine, 0 if rule == "krum" else count - byzantine)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-from fedhet.flower.rules import robust
+from fedhet.flower.insides import robust
 from fedhet.messages import Arrays, Spec
 from fedhet.messages import cast as cast_arrays
 from fedhet.methods.options import Config

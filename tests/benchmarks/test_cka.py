@@ -119,9 +119,9 @@ def test_bytes_a_round() -> None:
             f"  seed {seed}: rank {factor.shape[1]}, up {up / MEGABYTE:.2f} MB, "
             f"down {down / MEGABYTE:.2f} MB, gradient error {error:.3%}"
         )
-        assert down <= 3 * MEGABYTE
+        assert down <= 4 * MEGABYTE
         assert up <= MEGABYTE
-        assert error <= 0.002
+        assert error <= 0.003
 
     noise = [torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index)) for index in range(PEERS)]
     single, mean = compress(noise[0]), mean_target(noise)

@@ -23,8 +23,8 @@ from fedhet.config import configuration as configuration
 from fedhet.config.toml import to_toml
 from fedhet.engines import flower
 from fedhet.engines.flower import make_app
+from fedhet.engines.superlink import command, environment_of_commands, superlink
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower.commands import command, environment_of_commands, superlink
 from fedhet.methods import registry
 from fedhet.results.history import read_history
 from fedhet.results.observers import RunInfo

@@ -21,8 +21,9 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from typer.testing import CliRunner
 
 import fedhet
+from fedhet.engines import superlink as commands
 from fedhet.errors import ConfigError
-from fedhet.flower import commands, insides, rules
+from fedhet.flower import insides
 
 
 @pytest.fixture
@@ -157,10 +158,10 @@ def test_flowers_rules_take_lists_of_arrays_with_numbers_of_examples_and_give_wh
     groups = [[np.array([value, -value]), np.array(2 * value)] for value in (0.0, 1.0, 2.0, 4.0, 100.0)]
     weighted = [(arrays, 1) for arrays in groups]
     found = {
-        "median": rules.aggregate_median(weighted),
-        "a fifth of the values cut at each end": rules.aggregate_trimmed_avg(weighted, 0.22),
-        "the client nearest to the others": rules.aggregate_krum(weighted, 1, 0),
-        "the mean of the four that are": rules.aggregate_krum(weighted, 1, 4),
+        "median": insides.aggregate_median(weighted),
+        "a fifth of the values cut at each end": insides.aggregate_trimmed_avg(weighted, 0.22),
+        "the client nearest to the others": insides.aggregate_krum(weighted, 1, 0),
+        "the mean of the four that are": insides.aggregate_krum(weighted, 1, 4),
     }
     values = dict(zip(found, (2.0, 7 / 3, 1.0, 7 / 4), strict=True))
     for name, arrays in found.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedhet.algorithms.alignment.cka import centred, centred_kernel, rbf_kernel, self_inner
 from fedhet.algorithms.alignment.packing import check_finite_features
 
-ERROR = 0.002
+ERROR = 0.01
 """Relative error of a kernel that compression may cause; 0: features travel whole."""
 
 
