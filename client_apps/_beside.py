@@ -30,7 +30,7 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
 
     Args:
         client: the client, which is not changed.
-        name: the architecture; empty for the run's first one (`fedhet.models.build_beside`).
+        name: the architecture; empty for the run's first one (`fedhet.models.build_auxiliary`).
         role: the key that names it, in words, from which the seed is derived; the seed is the same for all clients with
             `shared-init`.
 
@@ -43,7 +43,7 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
         batch = client.transform(client.data.train.inputs[:1])
         outputs = client.model(batch).shape[-1]
         try:
-            network = models.build_beside(name, config.architectures, batch, outputs).to(client.device)
+            network = models.build_auxiliary(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
             why = re.sub("^model '[^']*': ", "", str(error))  # the model may be a preset's, and new to the user
             key = f"{config.family}.{role.replace(' ', '-')}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedhet.engines.running import run
     from fedhet.results.run_result import RunResult
     from fedhet.server.app import make_server_app
-    from fedhet.tasks.task import Task
+    from fedhet.tasks import Task
 
 
 # In a checkout (and in a Flower app bundle) `strategies/` and `client_apps/` lie beside this folder; a wheel has
@@ -29,7 +29,7 @@ _LAZY = {
     "recommend": "fedhet.comparing.recommending",
     "run": "fedhet.engines.running",
     "RunResult": "fedhet.results.run_result",
-    "Task": "fedhet.tasks.task",
+    "Task": "fedhet.tasks",
     "wrap": "fedhet.client.own_app",
 }
 

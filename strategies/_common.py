@@ -11,7 +11,7 @@ from fedhet.algorithms.alignment.packing import check_received_features, unpack
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Reply, WireError, check
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 from fedhet.training import Phase, train
 from fedhet.utils.machine import one_thread
 from fedhet.utils.randomness import seeded, torch_generator

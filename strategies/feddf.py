@@ -84,7 +84,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
     def network(self) -> nn.Module:
         """Return the server's network with its current weights."""
         name, example = self.parameters.server_model, torch.zeros(1, *self.state.shape)
-        build = partial(models.build_beside, name, self.config.architectures, example, self.state.classes)
+        build = partial(models.build_auxiliary, name, self.config.architectures, example, self.state.classes)
         network = build_at_server(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)
         return network

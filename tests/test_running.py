@@ -24,7 +24,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.results.history import final_clients, read_clients, scored_curve
 from fedhet.results.observers import Observer
 from fedhet.results.report import write_report
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 QUICK = {"clients": 3, "rounds": 2, "learning_rate": 0.2, "batch_size": 8}
@@ -62,7 +62,7 @@ def test_a_run_without_a_report_imports_nothing_heavy_but_torch_and_flower(tmp_p
 
 
 def resolved(config):
-    return _resolved(config, None, fedhet.config.user_functions.Supplied())
+    return _resolved(config, None, fedhet.config.user_functions.UserFunctions())
 
 
 def test_single_settings_go_on_top_of_the_commands_defaults():

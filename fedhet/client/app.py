@@ -29,7 +29,7 @@ from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
-from fedhet.tasks.task import Task, as_task
+from fedhet.tasks import Task, as_task
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.statistics import Work
 from fedhet.utils.text import log
@@ -69,7 +69,7 @@ def make_client_app(
         registry.give(method)
     clipping = [mod for mod in mods or () if clips(mod)]
     others = [in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None
-    user_functions.Supplied(model, data, task)  # raises for what cannot be used
+    user_functions.UserFunctions(model, data, task)  # raises for what cannot be used
     clients = Clients(user_functions.model_function(model), user_functions.data_function(data), as_task(task))
     return Answers(clients, flower=bool(mods), clipping=clipping).app(others)
 

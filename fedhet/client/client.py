@@ -17,7 +17,7 @@ from fedhet.errors import DataError
 from fedhet.messages import Request, WireError
 from fedhet.methods.options import Config
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision, scores_of
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 from fedhet.training import BATCH, Optimisation, Trained, learning_rate, read, reestimate
 from fedhet.utils.randomness import derive_seed, torch_generator
 

@@ -26,7 +26,7 @@ from fedhet.messages import Payload, Request
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
 from fedhet.models.representation import Representation, fitted, precision
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 from fedhet.utils.files import state_folder
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
 from fedhet.utils.randomness import seeded

@@ -16,7 +16,7 @@ from fedhet.data.reading import LazyInputs, not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.models.copies import copied
 from fedhet.models.representation import Captured, Representation
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 from fedhet.utils.randomness import seeded
 
 EXAMPLES = 8

@@ -18,8 +18,9 @@ from fedhet.messages import Payload, check, load_into, spec_of, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config
-from fedhet.tasks.task import Metric, as_task
+from fedhet.tasks import as_task
 from fedhet.training import Trained
+from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
 

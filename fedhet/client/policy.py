@@ -14,7 +14,7 @@ from fedhet.messages import Payload, Reply, WireError
 from fedhet.messages.protocol import WHOLE, Measured
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.methods.options import listed
-from fedhet.tasks.task import Metric
+from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
 KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
 from fedhet.errors import FedhetError
-from fedhet.tasks.outputs import Outputs
+from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text
 from fedhet.utils.randomness import torch_generator
 from fedhet.utils.text import log

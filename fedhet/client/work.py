@@ -17,7 +17,7 @@ from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured
-from fedhet.tasks.task import LARGEST, Task
+from fedhet.tasks import LARGEST, Task
 from fedhet.training import Phase
 from fedhet.utils.randomness import derive_seed, seed_everything, seeded, torch_generator
 from fedhet.utils.text import log

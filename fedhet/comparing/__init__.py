@@ -23,13 +23,13 @@ from fedhet.comparing.tables import (
     whole_table,
 )
 from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.results.history import showing
 from fedhet.results.page import Table, table
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 from fedhet.utils.files import write_csv, write_text
 from fedhet.utils.ordering import grouped
 
@@ -126,14 +126,14 @@ def compare(
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
     out = out or Path("runs") / f"compare-{'-'.join(names)}"
-    supplied = Supplied(model, data, task)
-    settings, execute = prepared(config, supplied, out, jobs, console)
+    functions = UserFunctions(model, data, task)
+    settings, execute = prepared(config, functions, out, jobs, console)
     if not variants or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed")
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
-    shared = shared_settings(variants, seeds=all_seeds, config=settings, supplied=supplied)
+    shared = shared_settings(variants, seeds=all_seeds, config=settings, functions=functions)
     return _compared(shared, seeds, Path(out), baseline or names[0], tuning, execute)
 
 
@@ -148,7 +148,7 @@ def _compared(
     runs = [
         shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in shared.own for seed in seeds
     ]
-    check(runs, shared.supplied)
+    check(runs, shared.functions)
     failures = execute([run for run in runs if run.variant not in untuned])
     failures |= {run.name: untuned[run.variant] for run in runs if run.variant in untuned}
     failed = {run.name: failures[run.name] for run in runs if run.name in failures}  # in order of the runs, not of time
@@ -158,7 +158,7 @@ def _compared(
         done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
         settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
         notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
-        dataset = "own data" if shared.supplied.data is not None else runs[0].settings.dataset
+        dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
         publish(done, notes, f"{', '.join(shared.own)} on {dataset}")
     *first, last = done.tables()
     for lines in first:

@@ -12,7 +12,7 @@ from fedhet.client.policy import Policy
 from fedhet.comparing.settings import shake_hands, shared_settings, variants_of
 from fedhet.comparing.tuning import Choice
 from fedhet.config import client_setup
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.method import Traits
@@ -39,7 +39,13 @@ class Candidates:
 
 
 def ask(
-    methods: Iterable[str], base: Mapping[str, Any], supplied: Supplied, *, seed: int, allow: str | None, labels: bool
+    methods: Iterable[str],
+    base: Mapping[str, Any],
+    functions: UserFunctions,
+    *,
+    seed: int,
+    allow: str | None,
+    labels: bool,
 ) -> Candidates:
     """Find the methods that can serve the clients, by a handshake of each with untrained clients.
 
@@ -48,7 +54,7 @@ def ask(
     Args:
         methods: names or references.
         base: the settings for all methods.
-        supplied: the user's models and data.
+        functions: the user's models and data.
         seed: seed of the clients' data and models.
         allow: kinds of arrays that may leave the clients, as in a node's config; None for all.
         labels: whether the labels of a configured public dataset are known.
@@ -59,15 +65,15 @@ def ask(
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
     candidates = Candidates()
-    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, supplied=supplied, strict=False)
+    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, functions=functions, strict=False)
     with _silently():
         for name in methods:
             known: dict[tuple[Traits, bool], str] = {}
             try:
-                for choice, config in _configurations(name, base, supplied, seed):
+                for choice, config in _configurations(name, base, functions, seed):
                     traits = registry.traits(config)
                     asked = traits, config.parameters.changes_heads
-                    known[asked] = known.get(asked) or _refusal(config, supplied, node_config, labels)
+                    known[asked] = known.get(asked) or _refusal(config, functions, node_config, labels)
                     if known[asked]:
                         continue
                     candidates.choices[name] = choice
@@ -81,10 +87,10 @@ def ask(
 
 
 def _configurations(
-    name: str, base: Mapping[str, Any], supplied: Supplied, seed: int
+    name: str, base: Mapping[str, Any], functions: UserFunctions, seed: int
 ) -> Iterator[tuple[Choice, Config]]:
     """Yield a method's settings as configured, then with more and more of its `at_need` keys changed."""
-    shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, supplied=supplied, strict=False)
+    shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
     config = shared.settings(name, seed, as_they_are)
     keys = {
@@ -96,16 +102,16 @@ def _configurations(
         yield choice, shared.settings(name, seed, {**as_they_are, **choice})
 
 
-def _refusal(config: Config, supplied: Supplied, node_config: Mapping[str, str], labels: bool) -> str:
+def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str], labels: bool) -> str:
     """Return why a configured method cannot serve all clients; empty if it can."""
     try:
-        client_setup.check(config, own_model=supplied.model is not None, own_data=supplied.data is not None)
+        client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
         if not registry.traits(config).serves_clients:
             return "its model is at the server alone, and clients are compared here: try it by fedhet compare"
-        public = supplied.public_dataset(config)
+        public = functions.public_dataset(config)
         if public is not None and not labels:
             public = public.unlabelled
-        strategy = shake_hands(config, supplied, public, node_config)
+        strategy = shake_hands(config, functions, public, node_config)
     except Exception as error:
         return _line(error)
     return "; ".join(strategy.run.round.lines())

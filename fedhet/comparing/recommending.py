@@ -23,7 +23,7 @@ from fedhet.comparing.tables import notes_below, terminal_table
 from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.methods import registry
@@ -119,20 +119,20 @@ def recommend(
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
-    out, supplied = Path(out or Path("runs") / "recommend"), Supplied(model, data, task)
-    base, execute = prepared(config, supplied, out, jobs, console)
+    out, functions = Path(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
+    base, execute = prepared(config, functions, out, jobs, console)
     execute = replace(execute, deadline=began + seconds - min(WRITING * seconds, WRITING_SECONDS))
     if data is None:
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
     wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
-    candidates = ask(distinct(wanted), base, supplied, seed=SEED, allow=allow, labels=public_labels)
+    candidates = ask(distinct(wanted), base, functions, seed=SEED, allow=allow, labels=public_labels)
     execute.tell(f"{', '.join(candidates.choices)} can serve")
     for name, reason in candidates.refused.items():
         execute.tell(f"{name} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
         raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
-    shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, supplied=supplied)
+    shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
     tuner = Tuner(shared, held_out(shared), out / "tried", replace(execute, deadline=began + TRYING * seconds))
     trials = {name: _trials(shared, name, candidates.choices[name]) for name in shared.own}
@@ -222,7 +222,7 @@ def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple
     tuner.execute.tell(f"comparison on test parts: {', '.join(each.variant for each in best)}")
     for seed in seeds:
         planned = [tuner.plan(tried, seed, WHOLE) for tried in best]
-        check(planned, tuner.shared.supplied)
+        check(planned, tuner.shared.functions)
         failed |= tuner.execute(planned)
         ended = [run for run in planned if run.name in failed or why_incomplete(run) is None]
         if runs and len(ended) < len(planned):
@@ -286,7 +286,7 @@ def _settings_of(shared: SharedSettings, name: str, choice: Choice) -> dict[str,
     """Return a method's best settings, without defaults and without keys of where a run is carried out."""
     complete = shared.settings(name, 0, {**choice, **WHOLE})
     plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
-    without = ineffective(complete, registry.traits(complete), shared.supplied.replacing(complete))
+    without = ineffective(complete, registry.traits(complete), shared.functions.replacing(complete))
     left_out = PLACES | {"seed"} | without.keys() - {"dataset"}
     flat = {key: value for key, value in complete.flat().items() if key not in left_out}
     return {"method": complete.method} | {key: value for key, value in flat.items() if value != plain.get(key)}

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.settings import FILES, PlannedRun, shake_hands
 from fedhet.config import client_setup, configuration
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
 from fedhet.engines import children, messages, running
 from fedhet.engines.children import Child, ChildError
@@ -46,21 +46,21 @@ def check_out(out: Path) -> None:
         check_links(path, out)
 
 
-def check(runs: Iterable[PlannedRun], supplied: Supplied = Supplied()) -> None:  # noqa: B008 - it is frozen
+def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
     """Raise a `FedhetError` with every folder that holds another run, or if data or models are not available."""
     runs = list(runs)
-    if problems := [problem for run in runs if (problem := _conflict(run, supplied))]:
+    if problems := [problem for run in runs if (problem := _conflict(run, functions))]:
         raise ConfigError("\n".join(problems))
-    if supplied:
+    if functions:
         firsts = {key: run for run in reversed(runs) for key in (run.variant, run.seed)}  # of each variant and seed
         chosen = {run.name for run in firsts.values()}
-        if problems := [each for run in runs if run.name in chosen and (each := _another(run, supplied))]:
+        if problems := [each for run in runs if run.name in chosen and (each := _another(run, functions))]:
             raise ConfigError("\n".join(problems))
     for run in runs:
-        client_setup.check(run.settings, own_model=supplied.model is not None, own_data=supplied.data is not None)
+        client_setup.check(run.settings, own_model=functions.model is not None, own_data=functions.data is not None)
 
 
-def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
+def _conflict(run: PlannedRun, functions: UserFunctions) -> str | None:
     """Return why the run's folder cannot be used; None if it can."""
     if not run.folder.exists():
         return None
@@ -70,8 +70,8 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
         return f"{run.folder} exists and is not a run directory: choose another folder"
     wanted = run.settings.flat()
     defaults = {key: default_of(spec) for key, spec in run.settings.specs().items()}  # of keys that came after that run
-    there = defaults | configuration.read(run.folder / "config.toml", supplied.words.keys())
-    in_vain = ineffective(run.settings, registry.traits(run.settings), supplied.replacing(run.settings)).keys()
+    there = defaults | configuration.read(run.folder / "config.toml", functions.words.keys())
+    in_vain = ineffective(run.settings, registry.traits(run.settings), functions.replacing(run.settings)).keys()
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"
         for key in sorted((there.keys() | wanted.keys()) - PLACES - FILES - in_vain)
@@ -82,13 +82,13 @@ def _conflict(run: PlannedRun, supplied: Supplied) -> str | None:
     return None
 
 
-def _another(run: PlannedRun, supplied: Supplied) -> str | None:
+def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
     """Return why the run in the folder had another model, data or task; None if it had not, or if there is none."""
     if not any(run.folder.glob("checkpoint/*.safetensors")):
         return None
-    config = supplied.adapted(run.settings).but(device="cpu")
+    config = functions.adapted(run.settings).but(device="cpu")
     try:
-        shake_hands(config, supplied, supplied.public_dataset(config), begun=run.folder)
+        shake_hands(config, functions, functions.public_dataset(config), begun=run.folder)
     except FedhetError as error:
         return f"{run.folder}: {error}; or choose another folder"
     return None
@@ -102,7 +102,7 @@ def why_incomplete(run: PlannedRun) -> str | None:
 
 def prepared(
     config: Mapping[str, Any] | str | Path | None,
-    supplied: Supplied,
+    functions: UserFunctions,
     out: str | Path,
     jobs: int | None,
     console: Console | None,
@@ -110,10 +110,10 @@ def prepared(
     """Check arguments of `compare` and `recommend`; return the complete settings, and what carries out runs."""
     children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
-    settings = configuration.completed(config, supplied.words.keys())
+    settings = configuration.completed(config, functions.words.keys())
     check_out(Path(out))
-    own = {"model": supplied.model, "data": supplied.data, "task": supplied.task}
-    run = partial(running.run, **own) if supplied else running.run
+    own = {"model": functions.model, "data": functions.data, "task": functions.task}
+    run = partial(running.run, **own) if functions else running.run
     jobs = jobs or runs_at_once(device_of(str(settings.get("device", "auto"))))
     return settings, Execution(run, jobs, console or text.console(soft_wrap=True))
 

@@ -12,7 +12,7 @@ from fedhet.client.app import make_client_app
 from fedhet.comparing.chosen import PLACES, SET_HERE, Variant, keys_of_siblings, without_effect
 from fedhet.config import client_setup, configuration
 from fedhet.config.toml import toml_value
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
@@ -93,7 +93,7 @@ class SharedSettings:
         fixed: by variant, the keys that it sets itself, which are not tuned.
         equalised: variants whose clients all get one model because the method needs that.
         notes: remarks on the settings, printed below the tables.
-        supplied: the user's models and data.
+        functions: the user's models and data.
     """
 
     for_all: Mapping[str, Value]
@@ -101,7 +101,7 @@ class SharedSettings:
     fixed: Mapping[str, frozenset[str]]
     equalised: frozenset[str]
     notes: Sequence[str]
-    supplied: Supplied
+    functions: UserFunctions
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
         """Return a variant's settings with those of `choice`; raises a `ConfigError` if they are invalid."""
@@ -118,7 +118,7 @@ def shared_settings(
     *,
     seeds: Sequence[int],
     config: Mapping[str, object],
-    supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
+    functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
     strict: bool = True,
 ) -> SharedSettings:
     """Determine the settings that the variants share (see `compare`); raises a `FedhetError` with all problems.
@@ -130,7 +130,7 @@ def shared_settings(
     base["seed"] = seeds[0]
     of_siblings = keys_of_siblings(variants, base)
     base = _method_keys_of_presets(variants, base) | of_siblings | base
-    rounds = _rounds(variants, base, supplied)
+    rounds = _rounds(variants, base, functions)
     by_hand = frozenset(flat.keys() - {"preset"} | of_siblings.keys())
 
     def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
@@ -139,7 +139,7 @@ def shared_settings(
 
     def complete(resolved: Config, names: frozenset[str]) -> Config:
         remarks = tuple((key, why) for key, why in resolved.remarks if key in names)  # and not what presets set
-        return supplied.adapted(resolved.but(chosen=names, remarks=remarks), strict=False)
+        return functions.adapted(resolved.but(chosen=names, remarks=remarks), strict=False)
 
     completed = {
         variant.name: complete(resolve(variant, variant.settings), by_hand | variant.settings.keys())
@@ -163,19 +163,19 @@ def shared_settings(
     equalised, notes = set[str](), list[str]()
     for variant in variants:
         name, config_of = variant.name, completed[variant.name]
-        wanted = _suited_training(config_of, base, supplied)
+        wanted = _suited_training(config_of, base, functions)
         own[name], said = _own_settings(variant, config_of, for_all, wanted, by_hand)
         own[name]["rounds"] = variant.settings.get("rounds", rounds[name])
         notes += [*said, *_note_on_rounds(variant, rounds, completed)]
         configs = [configuration.resolve({**for_all, **own[name], "seed": seed}, strict=False) for seed in seeds]
-        if supplied.model is None and any(map(client_setup.must_be_equal, configs)):
+        if functions.model is None and any(map(client_setup.must_be_equal, configs)):
             equalised.add(name)
             own[name] |= {"architectures": EQUAL_MODEL, "assign": "round-robin"}
         if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:
             notes.append(UNSCORED.format(name))
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     notes += _remarks(completed, by_hand)
-    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, supplied)
+    return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, functions)
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
@@ -229,7 +229,7 @@ def _training_for_all(base: Mapping[str, Any], first: Variant) -> dict[str, Valu
     return {key: flat[key] for key in OPTIMISER}
 
 
-def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied) -> dict[str, Value]:
+def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
     """Return optimiser and learning rate of a method that does not train networks; empty for other methods.
 
     They come from the method's own preset and, for a user's models, from `Parameters.suited`.
@@ -237,7 +237,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], supplied: Supplied
     if not (method := registry.method(config.method_name)).trains:
         return {}
     preset = _own_preset(method, base)
-    suited = config.parameters.suited(own_models=supplied.model is not None, unlabelled=False)
+    suited = config.parameters.suited(own_models=functions.model is not None, unlabelled=False)
     values = preset | {key: value for key, (value, _) in suited.items()}
     return {key: values[key] for key in OPTIMISER if key in values}
 
@@ -261,7 +261,7 @@ def _own_settings(
     return {**settings, **training, "method": variant.method, **variant.settings}, notes
 
 
-def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supplied) -> dict[str, int]:
+def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: UserFunctions) -> dict[str, int]:
     """Return the key `rounds` of each variant."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
@@ -276,19 +276,19 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], supplied: Supp
     rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | fixed
     if others := [name for name, each in methods.items() if rounds[name] and not each.one_shot and name not in fixed]:
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
-        rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), supplied))
+        rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), functions))
     return rounds
 
 
-def settled_rounds(config: Config, supplied: Supplied = Supplied()) -> int:  # noqa: B008 - it is frozen
+def settled_rounds(config: Config, functions: UserFunctions = UserFunctions()) -> int:  # noqa: B008 - it is frozen
     """Return the rounds that a method needs, by a handshake; raises a `FedhetError` if no client can serve."""
-    rounds: int = shake_hands(config, supplied, supplied.public_dataset(config)).config.rounds
+    rounds: int = shake_hands(config, functions, functions.public_dataset(config)).config.rounds
     return rounds
 
 
 def shake_hands(
     config: Config,
-    supplied: Supplied,
+    functions: UserFunctions,
     public: PublicDataset | None,
     node_config: Mapping[str, str] = MappingProxyType({}),
     begun: Path | None = None,
@@ -299,10 +299,10 @@ def shake_hands(
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.but(state_dir=str(begun / "state") if begun else folder, out="")
-        strategy = registry.strategy(config.method_name)(config, public=public, model=supplied.model)
+        strategy = registry.strategy(config.method_name)(config, public=public, model=functions.model)
         for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():
             strategy.state = strategy.state_class.load(path)
-        app = make_client_app(supplied.model, supplied.data, task=supplied.task)
+        app = make_client_app(functions.model, functions.data, task=functions.task)
         strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
         return strategy
 

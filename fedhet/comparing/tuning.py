@@ -176,7 +176,7 @@ class Tuner:
         """Run configurations with these seeds and record their outcomes; runs stopped by the deadline are skipped."""
         planned = [(tried, seed, self.plan(tried, seed, self.held_out)) for tried in asked for seed in seeds]
         runs = [run for _, _, run in planned]
-        check(runs, self.shared.supplied)
+        check(runs, self.shared.functions)
         failed = self.execute(runs)
         for tried, seed, run in planned:
             reason = failed.get(run.name)
@@ -231,7 +231,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
     If the table reports the common test set, validation parts have its labels, too (`validation-on = common`).
     """
-    common = shared.for_all["test-on"] == "global" and shared.supplied.data is None
+    common = shared.for_all["test-on"] == "global" and shared.functions.data is None
     return {
         "validation": float(shared.for_all["validation"]) or SHARE,
         "validation-on": "common" if common else shared.for_all["validation-on"],
@@ -241,7 +241,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 def validation_note(shared: SharedSettings) -> str:
     """Return a warning if validation parts have other labels than the reported test set, or an empty string."""
-    if shared.for_all["test-on"] != "global" or shared.supplied.data is None:
+    if shared.for_all["test-on"] != "global" or shared.functions.data is None:
         return ""
     return (
         "Tuning measured validation parts of each client's own examples, but the table reports the common test set "

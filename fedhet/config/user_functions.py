@@ -20,7 +20,7 @@ from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
 from fedhet.models.copies import separated
-from fedhet.tasks.task import Task, as_task
+from fedhet.tasks import Task, as_task
 from fedhet.utils.randomness import seeded
 
 DataFunction = Callable[[ClientInfo], ClientData]
@@ -38,7 +38,7 @@ _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", 
 
 
 @dataclass(frozen=True)
-class Supplied:
+class UserFunctions:
     """The models, data and task that a user gives to a run in Python.
 
     Attributes:

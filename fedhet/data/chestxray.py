@@ -18,7 +18,7 @@ from fedhet.data.files import cache_folder, locate_one, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.data.transforms import Normalise
 from fedhet.errors import DataError, FedhetError
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 from fedhet.utils.files import read_tensors, write_tensors
 from fedhet.utils.machine import cores
 from fedhet.utils.text import log

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.data.reading import LazyInputs
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 
 Indices = NDArray[np.int64]
 Transform = Callable[[Tensor], Tensor]

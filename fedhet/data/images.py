@@ -18,7 +18,7 @@ from fedhet.data.files import check_labels, locate, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.errors import DataError
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 from fedhet.utils.randomness import numpy_generator
 
 MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]

@@ -12,7 +12,7 @@ from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.files import locate_one, read
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of 80. As in LEAF, other characters are read as the last one."""

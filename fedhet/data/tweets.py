@@ -17,7 +17,7 @@ from fedhet.data.files import locate_one, read, rows_of
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
 from fedhet.models.text import VOCABULARY
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 
 WORDS = 25
 """Number of words at the start of a tweet that a network reads, as in LEAF."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from fedhet.client.app import make_client_app
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods.options import Config
@@ -23,7 +23,7 @@ def run_locally(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     app: ClientApp | None = None,
-    supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
+    functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
 ) -> None:
     """Run a complete configuration on this machine; raises like the strategy's `start`.
 
@@ -33,11 +33,11 @@ def run_locally(
         resume: go on with the run in the folder.
         observers: notified of every round.
         app: the ClientApp; by default fedhet's, with the user's model and data.
-        supplied: the user's model and data.
+        functions: the user's model and data.
     """
     if not config.state_dir:
         config = config.but(state_dir=str(folder / "state"))
-    app = app or make_client_app(supplied.model, supplied.data, task=supplied.task)
+    app = app or make_client_app(functions.model, functions.data, task=functions.task)
     device = device_of(config.device)
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def run_locally(
                 workers=workers,
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
-                datasets=(config.dataset, config.public_dataset) if supplied.data is None else (),
+                datasets=(config.dataset, config.public_dataset) if functions.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
             grid: LocalGrid = stack.enter_context(workers_grid)
@@ -63,7 +63,7 @@ def run_locally(
             folder,
             engine="local",
             resume=resume,
-            public=supplied.public_dataset(config),
-            supplied=supplied,
+            public=functions.public_dataset(config),
+            functions=functions,
             observers=observers,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.config import client_setup
 from fedhet.config import configuration as configuration
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.errors import ConfigError, check_kinds
 from fedhet.flower.insides import colour_terminals_only
@@ -17,7 +17,7 @@ from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
 from fedhet.results.run_result import RunResult
 from fedhet.server.app import new_folder
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 from fedhet.utils import text
 from fedhet.utils.files import check_place
 from fedhet.utils.machine import device_of
@@ -58,15 +58,15 @@ def run(
     colour_terminals_only()
     check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
     check_kinds(resume=(resume, (str, Path)), observers=(observers, (Sequence,)))
-    supplied = Supplied(model, data, task)
-    complete = config if isinstance(config, Config) else _resolved(config, resume, supplied)
+    functions = UserFunctions(model, data, task)
+    complete = config if isinstance(config, Config) else _resolved(config, resume, functions)
     if resume is not None:
         out = Path(resume)
     if engine is not None:
         complete = complete.but(engine=engine)
         complete = effective(complete, registry.traits(complete), complete.chosen, strict=resume is None)
-    complete = supplied.adapted(complete, strict=resume is None)
-    if supplied and complete.engine != "local":
+    complete = functions.adapted(complete, strict=resume is None)
+    if functions and complete.engine != "local":
         raise ConfigError(
             f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
             "of your own with fedhet.make_client_app(model=..., data=...)"
@@ -83,14 +83,14 @@ def run(
         if complete.engine == "local":
             from fedhet.engines.local import run_locally
 
-            run_locally(complete, folder, resume=resume is not None, supplied=supplied, observers=watching)
+            run_locally(complete, folder, resume=resume is not None, functions=functions, observers=watching)
         else:
             from fedhet.engines.flower import run_on_flower
 
             run_on_flower(complete, folder, resume=resume is not None, observers=watching)
     except KeyboardInterrupt as stopped:
         if (folder / "config.toml").is_file():
-            stopped.add_note(f"stopped; go on with: {resuming(folder, supplied.words)}")
+            stopped.add_note(f"stopped; go on with: {resuming(folder, functions.words)}")
         raise
     summary = folder / "summary.json"
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
@@ -105,9 +105,11 @@ def progress_line() -> Observer:
     return ProgressLine(text.terminal())
 
 
-def _resolved(config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, supplied: Supplied) -> Config:
+def _resolved(
+    config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, functions: UserFunctions
+) -> Config:
     """Return the configuration of a run, or of a resumed run with changes."""
-    names = supplied.words.keys()
+    names = functions.words.keys()
     if resume is not None:
         changes = configuration.from_file(Path(config), names) if isinstance(config, str | Path) else dict(config or {})
         return configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedhet.errors import FedhetError, ModelError
-from fedhet.tasks.task import LARGEST
+from fedhet.tasks import LARGEST
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fedhet.messages.arrays import WireError
 from fedhet.methods.keys import kebab
-from fedhet.tasks.task import LARGEST
+from fedhet.tasks import LARGEST
 from fedhet.utils.files import LONGEST_NAME, TAKEN_NAMES, plain_name
 
 Name = Annotated[str, "can be the name of a file"]

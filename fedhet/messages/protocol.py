@@ -17,9 +17,9 @@ from fedhet.errors import FedhetError
 from fedhet.messages.arrays import DTYPES, Arrays, Payload, Spec, WireError, bytes_of, to_arrays, to_tensor
 from fedhet.messages.fields import LONGEST, Fields, Name, named_fields, shortened
 from fedhet.methods.keys import kebab
-from fedhet.tasks.task import LARGEST, Metric
+from fedhet.tasks import LARGEST
 from fedhet.utils.machine import memory
-from fedhet.utils.statistics import Work
+from fedhet.utils.statistics import Metric, Work
 
 HANDSHAKE, FIRST, JOIN = "handshake", "first", "join"
 """Questions to clients: for the report, for the weights from which all start, and, to an unseen client after the last

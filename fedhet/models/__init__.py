@@ -7,7 +7,7 @@ from fedhet.models import text as text
 from fedhet.models.registry import ASSIGNMENTS as ASSIGNMENTS
 from fedhet.models.registry import FAMILIES as FAMILIES
 from fedhet.models.registry import build as build
-from fedhet.models.registry import build_beside as build_beside
+from fedhet.models.registry import build_auxiliary as build_auxiliary
 from fedhet.models.registry import deal as deal
 from fedhet.models.registry import expand as expand
 from fedhet.models.registry import names as names

@@ -66,7 +66,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         raise ModelError(f"model {name!r}: {error}") from None
 
 
-def build_beside(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
+def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
     """Build an auxiliary model of a method: `name`, or the first of the architectures.
 
     If the first architecture does not take rows of numbers (n, features), `mlp-20` is built for them. Raises a

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhet import training
 from fedhet.config import client_setup
 from fedhet.config import configuration as configuration
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.data.examples import relabelled, resident
@@ -28,7 +28,7 @@ from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
 from fedhet.server.reporter import VALIDATION
-from fedhet.tasks.task import as_task
+from fedhet.tasks import as_task
 from fedhet.utils import text
 from fedhet.utils.machine import device_of
 from fedhet.utils.randomness import seeded
@@ -43,7 +43,7 @@ def serve(
     resume: bool = False,
     public: PublicDataset | None = None,
     model: Any = None,
-    supplied: Supplied = Supplied(),  # noqa: B008 - it is frozen
+    functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
@@ -57,19 +57,19 @@ def serve(
         resume: Whether to continue the run in the folder.
         public: Public dataset.
         model: Models of the clients, if they are not the configured ones and the server needs them.
-        supplied: The user's model and data, for the files of the run and for the server.
+        functions: The user's model and data, for the files of the run and for the server.
         evaluate_fn: Evaluates the global model; by default on the common test set if `test-on` asks for it (of the
             first client's data if a user gives data), unless clients evaluate it themselves.
         observers: Objects notified of every round after it is recorded.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
-    with recorded(folder, config, engine, resume=resume, supplied=supplied.words, simulated=here) as recording:
-        strategy = make(config, public=public, model=model or supplied.model, observers=[*recording, *observers])
+    with recorded(folder, config, engine, resume=resume, supplied=functions.words, simulated=here) as recording:
+        strategy = make(config, public=public, model=model or functions.model, observers=[*recording, *observers])
         strategy.state = recording[0].resumed(strategy.state)
         if evaluate_fn is None and config.test_on != "local":
             device = device_of(config.device if here else "cpu")
-            evaluate_fn = _on_common_test(strategy, supplied, device)
+            evaluate_fn = _on_common_test(strategy, functions, device)
         strategy.start(grid, evaluate_fn=evaluate_fn)
 
 
@@ -123,10 +123,10 @@ def make_server_app(
 
 
 def _on_common_test(
-    strategy: FederatedStrategy[Any, Any], supplied: Supplied, device: torch.device
+    strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
     """Return a function that evaluates the global model on the common test set, on a device."""
-    own = cache(partial(supplied.common_test_set, strategy.config))
+    own = cache(partial(functions.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         own_data = strategy.run.own_data
@@ -142,7 +142,7 @@ def _on_common_test(
             test = resident(test, device)
             prepare: Callable[[Tensor], Tensor] = partial(as_input, dtype=precision(network))
             with torch.no_grad():
-                task = as_task(supplied.task).of(network.eval()(prepare(test.inputs[:2])), test.labels)
+                task = as_task(functions.task).of(network.eval()(prepare(test.inputs[:2])), test.labels)
             test = relabelled(test, task.outputs.labels)
         else:
             dataset = client_setup.dataset_of(strategy.config)

@@ -10,11 +10,40 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ConfigError, nearest
-from fedhet.tasks.outputs import IGNORED, OUTPUTS, Columns, Outputs, infer
-from fedhet.utils.statistics import Metric as Metric
+from fedhet.tasks.classes import IGNORED, Binary, Classification, NextCharacter, Segmentation, TokenClassification
+from fedhet.tasks.kind import Columns, Outputs, zeros_and_ones
+from fedhet.tasks.vectors import MultiLabel, Regression
+from fedhet.utils.statistics import Metric
 
 LARGEST = 1e9
 """Larger numbers come from diverged training. Sums of squares of smaller ones are finite."""
+
+
+_KINDS = (Classification, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression)
+
+OUTPUTS: dict[str, Outputs] = {kind.name: kind() for kind in _KINDS}
+"""Kinds of outputs by the name of their task."""
+
+
+def infer(outputs: Tensor, labels: Tensor) -> str:
+    """Infer the name of the kind from outputs of a few examples and labels of all; `Outputs.problem` checks the rest.
+
+    One output per example and labels of 0 and 1 are binary. Several labels of 0 and 1 with as many outputs are
+    multi-label. Classes of tokens and pixels are recognised by the axes. Other floats are targets, other integers
+    classes.
+    """
+    known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
+    if known and one_each and len(outputs) and outputs[0].numel() == 1:
+        return "binary"
+    if known and labels.ndim == 2 and not one_each and outputs.shape[1:] == labels.shape[1:]:
+        return "multi-label"
+    whole = known or not labels.is_floating_point()
+    if whole and labels.ndim > 1 and outputs.ndim == labels.ndim + 1:
+        if outputs.ndim == 3 and outputs.shape[1] == labels.shape[1]:
+            return "token-classification"
+        if outputs.shape[2:] == labels.shape[1:]:
+            return "segmentation"
+    return "regression" if labels.is_floating_point() else "classification"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.tasks.task import Task
+from fedhet.tasks import Task
 
 
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:

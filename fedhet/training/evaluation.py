@@ -11,7 +11,7 @@ from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.models.arrays import kinds_of
 from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
-from fedhet.tasks.task import Score, Task
+from fedhet.tasks import Score, Task
 
 BATCH = 1024
 """Number of examples in a batch of an evaluation."""

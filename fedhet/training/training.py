@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import Capturing, RandomStream, Representation
-from fedhet.tasks.task import LARGEST, Task
+from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward
 from fedhet.training.optimizers import Optimisation
 from fedhet.utils.machine import brought

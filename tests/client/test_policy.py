@@ -24,7 +24,7 @@ from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import FIRST
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE
-from fedhet.tasks.task import Metric
+from fedhet.utils.statistics import Metric
 
 pytestmark = pytest.mark.usefixtures("home")
 

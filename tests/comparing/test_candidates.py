@@ -6,15 +6,15 @@ from torch import nn
 
 from fedhet.comparing.candidates import ask
 from fedhet.config import configuration, validation
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 
 DIGITS = {"preset": "fedhenn/digits", "clients": 5, "public-samples": 50}
 
 
-def asked(*methods, base=DIGITS, supplied=Supplied(), allow=None, labels=False):  # noqa: B008 - it is frozen
-    return ask(methods, base, supplied, seed=0, allow=allow, labels=labels)
+def asked(*methods, base=DIGITS, functions=UserFunctions(), allow=None, labels=False):  # noqa: B008 - it is frozen
+    return ask(methods, base, functions, seed=0, allow=allow, labels=labels)
 
 
 def test_every_method_of_the_registry_serves_or_says_why_not():
@@ -96,8 +96,8 @@ def some_data(client):
 
 
 def test_three_networks_of_ones_own_without_a_public_dataset():
-    supplied = Supplied(three_networks, some_data)
-    found = asked(*registry.methods(), base={"preset": "fedhenn/digits", "clients": 3}, supplied=supplied)
+    functions = UserFunctions(three_networks, some_data)
+    found = asked(*registry.methods(), base={"preset": "fedhenn/digits", "clients": 3}, functions=functions)
     assert found.choices.keys() | found.refused.keys() == {*registry.methods()}
     assert {"local", "fd", "nearest-neighbour", "logistic-regression"} <= found.choices.keys()
     for name in ("fedhenn", "fedmd", "label-spreading"):
@@ -107,21 +107,21 @@ def test_three_networks_of_ones_own_without_a_public_dataset():
     assert not [why for why in found.refused.values() if "no client can serve" in why or "\n" in why]
 
 
-def one_layer_on(*shape: int) -> Supplied:
+def one_layer_on(*shape: int) -> UserFunctions:
     """Clients with a linear network on inputs of a shape."""
-    return Supplied(
+    return UserFunctions(
         lambda client: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
         lambda client: {name: (part[0].reshape(-1, *shape), part[1]) for name, part in some_data(client).items()},
     )
 
 
 def test_a_shared_network_of_rows_of_numbers_needs_no_name():
-    served = asked("fedkd", "fml", "flha-distillation", supplied=one_layer_on(64)).choices
+    served = asked("fedkd", "fml", "flha-distillation", functions=one_layer_on(64)).choices
     assert served.keys() >= {"fedkd", "fml", "flha-distillation"}
 
 
 def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give():
-    refused = asked("fedkd", "fml", "lora", "flha-distillation", supplied=one_layer_on(16, 4)).refused
+    refused = asked("fedkd", "fml", "lora", "flha-distillation", functions=one_layer_on(16, 4)).refused
     reason = (
         "takes images of (channels, height, width) of at least 4 x 4, not (16, 4): set it to a model for these inputs"
     )

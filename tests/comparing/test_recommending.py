@@ -83,7 +83,7 @@ class Recommendations:
 def found():
     """The answers of the methods, once for all tests."""
     return recommending.ask(
-        [*ALONE, *METHODS], dict(SETTINGS), recommending.Supplied(), seed=0, allow=None, labels=False
+        [*ALONE, *METHODS], dict(SETTINGS), recommending.UserFunctions(), seed=0, allow=None, labels=False
     )
 
 

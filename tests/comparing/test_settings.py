@@ -10,7 +10,7 @@ from fedhet.comparing.runs import check
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.options import fields_of
@@ -18,8 +18,8 @@ from fedhet.methods.options import fields_of
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 
 
-def shared(methods, config=FEDMA, supplied=Supplied()):  # noqa: B008
-    return shared_settings(variants_of(methods), seeds=(0,), config=config, supplied=supplied)
+def shared(methods, config=FEDMA, functions=UserFunctions()):  # noqa: B008
+    return shared_settings(variants_of(methods), seeds=(0,), config=config, functions=functions)
 
 
 @pytest.mark.parametrize("methods", [("fedma", "fedavg", "ensemble", "pfnm"), ("pfnm", "fedavg", "ensemble", "fedma")])
@@ -213,27 +213,27 @@ def test_a_key_is_refused_that_has_no_effect_for_any_variant():
 
 def test_each_variant_suits_a_users_models_and_data():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
-    supplied = Supplied(model=lambda client: None, data=lambda client: (part, part, part[0]))
-    found = shared(["local", "flha-ghn", "fedmd"], {"preset": "fedhenn/digits"}, supplied)
+    functions = UserFunctions(model=lambda client: None, data=lambda client: (part, part, part[0]))
+    found = shared(["local", "flha-ghn", "fedmd"], {"preset": "fedhenn/digits"}, functions)
     assert {found.settings(variant, 0).dataset for variant in found.own} == {"own"}
     assert {found.settings(variant, 0).partition for variant in found.own} == {"iid"}
     assert found.settings("flha-ghn", 0).parameters.head == "tiled"
     assert found.settings("fedmd", 0).parameters.public_epochs == 0
     keys = [note.partition(" = ")[0] for note in found.notes if "hypernetwork" not in note]
     assert keys == ["flha-ghn: learning-rate", "flha-ghn: flha-ghn.head", "fedmd: fedmd.public-epochs"]
-    chosen = shared(["fedmd"], {"fedmd.public_epochs": 3}, supplied)
+    chosen = shared(["fedmd"], {"fedmd.public_epochs": 3}, functions)
     assert chosen.settings("fedmd", 0).parameters.public_epochs == 3
 
 
 def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path):
-    supplied = Supplied(model=torch.nn.Linear(4, 3), data=lambda client: None)
-    run = shared(["local"], {"preset": "local/digits"}, supplied).plan("local", 0, tmp_path)
+    functions = UserFunctions(model=torch.nn.Linear(4, 3), data=lambda client: None)
+    run = shared(["local"], {"preset": "local/digits"}, functions).plan("local", 0, tmp_path)
     before = run.settings.flat() | {"dataset": "digits", "partition": "classes", "public-samples": 9}
     (tmp_path / "config.toml").write_text(to_toml(before))
-    check([run], supplied)
+    check([run], functions)
     (tmp_path / "config.toml").write_text(to_toml(before | {"batch-size": 7}))
     with pytest.raises(ConfigError, match=r"other settings \(batch-size = 7 instead of \d+\)"):
-        check([run], supplied)
+        check([run], functions)
 
 
 @pytest.mark.parametrize("order", [["label-spreading", "local", "fedavg"], ["fedavg", "label-spreading", "local"]])
@@ -260,7 +260,7 @@ def test_a_folder_from_before_a_key_came_holds_the_run_with_its_default(tmp_path
 
 def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
-    supplied = Supplied(data=lambda client: (part, part))
-    found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, supplied)
+    functions = UserFunctions(data=lambda client: (part, part))
+    found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, functions)
     assert {found.settings(variant, 0).test_on for variant in found.own} == {"local"}
     assert [note for note in found.notes if "the data have no common test set" in note] == list(found.notes)

@@ -9,7 +9,7 @@ from fedhet.config import configuration as configuration
 from fedhet.data import DataSet, Examples
 from fedhet.errors import ConfigError, DataError
 from fedhet.methods.options import Config
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 
 
 def images_of(pixels: torch.Tensor, *, classes: int = 10, white: int = 255, name: str = "other") -> DataSet:

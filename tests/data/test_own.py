@@ -23,7 +23,7 @@ from fedhet.data import ClientData, Examples, PublicDataset, with_validation
 from fedhet.data.own import as_client_data, as_input, as_public_dataset
 from fedhet.data.reading import as_labels
 from fedhet.errors import DataError
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 
 INPUTS, LABELS = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 1])
 

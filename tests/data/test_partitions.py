@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedhet import data
 from fedhet.data import DataSet, Examples, Owners
 from fedhet.errors import DataError
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 
 OPTIONS: dict[str, dict[str, float]] = {
     "iid": {},

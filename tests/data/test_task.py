@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedhet.errors import ConfigError
-from fedhet.tasks.task import TASKS, Metric, Score, Task, get_task
+from fedhet.tasks import TASKS, Score, Task, get_task
+from fedhet.utils.statistics import Metric
 
 
 def in_batches(name: str, outputs: torch.Tensor, labels: torch.Tensor, size: int) -> Score:

@@ -14,9 +14,8 @@ from fedhet.flower.insides import identify
 from fedhet.messages import LostReply, Payload, Refusal, Reply, Report, Request, WireError
 from fedhet.messages.fields import Fields
 from fedhet.messages.protocol import Measured
-from fedhet.tasks.task import Metric
 from fedhet.utils.files import plain_name, write_text
-from fedhet.utils.statistics import Work
+from fedhet.utils.statistics import Metric, Work
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
 

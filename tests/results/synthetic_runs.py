@@ -10,8 +10,7 @@ from typing import Any
 
 from fedhet.config.toml import to_toml
 from fedhet.results.history import Row
-from fedhet.tasks.task import Metric
-from fedhet.utils.statistics import STATISTICS, summarise
+from fedhet.utils.statistics import STATISTICS, Metric, summarise
 
 CNNS = ("cnn-1-1", "cnn-2-1", "cnn-2-2", "cnn-3-2", "cnn-3-3")
 

@@ -2,8 +2,7 @@ import pytest
 
 from fedhet.errors import FedhetError
 from fedhet.results.history import final_clients, read_run
-from fedhet.tasks.task import Metric
-from fedhet.utils.statistics import summarise
+from fedhet.utils.statistics import Metric, summarise
 
 
 def test_a_run_reads_back(make_run):

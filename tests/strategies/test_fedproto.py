@@ -16,7 +16,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Payload, Reply, WireError
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 from fedhet.training import evaluate
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedhet.config import client_setup
 from fedhet.config import configuration as configuration
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.engines.local import run_locally
 from fedhet.methods import registry
 from fedhet.testing import Case, Run
@@ -63,7 +63,7 @@ def ran(folder: Path, case: str, **keys: Any) -> Run:
     common |= {"local-epochs": 2, "rounds": 2}
     settings = Case.of(method, {**common, **CASES[case]}).settings(**keys)
     config = configuration.resolve(settings).but(chosen=frozenset())  # the models are the configured ones
-    run_locally(config, folder, supplied=Supplied(model=double))
+    run_locally(config, folder, functions=UserFunctions(model=double))
     return Run(folder)
 
 

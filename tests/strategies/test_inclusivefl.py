@@ -10,7 +10,7 @@ from torch import nn
 from fedhet.algorithms.graphs.exits import groups_by_depth
 from fedhet.config import client_setup
 from fedhet.config import configuration as configuration
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import FedhetError
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE
@@ -147,8 +147,8 @@ def test_inclusivefl_needs_blocks_that_are_alike(federate):
 
 
 def test_blocks_of_a_presets_network_are_not_looked_for_in_a_users():
-    supplied = Supplied(model=lambda client: nn.Linear(4, 2))
+    functions = UserFunctions(model=lambda client: nn.Linear(4, 2))
     preset = configuration.resolve({"preset": "inclusivefl/digits"})
-    assert (preset.parameters.blocks, supplied.adapted(preset).parameters.blocks) == ("body.5", "")
+    assert (preset.parameters.blocks, functions.adapted(preset).parameters.blocks) == ("body.5", "")
     chosen = configuration.resolve({"preset": "inclusivefl/digits", "inclusivefl.blocks": "layers.0"})
-    assert supplied.adapted(chosen).parameters.blocks == "layers.0"
+    assert functions.adapted(chosen).parameters.blocks == "layers.0"

@@ -15,12 +15,12 @@ from fedhet.comparing.candidates import ask
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration as configuration
 from fedhet.config.configuration import read
-from fedhet.config.user_functions import Supplied
+from fedhet.config.user_functions import UserFunctions
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.results.history import read_run
-from fedhet.tasks.task import get_task
+from fedhet.tasks import get_task
 from fedhet.training import evaluate
 from fedhet.utils.files import read_tensors
 
@@ -151,14 +151,14 @@ PRESETS = [name for name in configuration.presets() if configuration.resolve({"p
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name.endswith("/digits")])
 def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
     config = configuration.resolve({"preset": preset})
-    settled, beside = (Supplied(data=each).adapted(config) for each in (without_common, with_common))
+    settled, beside = (UserFunctions(data=each).adapted(config) for each in (without_common, with_common))
     assert settled.test_on == "local"
     assert settled.but(test_on=config.test_on, remarks=beside.remarks) == beside
     assert [key for key, _ in settled.remarks if key == "test-on"] == ["test-on"]
     assert "the data have no common test set" in dict(settled.remarks)["test-on"]
-    assert beside.test_on == Supplied(model=model_of).adapted(config).test_on == config.test_on
+    assert beside.test_on == UserFunctions(model=model_of).adapted(config).test_on == config.test_on
     chosen = configuration.resolve({"preset": preset, "test-on": "both"})
-    assert Supplied(data=without_common).adapted(chosen).test_on == "both"
+    assert UserFunctions(data=without_common).adapted(chosen).test_on == "both"
 
 
 def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
@@ -238,11 +238,11 @@ def test_an_ensemble_of_users_networks_is_scored_by_the_common_test_set(tmp_path
 def test_an_ensemble_without_a_score_says_so_once_and_does_not_race(run, caplog):
     run("ensemble", local_epochs=1)
     assert len(logged(caplog, "ensemble's model is at the server alone and has no score")) == 1
-    supplied = Supplied(model=model_of, data=without_common)
+    functions = UserFunctions(model=model_of, data=without_common)
     base = {"preset": "local/digits", "clients": 2}
-    shared = shared_settings(variants_of(["local", "ensemble"]), seeds=[0], config=base, supplied=supplied)
+    shared = shared_settings(variants_of(["local", "ensemble"]), seeds=[0], config=base, functions=functions)
     assert [note for note in shared.notes if note.startswith("ensemble's model is at the server alone")]
-    found = ask(["local", "ensemble"], base, supplied, seed=0, allow=None, labels=False)
+    found = ask(["local", "ensemble"], base, functions, seed=0, allow=None, labels=False)
     assert [*found.choices] == ["local"]
     assert "its model is at the server alone" in found.refused["ensemble"]
 
@@ -257,7 +257,12 @@ def test_a_server_that_trains_on_the_public_dataset_has_the_first_clients(tmp_pa
     done = fedhet.run(config, model=model_of, data=data, out=tmp_path / "run")
     assert done.summary["common"]["received"]["accuracy"] > 0.4, "a third is chance"
     found = ask(
-        ["feddf"], config | {"feddf.teach": True}, Supplied(model=model_of, data=data), seed=0, allow=None, labels=False
+        ["feddf"],
+        config | {"feddf.teach": True},
+        UserFunctions(model=model_of, data=data),
+        seed=0,
+        allow=None,
+        labels=False,
     )
     assert [*found.choices] == ["feddf"]
 
@@ -303,7 +308,7 @@ def test_what_the_users_own_do_not_replace_has_an_effect():
         ("local", {"dataset": "mnist"}, {"data": without_common}),
         ("local", {"batch-size": 8, "test-split": "drawn", "test-share": 0.5}, {**both, "data": loaders}),
     ):
-        config = Supplied(**own).adapted(configuration.resolve({"method": method, **chosen}))
+        config = UserFunctions(**own).adapted(configuration.resolve({"method": method, **chosen}))
         assert config.flat().items() >= chosen.items()
 
 
@@ -328,7 +333,7 @@ def test_a_hypernetwork_writes_any_network_of_a_users_and_tells_none(run, caplog
     assert {row.architecture for row in read_run(done.folder).clients} == {""}
     assert len(logged(caplog, 'flha-ghn.head = "tiled"')) == 1
     config = configuration.resolve({"method": "flha-ghn", "flha-ghn.head": "dense"})
-    assert Supplied(model=model).adapted(config).parameters == config.parameters
+    assert UserFunctions(model=model).adapted(config).parameters == config.parameters
 
 
 def test_scores_of_unlabelled_examples_need_no_setting(run, caplog):

@@ -9,7 +9,7 @@ from fedhet.config.user_functions import model_function
 from fedhet.data import Examples
 from fedhet.data.own import as_input
 from fedhet.models.representation import Representation
-from fedhet.tasks.task import Task, get_task
+from fedhet.tasks import Task, get_task
 from fedhet.training import evaluate, evaluation
 from fedhet.training.evaluation import read
 
