@@ -39,7 +39,7 @@ from fedhet.results.observers import Observer
 from fedhet.results.run_result import RunResult as RunResult
 from fedhet.server import FederatedStrategy
 from fedhet.server.app import make_server_app as make_server_app
-from fedhet.tasks.task import Task as Task
+from fedhet.tasks import Task as Task
 from fedhet.utils.version import __version__ as __version__
 '''
 STRATEGY = """

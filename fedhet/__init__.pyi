@@ -16,7 +16,7 @@ from fedhet.results.observers import Observer
 from fedhet.results.run_result import RunResult as RunResult
 from fedhet.server import FederatedStrategy
 from fedhet.server.app import make_server_app as make_server_app
-from fedhet.tasks.task import Task as Task
+from fedhet.tasks import Task as Task
 from fedhet.utils.version import __version__ as __version__
 
 class Keys(TypedDict, total=False):
@@ -114,6 +114,8 @@ class Keys(TypedDict, total=False):
     """name of the module whose input is the representation; empty: the last nn.Linear"""
     device: str
     """device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps"""
+    precision: Literal["float32", "bf16"]
+    """precision of forward passes in training: float32, or bf16 (mixed precision: weights and losses stay float32)"""
     threads_per_client: int
     """number of CPU threads per client; results can be reproduced exactly only with 1"""
     workers: int
