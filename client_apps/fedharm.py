@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.descriptors import channel_means, describe, gathered, summarised
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
-from fedhet.algorithms.alignment.shared_images import distance_of
-from fedhet.algorithms.alignment.targets import compress
+from fedhet.algorithms.alignment.targets import compress, distance_of
 from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks
 from fedhet.client import ClientSide
 from fedhet.data import Examples

@@ -1,7 +1,6 @@
 """FedHeNN, client side: the task's loss plus eta(t) times a distance of representations (Makhija et al., ICML 2022).
 
-The distance is 1 - CKA to a target kernel on X(t), the round's RAD. The spectral target, which is not in the paper, is
-in `fedhet.algorithms.alignment.spectral`.
+The distance is 1 - CKA to a target kernel on X(t), the round's RAD (see `fedhet.algorithms.alignment.targets`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.descriptors import agreement
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
-from fedhet.algorithms.alignment.shared_images import check_sent, target_of
+from fedhet.algorithms.alignment.targets import check_sent, target_of
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.included import fedharm

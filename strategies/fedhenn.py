@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment import linear_cka
 from fedhet.algorithms.alignment.packing import pack, pack_blocks, unpack
-from fedhet.algorithms.alignment.spectral import check_posteriors, cluster_rows
-from fedhet.algorithms.alignment.targets import mean_rbf_blocks, mean_target
+from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_rbf_blocks, mean_target
 from fedhet.config import client_setup
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError

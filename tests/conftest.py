@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings
 from torch import Tensor, nn
 
-from fedhet.algorithms.graphs import reading
+from fedhet.algorithms.graphs import graph
 from fedhet.algorithms.matching import Matching
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration as configuration
@@ -308,7 +308,7 @@ def controls_of():
 @pytest.fixture(autouse=True, scope="session")
 def _exported_once() -> Iterator[None]:
     """Networks that are built alike are exported once in a session: an export takes .1 s and more."""
-    export, programs = reading._export, dict[Hashable, torch.export.ExportedProgram]()
+    export, programs = graph._export, dict[Hashable, torch.export.ExportedProgram]()
 
     def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         key = _built(model, example)
@@ -319,7 +319,7 @@ def _exported_once() -> Iterator[None]:
         return programs[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "_export", exported)
+        patch.setattr(graph, "_export", exported)
         yield
 
 

@@ -12,7 +12,7 @@ from fedhet.client_apps.fedharm import FedHARM as FedHARMClient
 from fedhet.strategies.fedharm import FedHARM as FedHARMServer
 from torch import Tensor
 
-from fedhet.algorithms.alignment.shared_images import target_of
+from fedhet.algorithms.alignment.targets import target_of
 from fedhet.messages import Payload
 from fedhet.methods.included import fedharm
 from fedhet.methods.method import Traits

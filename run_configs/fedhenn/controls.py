@@ -15,8 +15,7 @@ from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from torch import Tensor
 
 from fedhet.algorithms.alignment.packing import pack
-from fedhet.algorithms.alignment.spectral import cluster_rows
-from fedhet.algorithms.alignment.targets import mean_target
+from fedhet.algorithms.alignment.targets import cluster_rows, mean_target
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included import fedhenn
 from fedhet.methods.method import Traits

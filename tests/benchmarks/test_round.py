@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedhet
 from fedhet import models
 from fedhet.algorithms.alignment import Alignment
-from fedhet.algorithms.alignment.spectral import cluster_rows
+from fedhet.algorithms.alignment.targets import cluster_rows
 from fedhet.config import client_setup
 from fedhet.config import configuration as configuration
 from fedhet.data import ClientData, load

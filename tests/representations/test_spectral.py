@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.algorithms.alignment.spectral import check_posteriors, cluster_rows
+from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows
 
 LABELS = torch.arange(200) % 6
 

@@ -1,27 +1,39 @@
-r"""The peers' mean kernel as FedHeNN's clients receive it: a low-rank factor.
+"""Targets that clients align their representations with.
 
-For the linear kernel K-bar = 1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred
-features: no L x L matrix is needed. B is rotated to the eigenvectors of its kernel and cut to the smallest rank whose
-kernel differs from K-bar by at most `ERROR`, relative to its Frobenius norm. Features whose rank is not smaller than
-their width are sent whole.
+The paper's target of FedHeNN (Makhija et al., ICML 2022, algorithm 2) is the peers' mean kernel. For the linear kernel
+it is K-bar = 1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred features, so no L x L
+matrix is needed. B is rotated to the eigenvectors of K-bar and cut to a lower rank.
+
+The spectral target, fedhet's own, shows how all clients together cluster unlabelled public examples. Each client sends
+the class posteriors P_i `(L, C_i)` of the same L examples, over its own classes. Centred and concatenated they are a
+soft co-association of the examples, as in cluster ensembles (Strehl and Ghosh, 2002; Fred and Jain, 2005). Its k
+leading left singular vectors U show which examples the clients distinguish. As in spectral clustering (Ng, Jordan and
+Weiss, 2001), all k have equal weight, and rows are scaled to length one: Z. A client is aligned with the kernel Z Z^T.
+Clients need no common label space, since U does not depend on the order of columns.
+
+FedHARM (Kastellos et al., 2024) aligns on shared images with one of three kinds of target: `cosine` for mean
+descriptors, `cka` for mean kernels of the outputs of blocks, and `spectral`.
 """
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment.cka import centred, centred_kernel, rbf_kernel, self_inner
-from fedhet.algorithms.alignment.packing import check_finite_features
+from fedhet.algorithms.alignment.cka import centred, centred_kernel, debiased_linear_cka, rbf_kernel, self_inner
+from fedhet.algorithms.alignment.descriptors import cosine, mean_descriptor
+from fedhet.algorithms.alignment.packing import check_finite_features, check_received_features
 
 ERROR = 0.01
-"""Relative error of a kernel that compression may cause; 0: features travel whole."""
+"""Relative error of a kernel that compression may cause; 0 to send features whole."""
 
 
 def compress(features: Tensor) -> Tensor:
-    """Return the smallest factor (L, r) of the kernel of features (L, d) with a relative error of at most `ERROR`.
+    """Return the smallest factor (L, r) of the kernel K of features (L, d) with ||K - K_r|| <= `ERROR` ||K||.
 
-    Raises a ValueError unless features are finite.
+    Features are only centred if no rank is small enough. Raises a ValueError unless they are finite.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -30,7 +42,7 @@ def compress(features: Tensor) -> Tensor:
     weights, vectors = spectrum(values.double())
     if len(weights) == 0:
         return values[:, :1]
-    tails = weights.square().flip(0).cumsum(0).flip(0).sqrt()  # the norm of what is cut at each rank from 0
+    tails = weights.square().flip(0).cumsum(0).flip(0).sqrt()  # ||K - K_r|| for each rank r from 0
     rank = max(1, int((tails > ERROR * tails[0]).sum()))
     if rank >= features.shape[1]:
         return values
@@ -38,7 +50,7 @@ def compress(features: Tensor) -> Tensor:
 
 
 def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Positive eigenvalues `(w,)`, largest first, and eigenvectors `(L, w)` of the kernel of values `(L, d)`."""
+    """Return positive eigenvalues `(w,)`, largest first, and eigenvectors `(L, w)` of the kernel of values `(L, d)`."""
     narrow = values.shape[1] <= len(values)
     weights, vectors = torch.linalg.eigh(values.T @ values if narrow else values @ values.T)
     weights, vectors = weights.flip(0), vectors.flip(1)
@@ -48,10 +60,10 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
-    """Return a factor (L, r) of the mean of the peers' kernels (FedHeNN, algorithm 1, uniform weights), compressed.
+    """Return a compressed factor (L, r) of the uniform mean of the peers' kernels (FedHeNN, algorithm 2).
 
-    Features are (L, d_j) on the same L examples, else a ValueError. With `unit` each kernel is divided by its norm, so
-    that none dominates.
+    Features are (L, d_j) on the same L examples, else a ValueError is raised. With `unit` each kernel is divided by
+    its norm, so that none dominates.
     """
     check_peers(features)
     peers = [centred(peer) for peer in features]
@@ -61,7 +73,7 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
 
 
 def blocks(rows: int, block: int) -> list[slice]:
-    """Consecutive row ranges, as few and as equal as hold at most `block` rows each; one range if `block` is 0."""
+    """Return the fewest consecutive ranges of at most `block` rows, of about equal sizes; one range if `block` is 0."""
     if block <= 0 or block >= rows:
         return [slice(0, rows)]
     parts = torch.arange(rows).tensor_split(-(-rows // block))
@@ -69,9 +81,9 @@ def blocks(rows: int, block: int) -> list[slice]:
 
 
 def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
-    """The diagonal blocks of the peers' mean RBF kernel, which is all that mini-batches of consecutive rows use.
+    """Return the diagonal blocks of the peers' mean RBF kernel, one centred kernel `(b, b)` for each of `blocks`.
 
-    One double-centred kernel `(b, b)` for each of `blocks(L, block)`, of features `(L, d_j)` on the same L examples.
+    Mini-batches of consecutive rows need no other entries. Features are `(L, d_j)` on the same L examples.
     """
     check_peers(features)
     weight = 1 / len(features)
@@ -91,3 +103,98 @@ def check_peers(features: Sequence[Tensor]) -> None:
             raise ValueError(
                 f"peers must describe the same examples: peer {index} has {len(peer)}, not {len(features[0])}"
             )
+
+
+_LEAST = 1e-6
+"""Smaller eigenvalues, relative to the largest, are rounding errors of posteriors sent in float16."""
+
+
+def check_posteriors(values: Tensor) -> None:
+    """Raise a ValueError unless values `(L, C)` are posteriors: not negative, with rows that sum to 1 in float16."""
+    check_finite_features(values, "posteriors")
+    if bool((values < 0).any()) or bool((values.sum(1) - 1).abs().max() > 0.01):
+        raise ValueError("posteriors must not be negative, and each row must add up to 1")
+
+
+def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
+    """Return Z `(L, k)`: the k leading left singular vectors of all posteriors, with rows of length one.
+
+    Posteriors are `(L, C_i)` on the same L examples, else a ValueError is raised. An example equal to the mean has a
+    row of zeros. If all posteriors are constant, Z is one column of zeros.
+    """
+    check_peers(sent)
+    parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
+    eigenvalues, vectors = spectrum(torch.cat(parts, 1))
+    if not len(eigenvalues):
+        return torch.zeros_like(sent[0][:, :1])
+    rows = vectors[:, : count_clusters(eigenvalues, parts, generator)]
+    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return torch.where(lengths > 1e-9, rows / lengths.clamp_min(1e-9), 0.0).to(sent[0].dtype)
+
+
+def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
+    """Return k, the number of directions on which clients agree more than by chance.
+
+    Parallel analysis (Horn, 1965) counts the singular values above the largest one of the same posteriors with each
+    client's rows shuffled. This number is small early in training, so k is at least the median of C_i. It is at most
+    half of the number of singular values: with all of them an example would resemble only itself. With a single client
+    all are used. `parts` are the centred posteriors `(L, C_i)`, whose kernel has these eigenvalues.
+    """
+    rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
+    if len(parts) == 1:
+        return max(rank, 1)
+    # An order for drawing that does not depend on the order of the clients.
+    ordered = sorted(parts, key=lambda part: float(torch.linalg.vector_norm(part)))
+    shuffled = [part[torch.randperm(len(part), generator=generator)] for part in ordered]
+    by_chance, _ = spectrum(torch.cat(shuffled, 1))
+    agreed = int((eigenvalues > by_chance[:1]).sum())
+    classes = int(statistics.median(part.shape[1] for part in parts))
+    return max(min(max(agreed, classes), rank // 2), 1)
+
+
+Kind = Literal["cosine", "cka", "spectral"]
+Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+"""Distance, a scalar, between a client's values of a batch and the target's values of the same images, part by part."""
+
+LEAST_ROWS = 4
+"""Least number of images for an estimate of CKA; the distance of a smaller batch is 0."""
+
+
+def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
+    """Return the target: mean descriptors, factors of the mean of unit kernels, or the spectral target.
+
+    Args:
+        kind: the kind of alignment.
+        clients: for each client the values of the same n images: (n, width) for each block, or posteriors (n, C).
+        generator: draws what the number of clusters is compared with.
+    """
+    blocks = zip(*clients, strict=True)
+    if kind == "spectral":
+        return [cluster_rows(sent, generator=generator) for sent in blocks]
+    if kind == "cka":
+        return [mean_target(block, unit=True) for block in blocks]
+    return list(mean_descriptor(clients))
+
+
+def distance_of(kind: Kind) -> Distance:
+    """Return the distance of a kind: 1 - cosine, averaged over images, or 1 - CKA, averaged over parts."""
+    if kind == "cosine":
+        return lambda parts, target: 1 - cosine(parts, target).mean()
+
+    def distance(parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+        if len(parts[0]) < LEAST_ROWS:
+            return parts[0].new_zeros(())
+        return torch.stack([1 - debiased_linear_cka(*pair) for pair in zip(parts, target, strict=True)]).mean()
+
+    return distance
+
+
+def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
+    """Raise a ValueError unless a client's parts describe all images and have these widths, or are posteriors."""
+    for number, part in enumerate(parts):
+        check_received_features(part, f"part {number}")
+        expected = (images, widths[number] if kind == "cosine" else part.shape[1])
+        if tuple(part.shape) != expected:
+            raise ValueError(f"part {number} has shape {tuple(part.shape)}, expected {expected}")
+    if kind == "spectral":
+        check_posteriors(parts[0])

@@ -2,13 +2,14 @@
 
 from fedhet.algorithms.graphs.axes import VALUE as VALUE
 from fedhet.algorithms.graphs.axes import Segment as Segment
+from fedhet.algorithms.graphs.blocks import block_ends as block_ends
 from fedhet.algorithms.graphs.blocks import blocks as blocks
+from fedhet.algorithms.graphs.blocks import depths as depths
 from fedhet.algorithms.graphs.blocks import stages as stages
-from fedhet.algorithms.graphs.depths import block_ends as block_ends
-from fedhet.algorithms.graphs.depths import depths as depths
 from fedhet.algorithms.graphs.graph import ArchitectureGraph as ArchitectureGraph
 from fedhet.algorithms.graphs.graph import Node as Node
 from fedhet.algorithms.graphs.graph import UnsupportedArchitecture as UnsupportedArchitecture
+from fedhet.algorithms.graphs.graph import architecture_graph as architecture_graph
 from fedhet.algorithms.graphs.layers import LayerGraph as LayerGraph
 from fedhet.algorithms.graphs.layers import LayerNode as LayerNode
 from fedhet.algorithms.graphs.layers import layer_graph as layer_graph
@@ -16,7 +17,8 @@ from fedhet.algorithms.graphs.permutations import PermutationGroup as Permutatio
 from fedhet.algorithms.graphs.permutations import PermutationGroups as PermutationGroups
 from fedhet.algorithms.graphs.permutations import Slot as Slot
 from fedhet.algorithms.graphs.permutations import permutation_groups as permutation_groups
-from fedhet.algorithms.graphs.reading import architecture_graph as architecture_graph
+from fedhet.algorithms.graphs.resize import HeadAttention as HeadAttention
+from fedhet.algorithms.graphs.resize import StackedRecurrent as StackedRecurrent
 from fedhet.algorithms.graphs.resize import resizable_groups as resizable_groups
 from fedhet.algorithms.graphs.resize import resize as resize
 from fedhet.algorithms.graphs.states import columns as columns
@@ -29,5 +31,3 @@ from fedhet.algorithms.graphs.states import set_rows as set_rows
 from fedhet.algorithms.graphs.states import tie as tie
 from fedhet.algorithms.graphs.states import widths as widths
 from fedhet.algorithms.graphs.states import widths_of as widths_of
-from fedhet.algorithms.graphs.unequal import HeadAttention as HeadAttention
-from fedhet.algorithms.graphs.unequal import StackedRecurrent as StackedRecurrent

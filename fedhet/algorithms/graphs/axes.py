@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm, prod
 
-from .graph import ArchitectureGraph, Node
+from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node
 
 VALUE = "value"
 """Role of a parameter that belongs to no layer."""

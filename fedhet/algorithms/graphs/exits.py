@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs.axes import fixed
-from fedhet.algorithms.graphs.depths import block_ends, depths
+from fedhet.algorithms.graphs.blocks import block_ends, depths
+from fedhet.algorithms.graphs.graph import architecture_graph, in_evaluation_mode
 from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, untrained
-from fedhet.algorithms.graphs.reading import architecture_graph, in_evaluation_mode
 from fedhet.errors import ModelError
 
 EXITS = "exits"

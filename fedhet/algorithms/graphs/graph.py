@@ -1,12 +1,21 @@
 """The graph of a network's operators, with shapes and parameters."""
 
-from collections.abc import Iterator, Mapping
+import operator
+import re
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, fx, nn
 
 from fedhet.errors import ModelError
-from fedhet.models.arrays import Kind
+from fedhet.models.arrays import Kind, kinds_of, tied_names
+from fedhet.utils.machine import out_of_memory
 
 
 class UnsupportedArchitecture(ModelError):
@@ -74,3 +83,250 @@ class ArchitectureGraph:
     @cached_property
     def _by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
+
+
+_ROLE = re.compile(r"weight|bias|^running_")
+"""ATen's names of the arguments that are a layer's own; its recurrent layers take a list of them, "params"."""
+
+_CELL = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
+"""ATen's names of the arguments of recurrent cells, and the names in their modules."""
+
+_cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
+
+
+def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
+    """The graph of a model, exported once for a model object, its shapes and the example's shape.
+
+    Args:
+        model: Any module that takes one tensor; exported in eval mode, its modes are put back; refused with an
+            UnsupportedArchitecture where ``torch.export`` cannot trace it.
+        example: One batch (N, ...) of inputs, on the model's device; only shape and dtype matter.
+    """
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    key = (tuple(example.shape), example.dtype, tuple(shapes.items()))
+    graphs = _cache.setdefault(model, {})
+    if key not in graphs:
+        graphs[key] = _Reader(model, shapes).read(_export(model, example))
+    return graphs[key]
+
+
+def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    # A batch of one could not be told from an axis of one unit.
+    example = torch.cat([example, example]) if example.shape[0] == 1 else example
+    try:
+        with in_evaluation_mode(model), _attention_unfused(), warnings.catch_warnings():
+            # nn.LSTM reassigns its list of weights; nothing of it stays.
+            warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
+            return torch.export.export(model, (example,), strict=False)
+    except Exception as error:  # torch.export raises whatever the model's own forward or the tracer raises
+        if out_of_memory(error):
+            raise
+        raise UnsupportedArchitecture(
+            f"torch.export cannot trace {type(model).__name__} on an input of shape {tuple(example.shape)}: {error}\n"
+            "A model must take one tensor and must not branch on the values of tensors; "
+            "else leave it out of methods that read the architecture."
+        ) from error
+
+
+@contextmanager
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation; the modes of its modules are put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _attention_unfused() -> Iterator[None]:
+    """Let transformer layers be exported as what they compute, not as one operator."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+class _Reader:
+    """Turns the nodes of an exported program into ours."""
+
+    def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.model, self.shapes, self.tied = model, shapes, tied_names(model)
+        self.nodes: list[Node] = []
+        self.values: dict[fx.Node, str] = {}  # which node of ours holds this value now
+        self.states: dict[fx.Node, str] = {}  # placeholder -> state_dict name
+        self.originals: dict[fx.Node, fx.Node] = {}  # result of an operator in place -> what it wrote to
+
+    def read(self, program: torch.export.ExportedProgram) -> ArchitectureGraph:
+        signature = program.graph_signature
+        names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        for node in program.graph.nodes:
+            if node.op == "placeholder" and (name := names.get(node.name)) in self.shapes:
+                self.states[node] = self.tied.get(name, name)
+            elif node.op == "placeholder":
+                self._add(node, "input" if node.name in signature.user_inputs else "constant")
+            elif node.op == "get_attr":
+                self._add(node, "constant")
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                results = node.all_input_nodes
+                inputs = tuple(map(self._value, results))
+                self.nodes.append(Node(node.name, "output", "", inputs, _shape(results[0]) if results else ()))
+        nodes = self._alive()
+        used = {name for node in nodes for name in node.parameters.values()}
+        unused = [name for name, _ in self.model.named_parameters() if self.tied.get(name, name) not in used]
+        kinds = kinds_of(self.model)
+        return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused), kinds)
+
+    def _alive(self) -> tuple[Node, ...]:
+        """The nodes that outputs depend on, and the inputs: some layers compute what nobody asks for."""
+        needed: set[str] = set()
+        alive = []
+        for node in reversed(self.nodes):
+            if node.operator in ("input", "output") or node.name in needed:
+                needed.update(node.inputs)
+                alive.append(node)
+        return tuple(reversed(alive))
+
+    def _call(self, node: fx.Node) -> None:
+        schema, writes = _schema(node), _writes(node)
+        if schema and not schema.returns and not writes:
+            return  # a check that export writes into the graph: no data flows
+        arguments = _arguments(node)
+        inputs, parameters = [], {}
+        for name, value in arguments:
+            for each in _nodes(value):
+                if each in self.states and _ROLE.search(name) and name not in parameters:
+                    parameters[name] = self.states[each]
+                else:
+                    inputs.append((name, each))
+        options = {name: value for name, value in arguments if not _nodes(value)}
+        if writes:
+            self.originals[node] = self._original(node.args[0])
+        self._add(node, _operator(node), inputs, parameters, options)
+        if writes:
+            self._write_through(node)
+
+    def _write_through(self, node: fx.Node) -> None:
+        """Make writes in place into a view visible to later readers of the whole tensor."""
+        written, value = node.name, self._original(node)
+        while (viewed := _viewed(value)) is not None:
+            value = self._original(viewed)
+            names = [value, *(name for name, original in self.originals.items() if original is value)]
+            if any(node < user for name in names for user in name.users):
+                inputs = self._value(value), written
+                written = f"{node.name}_in_{value.name}"
+                module, shape = _module(node), _shape(value)
+                self.nodes.append(Node(written, "as_strided_scatter", module, inputs, shape, ("self", "src")))
+                self.values[value] = written
+
+    def _original(self, value: Any) -> fx.Node:
+        """The value that operators in place have written to, by its first name."""
+        return self.originals.get(value, value)
+
+    def _add(
+        self,
+        node: fx.Node,
+        kind: str,
+        inputs: Sequence[tuple[str, fx.Node]] = (),
+        parameters: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        names, values = tuple(name for name, _ in inputs), tuple(self._value(value) for _, value in inputs)
+        added = Node(node.name, kind, _module(node), values, _shape(node), names, parameters or {}, options or {})
+        self.nodes.append(added)
+        self.values[self._original(node)] = node.name
+
+    def _value(self, value: fx.Node) -> str:
+        """The node of ours that holds a value; a parameter outside of a layer becomes a node of its own."""
+        value = self._original(value)
+        if value not in self.values:
+            name = self.states[value]
+            self.nodes.append(Node(value.name, "parameter", "", (), self.shapes[name], (), {"value": name}))
+            self.values[value] = value.name
+        return self.values[value]
+
+
+def _schema(node: fx.Node) -> Any:
+    """Return ATen's schema of an operator; None for a node that is none (a choice of a result, a nested graph)."""
+    return getattr(node.target, "_schema", None)
+
+
+def _operator(node: fx.Node) -> str:
+    schema = _schema(node)
+    if schema is None:
+        return getattr(node.target, "__name__", str(node.target))
+    namespace, name = schema.name.split("::")
+    name = name.removesuffix("_") if _writes(node) else name
+    return name if namespace == "aten" else f"{namespace}.{name}"
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operator works in place."""
+    schema = _schema(node)
+    if schema is None or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    alias = schema.arguments[0].alias_info
+    return alias is not None and alias.is_write
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """Return the value of which this one is a view; None if it has memory of its own."""
+    maker: Any = node.args[0] if node.target is operator.getitem else node
+    schema = _schema(maker) if isinstance(maker, fx.Node) else None
+    if schema is None or not schema.returns or schema.returns[0].alias_info is None:
+        return None
+    return maker.args[0] if isinstance(maker.args[0], fx.Node) else None
+
+
+def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
+    """Return an operator's arguments by name, with defaults; a recurrent layer's weights are listed one by one."""
+    if node.target is operator.getitem:
+        return [("self", node.args[0]), ("index", node.args[1])]
+    schema = _schema(node)
+    if schema is None:
+        return [*((str(place), value) for place, value in enumerate(node.args)), *node.kwargs.items()]
+    passed = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    arguments = {argument.name: passed.get(argument.name, argument.default_value) for argument in schema.arguments}
+    weights = arguments.pop("params", ())
+    arguments = {_CELL.get(name, name): value for name, value in arguments.items()}
+    return [*arguments.items(), *zip(_recurrent_roles(arguments, len(weights)), weights, strict=True)]
+
+
+def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
+    """Return the names in ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` of the weights in ATen's flat list."""
+    if not count:
+        return []
+    directions = ["", "_reverse"] if arguments["bidirectional"] else [""]
+    kinds = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * bool(arguments["has_biases"])
+    if count > arguments["num_layers"] * len(directions) * len(kinds):
+        kinds.append("weight_hr")  # projections
+    return [
+        f"{kind}_l{layer}{direction}"
+        for layer in range(arguments["num_layers"])
+        for direction in directions
+        for kind in kinds
+    ]
+
+
+def _nodes(value: Any) -> list[fx.Node]:
+    """Return the nodes in an argument, which may be a list."""
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(value, nodes.append)
+    return nodes
+
+
+def _module(node: fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, (tuple, list)) and value else value
+    return tuple(int(size) for size in value.shape) if isinstance(value, Tensor) else ()

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from .graph import ArchitectureGraph, Node
-from .reading import architecture_graph
+from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, architecture_graph
 
 JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
 """Operators that join data flows, and their types."""

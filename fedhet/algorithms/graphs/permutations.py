@@ -10,7 +10,6 @@ break it (a softmax over units).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from fedhet.algorithms.graphs.axes import VALUE, Axis, Segment, Value, Variables, entries, fixed, joined, moving
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture
@@ -106,7 +105,6 @@ class PermutationGroups:
         return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
 
 
-@lru_cache(maxsize=64)
 def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole: bool = False) -> PermutationGroups:
     """The permutation groups of an architecture, in data-flow order.
 

@@ -11,8 +11,8 @@ from math import prod
 from operator import mul
 from typing import TypeVar
 
-from .axes import VALUE, Axis, Value, Variables, entries, fixed, joined, scaled
-from .graph import Node
+from fedhet.algorithms.graphs.axes import VALUE, Axis, Value, Variables, entries, fixed, joined, scaled
+from fedhet.algorithms.graphs.graph import Node
 
 # fmt: off
 _POOLING = (

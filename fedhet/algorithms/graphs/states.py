@@ -13,8 +13,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from .axes import Axis, entries
-from .permutations import PermutationGroups, Slot
+from fedhet.algorithms.graphs.axes import Axis, entries
+from fedhet.algorithms.graphs.permutations import PermutationGroups, Slot
 
 Array = NDArray[Any]
 State = Mapping[str, Array | Tensor]

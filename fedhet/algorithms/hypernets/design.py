@@ -19,6 +19,12 @@ from fedhet.utils.randomness import torch_generator
 Head = Literal["dense", "base-lowrank", "tiled"]
 Shape = tuple[int, ...]
 
+WIDTH, STEPS = 51, 6
+"""Width of a node's embedding h, and T, the number of steps of message passing (the paper's)."""
+
+RANK = 4
+"""Rank of ``base-lowrank`` heads for each occurrence of a type in one network."""
+
 
 @dataclass(frozen=True)
 class Design:
@@ -26,17 +32,11 @@ class Design:
 
     Attributes:
         head: ``dense`` (the paper's) or ``base-lowrank`` for a head of each layer type, ``tiled`` for one head.
-        rank: rank of ``base-lowrank`` heads, multiplied by the occurrences of a type in one network.
-        width: width of a node's embedding h.
-        steps: T, steps of message passing.
         normalise: whether h and z have unit variance, so that initial weights have Kaiming's scale. If not, form and
             initialisation are the paper's, with ``dense`` heads.
     """
 
     head: Head = "base-lowrank"
-    rank: int = 4
-    width: int = 51
-    steps: int = 6
     normalise: bool = True
 
 

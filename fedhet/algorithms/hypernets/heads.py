@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.algorithms.hypernets.design import BASE, Design, LayerType, Slot
+from fedhet.algorithms.hypernets.design import BASE, RANK, WIDTH, Design, LayerType, Slot
 
 LATENT = 16
 """Width of z, and of the hidden layer that computes s."""
@@ -45,7 +45,7 @@ class Latents(nn.Module):
         self.normalise = design.normalise
         self.weight, self.bias, self.factor = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
         for type in types:
-            self.weight[type] = nn.Parameter(torch.zeros(2 * LATENT, design.width))
+            self.weight[type] = nn.Parameter(torch.zeros(2 * LATENT, WIDTH))
             self.bias[type] = nn.Parameter(torch.zeros(2 * LATENT))
             self.factor[type] = nn.Parameter(torch.zeros(LATENT))
 
@@ -114,7 +114,7 @@ def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
         return Vector(slot)
     if design.head == "dense":
         return Dense(slot.shape)
-    return BaseLowRank(slot.shape, design.rank * layer.occurrences)
+    return BaseLowRank(slot.shape, RANK * layer.occurrences)
 
 
 # ---- one head for all types
@@ -172,13 +172,13 @@ class Tiles(nn.Module):
     deviation.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.node = nn.Linear(width, TILE_LATENT)
+        self.node = nn.Linear(WIDTH, TILE_LATENT)
         self.place = nn.Linear(PLACE, TILE_LATENT, bias=False)
         self.tile = nn.Parameter(torch.zeros(TILE_LATENT, TILE, TILE, KERNEL, KERNEL))
         self.vectors = nn.Parameter(torch.zeros(TILE_LATENT, TILE))
-        self.scale = nn.Linear(width, LATENT)
+        self.scale = nn.Linear(WIDTH, LATENT)
         self.factor = nn.Parameter(torch.zeros(LATENT))
 
     def forward(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhet.algorithms.graphs import LayerGraph, LayerNode
-from fedhet.algorithms.hypernets.design import Catalogue, Design, slots_of, start
+from fedhet.algorithms.hypernets.design import STEPS, WIDTH, Catalogue, Design, slots_of, start
 from fedhet.algorithms.hypernets.heads import Latents, Tiled, Tiles, head, tiling
 
 with warnings.catch_warnings():  # PyTorch Geometric uses torch.jit, which PyTorch has deprecated
@@ -38,11 +38,10 @@ class Embedding(nn.Module):
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
         super().__init__()
-        width = design.width
-        self.types = nn.ParameterDict({type: nn.Parameter(torch.zeros(width)) for type in types})
-        self.shapes = nn.Linear(FEATURES, width)
+        self.types = nn.ParameterDict({type: nn.Parameter(torch.zeros(WIDTH)) for type in types})
+        self.shapes = nn.Linear(FEATURES, WIDTH)
         self.normalise = design.normalise
-        self.steps = nn.ModuleList([GraphConv(width, width) for _ in range(design.steps)])
+        self.steps = nn.ModuleList([GraphConv(WIDTH, WIDTH) for _ in range(STEPS)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
         """Return embeddings (nodes, width) for edges (2, edges), from and to.
@@ -116,7 +115,7 @@ class GraphHypernetwork(nn.Module):
                 for type, layer in written.items()
             }
         )
-        self.tiles = Tiles(design.width) if design.head == "tiled" else None
+        self.tiles = Tiles() if design.head == "tiled" else None
         if seed is not None:
             with torch.no_grad():
                 for key, parameter in self.named_parameters():

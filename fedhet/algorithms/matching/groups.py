@@ -9,17 +9,31 @@ statistics.
 groups.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.algorithms.graphs import VALUE, PermutationGroup, PermutationGroups, columns, expand, rows, set_rows, tie
-from fedhet.algorithms.matching.averaging import average_carried
+from fedhet.algorithms.graphs import (
+    VALUE,
+    PermutationGroup,
+    PermutationGroups,
+    Segment,
+    Slot,
+    columns,
+    expand,
+    rows,
+    set_rows,
+    tie,
+)
 from fedhet.algorithms.matching.layer import LayerMatch, attach, estimate_variances, match_layer
-from fedhet.algorithms.matching.structure import Array, Assignments, State
+
+Array = npt.NDArray[Any]
+State = Mapping[str, Array]  # a client's arrays by name
+Assignments = Mapping[int, Array]  # group -> the global unit of each of a client's units, (L_j,) ints
 
 BIAS_MEAN = 0.1
 
@@ -170,3 +184,158 @@ def assemble(
         state = set_rows(state, groups, index, matrix)
         state |= {name: array.astype(dtypes[name]) for name, array in carried.items()}
     return tie(state | {name: array.astype(dtypes[name]) for name, array in rest.items()}, groups)
+
+
+# ---- averages of arrays that are not matched
+
+
+def average_carried(
+    states: Sequence[State],
+    groups: PermutationGroups,
+    index: int,
+    assignments: Sequence[Assignments],
+    sizes: Sequence[int],
+    match: LayerMatch,
+    *,
+    average: str,
+) -> dict[str, Array]:
+    """Average the parameters that a group completes by `map` or `mean`, like its rows.
+
+    A unit's weights are averaged over the clients that have it, and recurrent weights over all clients, as in the
+    authors' code. States have earlier groups in the global order; assignments and sizes cover all groups up to `index`.
+    """
+    averaged: dict[str, Array] = {}
+    for slot in groups[index].completes:
+        if groups.kinds.get(name := slot.parameter) == "statistic":
+            continue
+        moved = (
+            expand({name: state[name]}, groups, {index: assignment[index]}, {index: sizes[index]})[name].astype(
+                np.float64
+            )
+            for state, assignment in zip(states, assignments, strict=True)
+        )
+        total: Array = sum(moved, start=np.zeros(()))
+        if slot.role.startswith(("weight_hh", "bias_hh")):
+            averaged[name] = total / len(states)
+            continue
+        counts = sum(_present(groups, name, slot.axis, assignment, sizes) for assignment in assignments)
+        counts = np.reshape(counts, [-1 if axis == slot.axis else 1 for axis in range(total.ndim)])
+        if average == "map" and name not in groups.kinds:
+            averaged[name] = total / match.sigma2 / (counts / match.sigma2 + 1 / match.sigma0_2)
+        else:
+            averaged[name] = total / np.maximum(counts, 1)
+    return averaged
+
+
+def average_rest(
+    states: Sequence[State],
+    groups: PermutationGroups,
+    *,
+    examples: Sequence[int],
+    class_counts: npt.ArrayLike | None = None,
+    assignments: Sequence[Assignments],
+    sizes: Sequence[int],
+    statistics: bool = True,
+) -> dict[str, Array]:
+    """Average the arrays that no group settles, with all groups in the global order.
+
+    Args:
+        states: each client's arrays.
+        groups: the permutation groups.
+        examples: each client's number of examples. BatchNorm's statistics are those of all examples together.
+        class_counts: each client's examples of each class (J, C), which weight the rows of output layers (FedMA,
+            section 3); None for equal weights.
+        assignments: each client's units of the groups that it has in part; other units do not count in statistics.
+        sizes: global widths of all groups.
+        statistics: whether to average BatchNorm's statistics.
+    """
+    result: dict[str, Array] = {}
+    weights = np.asarray(examples, dtype=np.float64)
+    for name in rest_of(groups, statistics=statistics):
+        stacked = np.stack([state[name] for state in states])
+        if name in groups.fixed and class_counts is not None and stacked.shape[1:2] == np.shape(class_counts)[1:]:
+            shares = _shares(np.asarray(class_counts, dtype=np.float64))
+            result[name] = np.einsum("jc,jc...->c...", shares, stacked.astype(np.float64))
+        elif stacked.dtype.kind != "f":
+            result[name] = np.rint(stacked.mean(0))
+        elif name.endswith("running_mean") and groups.kinds.get(name) == "statistic":
+            there = np.stack([_present(groups, name, 0, assignment, sizes) for assignment in assignments])
+            shares = _shares(there * weights[:, None])
+            variance = name.removesuffix("mean") + "var"
+            squares = np.stack([state[variance] for state in states]) + stacked.astype(np.float64) ** 2
+            result[name] = (shares * stacked).sum(0)
+            lone = shares.sum(0) == 0
+            result[variance] = np.where(lone, 1.0, np.maximum((shares * squares).sum(0) - result[name] ** 2, 0))
+        elif name not in result:
+            result[name] = stacked.mean(0)
+    return {name: np.asarray(array) for name, array in result.items()}  # a mean of scalars is no array
+
+
+def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return amounts (J, ...) divided by their sum over clients, or 0 where the sum is 0."""
+    total = amounts.sum(0)
+    return np.divide(amounts, total, out=np.zeros_like(amounts), where=total > 0)
+
+
+def _present(
+    groups: PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Return 1 for units that a client has, else 0, along an axis in global order; unassigned groups are whole."""
+    parts = []
+    for segment in groups.axes[name][axis]:
+        units = np.ones(segment.width if segment.group is None else sizes[segment.group])
+        if segment.group is not None and segment.group in assignment:
+            units[:] = 0
+            units[assignment[segment.group]] = 1
+        parts.append(np.repeat(units, segment.block))
+    return np.concatenate(parts)
+
+
+# ---- which arrays a group settles, and groups as text
+
+
+def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
+    """Return the parameters that a group settles: those of its rows, then those that it completes."""
+    slots = groups[index].rows + groups[index].completes
+    return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
+
+
+def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
+    """Return the arrays that no group settles: output layers and buffers, with or without BatchNorm's statistics."""
+    settled = {name for group in groups for name in parameters_of(groups, group.index)}
+    return tuple(
+        name
+        for name in groups.axes
+        if name not in settled and name not in groups.tied and (statistics or groups.kinds.get(name) != "statistic")
+    )
+
+
+def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
+    """Return the arrays that a client with `done` settled groups sends in a step of FedMA."""
+    names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
+    return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
+
+
+def describe(groups: PermutationGroups) -> str:
+    """Return permutation groups as JSON text, for a server that does not have the model."""
+    return json.dumps(asdict(groups))
+
+
+def understand(text: str) -> PermutationGroups:
+    """Return permutation groups from the text of `describe`; raises a ValueError for any other text."""
+    try:
+        description = json.loads(text)
+        axes = {
+            name: tuple(tuple(Segment(**segment) for segment in axis) for axis in axes)
+            for name, axes in description["axes"].items()
+        }
+        needs = {name: (int(group), int(least)) for name, (group, least) in description["needs"].items()}
+        groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
+        return PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no description of permutation groups: {error!r}") from error
+
+
+def _group(description: dict[str, Any]) -> PermutationGroup:
+    slots = {key: tuple(Slot(**slot) for slot in description[key]) for key in ("rows", "completes")}
+    return PermutationGroup(**{**description, **slots})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .bbp_map import GlobalRows, Ints, assigned, scaled, squares_of, to_cost
+from fedhet.algorithms.matching.bbp_map import GlobalRows, Ints, assigned, scaled, squares_of, to_cost
 
 
 @dataclass(frozen=True)
