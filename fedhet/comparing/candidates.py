@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -67,23 +67,42 @@ def ask(
     candidates = Candidates()
     shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, functions=functions, strict=False)
     with _silently():
-        for name in methods:
-            known: dict[tuple[Traits, bool], str] = {}
+        for reference in methods:
             try:
-                for choice, config in _configurations(name, base, functions, seed):
-                    traits = registry.traits(config)
-                    asked = traits, config.parameters.changes_heads
-                    known[asked] = known.get(asked) or _refusal(config, functions, node_config, labels)
-                    if known[asked]:
-                        continue
-                    candidates.choices[name] = choice
-                    candidates.alone.update([] if traits.communicates else [name])
-                    break
-                else:
-                    candidates.refused[name] = next(iter(known.values()))
+                name = registry.method(reference).name
+                choice, config, reason = _first_serving(
+                    _configurations(name, base, functions, seed),
+                    lambda config: _refusal(config, functions, node_config, labels),
+                )
             except Exception as error:  # a method that raises cannot serve
-                candidates.refused[name] = _line(error)
+                candidates.refused[reference] = _line(error)
+                continue
+            if reason:
+                candidates.refused[name] = reason
+                continue
+            candidates.choices[name] = choice
+            if not registry.traits(config).communicates:
+                candidates.alone.add(name)
     return candidates
+
+
+def _first_serving(
+    tries: Iterable[tuple[Choice, Config]], refusal: Callable[[Config], str]
+) -> tuple[Choice, Config, str]:
+    """Return the first configuration that can serve, or the first one of all with the reason why none can.
+
+    Configurations with the same traits have the same answer.
+    """
+    known: dict[tuple[Traits, bool], str] = {}
+    refused = []
+    for choice, config in tries:
+        asked = registry.traits(config), config.parameters.changes_heads
+        if asked not in known:
+            known[asked] = refusal(config)
+        if not known[asked]:
+            return choice, config, ""
+        refused.append((choice, config, known[asked]))
+    return refused[0]
 
 
 def _configurations(

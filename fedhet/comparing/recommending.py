@@ -135,8 +135,7 @@ def recommend(
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
     tuner = Tuner(shared, held_out(shared), out / "tried", replace(execute, deadline=began + TRYING * seconds))
-    trials = {name: _trials(shared, name, candidates.choices[name]) for name in shared.own}
-    searches, left = _try_out(tuner, trials, most)
+    searches, left = _try_out(tuner, candidates.choices, most)
     compared = replace(tuner, folder=out / "compared", execute=execute)
     runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
     return _conclude(searches, candidates.alone, candidates.refused | left, runs, failed, compared)
@@ -168,14 +167,13 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
     return [Trial(name, each) for each in trials]
 
 
-def _try_out(
-    tuner: Tuner, trials: Mapping[str, Sequence[Trial]], max_bytes: float
-) -> tuple[dict[str, Search], dict[str, str]]:
+def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
     """Run the methods' first trials, then their second ones, and so on until the deadline.
 
     A trial that not all methods completed before the deadline does not count, except the first. Returns the searches,
     and by name why methods are left out.
     """
+    trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
     for number in range(len(FACTORS)):

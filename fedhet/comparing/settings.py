@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -148,11 +149,7 @@ def shared_settings(
     if strict and (problems := list(without_effect(variants, flat | of_siblings, completed))):
         raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
-
-    def first(key: str) -> Variant:
-        """Return the first variant for which a chosen key has an effect: others put it back to its default."""
-        return next((v for v in variants if key not in dict(alike[v.name].remarks)), variants[0])
-
+    first = partial(_first, variants, alike)
     values = {name: complete(config, by_hand).flat() for name, config in alike.items()}
     for_all = {key: values[first(key).name][key] for key in fields_of(Config)}
     for_all |= _training_for_all(base, first("learning-rate"))
@@ -176,6 +173,11 @@ def shared_settings(
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     notes += _remarks(completed, by_hand)
     return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, functions)
+
+
+def _first(variants: Sequence[Variant], alike: Mapping[str, Config], key: str) -> Variant:
+    """Return the first variant for which a chosen key has an effect: others reset it to its default."""
+    return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
