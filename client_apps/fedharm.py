@@ -4,7 +4,7 @@ A message starts with the shared phase of the previous round, towards the target
 private phase of its own round. The reply has descriptors for the next target.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -76,7 +76,6 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             task_weight=settings.task_weight,
             captures=captures,
             continues=True,
-            measured="" if request.closing else fedharm.BETWEEN,
         )
         return [phase]
 
@@ -150,11 +149,3 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     def summary(self, block: int, output: Tensor) -> Tensor:
         """Return the channel means (n, k) of a block's output (n, ...), which are aligned if no places are chosen."""
         return channel_means(output)
-
-    # ---- evaluation
-
-    def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the network; after the shared phase, re-estimated statistics of BatchNorm are those of its images."""
-        if when == fedharm.BETWEEN and self.client.config.batch_norm == "re-estimate":
-            reestimate(self.client.model, self.client.public.inputs, self.client.transform)
-        return super().evaluate(when)

@@ -83,9 +83,11 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             self._unpacked(reply.client, reply.arrays.get("sent", {}))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep the clients' descriptors; return their agreement, and accuracy and alignment of the shared phase."""
+        """Keep the clients' descriptors; return their agreement, and the mean alignment during the shared phase."""
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
-        return self._aligned(replies) | self._agreement(round, replies)
+        distance = mean_distance(replies.values())
+        alignment = {} if distance is None else {"alignment": 1 - distance}
+        return alignment | self._agreement(round, replies)
 
     @property
     def travels(self) -> bool:
@@ -128,15 +130,6 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         except ValueError as error:
             raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error
         return parts
-
-    def _aligned(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Return the mean accuracy after the shared phase, and the mean alignment during it."""
-        metrics: dict[str, float] = {}
-        for name in (fedharm.BETWEEN, f"common-{fedharm.BETWEEN}"):
-            if measured := [reply.measured[name].metric for reply in replies.values() if name in reply.measured]:
-                metrics[f"{self.run.metric}-after-shared"] = Metric.total(measured).value
-        distance = mean_distance(replies.values())
-        return metrics if distance is None else metrics | {"alignment": 1 - distance}
 
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Return cosines of descriptors of the same image and of different images (see `agreement`)."""

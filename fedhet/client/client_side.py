@@ -31,7 +31,7 @@ class ClientSide(Generic[P]):
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
     - for evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
 
-    An evaluation calls `evaluate`, then `refine`. It can also follow a phase (`Phase.measured`).
+    An evaluation calls `evaluate`, then `refine`.
     """
 
     role: ClassVar[str] = "client"
@@ -135,7 +135,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from batch to outputs to evaluate (`received`, `trained` or after a phase), or None."""
+        """Return the function from batch to outputs to evaluate (`received` or `trained`), or None."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

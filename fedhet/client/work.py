@@ -222,8 +222,6 @@ def run_phases(job: Job, phases: Iterable[Phase]) -> None:
                 generator=job.batches,
                 before=client.trained,
             )
-        if phase.measured and client.request.evaluate:
-            measure(job, phase.measured)
 
 
 def keep(job: Job) -> None:
@@ -254,7 +252,7 @@ def _shares_all(side: AnySide) -> bool:
 
 
 def measure(job: Job, when: str) -> None:
-    """Evaluate the network as `received`, `trained` or after a phase, unless the node's policy keeps metrics.
+    """Evaluate the network as `received` or `trained`, unless the node's policy keeps metrics.
 
     User code draws the same random numbers in every evaluation of a client; training is not affected.
     """

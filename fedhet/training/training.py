@@ -84,7 +84,6 @@ class Phase:
         augmented: whether batches of `examples` are augmented; by default not, since targets that were computed for an
             example hold for the example as it is.
         continues: continue with the optimiser of the previous phase, which must train the same parameters.
-        measured: name of the evaluation after this phase; empty for none.
     """
 
     epochs: int
@@ -98,7 +97,6 @@ class Phase:
     examples: Examples | None = None
     augmented: bool = False
     continues: bool = False
-    measured: str = ""
 
 
 @dataclass

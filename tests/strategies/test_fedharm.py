@@ -110,18 +110,6 @@ def test_the_shared_phase_begins_a_message_and_closes_the_run_and_one_adam_serve
     assert [each["steps"] - each["private_steps"] for each in work] == [0, 0, 3, 3, 0]
 
 
-def test_the_networks_accuracy_is_told_before_between_and_after_the_phases(federate: Federate) -> None:
-    done = harm(federate, rounds=3, learning_rate=0.02)
-    for number in (2, 3):
-        row = done.rows[number]
-        accuracy = row["metrics"]["accuracy-after-shared"]
-        assert row["received"]["accuracy"]["weighted"] == done.rows[number - 1]["trained"]["accuracy"]["weighted"]
-        assert len({row["received"]["accuracy"]["weighted"], accuracy, row["trained"]["accuracy"]["weighted"]}) > 1
-    assert "accuracy-after-shared" not in done.rows[1]["metrics"]
-    both = harm(federate, "global", rounds=2, test_on="global")
-    assert 0 < both.rows[2]["metrics"]["accuracy-after-shared"] < 1
-
-
 def test_the_history_tells_the_same_image_from_different_ones(federate: Federate) -> None:
     done = harm(federate, rounds=3)
     for row in done.rows[1:4]:

@@ -7,9 +7,6 @@ from fedhet.errors import ConfigError
 from fedhet.methods.method import METRICS, STRUCTURE, Drawing, Method, Traits
 from fedhet.methods.options import Parameters, option
 
-BETWEEN = "aligned"
-"""Name of the evaluation between the shared phase and the private one."""
-
 
 @dataclass(frozen=True)
 class FedHARMParameters(Parameters):
