@@ -1,7 +1,4 @@
-"""The methods of scikit-learn, client side: a client's own examples, no network and no peers.
-
-The controls from outside: a method for networks that does not beat them has not shown that networks, or peers, help.
-"""
+"""Methods of scikit-learn, client side: controls without a network and without other clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -23,32 +20,32 @@ LEAST = 1e-6
 
 
 class Classical(ClientSide[ClassicalParameters], ABC):
-    """Trains no network; a classifier of inputs predicts."""
+    """Fits a classifier to the client's inputs instead of training its network."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return nothing; raises DataError where examples have no single class."""
+        """Raise DataError unless each example has one class."""
         self.client.check_classes()
         return Payload()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """None."""
+        """Return no phases."""
         return ()
 
     def end(self, payload: Payload) -> Payload:
-        """Return nothing; the training loss is that of the classifier on the client's own examples."""
+        """Note the classifier's loss on the client's examples as the training loss; send nothing."""
         inputs, labels = self.client.data.train.at(slice(None))
         loss = self.client.task.loss(self.evaluate("trained")(self.client.transform(inputs)), labels)
         self.client.trained = Trained(float(loss), epochs=1)
         return Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return the classifier's log probabilities (n, classes); uniform ones if it gives none."""
+        """Return the classifier's log probabilities (n, classes), uniform if they are not finite."""
         outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
         outputs = self.client.task.outputs.scores(outputs)
         columns = torch.as_tensor(self._classifier.classes_, device=outputs.device)
 
         def predict(batch: Tensor) -> Tensor:
-            with np.errstate(invalid="ignore", divide="ignore"):  # label spreading, where no label reaches an example
+            with np.errstate(invalid="ignore", divide="ignore"):  # nan from label spreading
                 known = torch.from_numpy(self._classifier.predict_proba(_flat(batch))).to(outputs)
             known = torch.where(known.isfinite(), known, 1 / len(columns))
             probabilities = torch.full((len(batch), outputs.shape[-1]), LEAST).to(outputs)
@@ -64,27 +61,27 @@ class Classical(ClientSide[ClassicalParameters], ABC):
 
     @abstractmethod
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a classifier of scikit-learn, fitted to the client's features (n, d) and labels (n,)."""
+        """Return a classifier of scikit-learn, fitted to features (n, d) and labels (n,)."""
 
     def _features(self, inputs: Tensor) -> NDArray[Any]:
         return _flat(self.client.transform(inputs))
 
 
 class NearestNeighbour(Classical):
-    """The class of the nearest of the client's own examples, by Euclidean distance of inputs (Cover and Hart, 1967)."""
+    """Predicts the class of the client's nearest example by Euclidean distance (Cover and Hart, 1967)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Keep the examples."""
+        """Return a classifier by the nearest example."""
         from sklearn.neighbors import KNeighborsClassifier
 
         return KNeighborsClassifier(1).fit(features, labels)
 
 
 class LogisticRegression(Classical):
-    """A linear classifier of inputs, with an L2 penalty."""
+    """Predicts by a linear classifier with an L2 penalty."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Fit it; a client of one class says that class."""
+        """Return a linear classifier; for a client with one class one that predicts that class."""
         from sklearn.dummy import DummyClassifier
         from sklearn.linear_model import LogisticRegression
 
@@ -94,10 +91,10 @@ class LogisticRegression(Classical):
 
 
 class LabelSpreading(Classical):
-    """The client's labels, spread over the neighbour graph of its own and the public inputs (Zhou et al., 2003)."""
+    """Spreads the client's labels over the neighbour graph of its and the public inputs (Zhou et al., 2003)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Fit it to both; public examples have no label."""
+        """Return a classifier fitted to both; public examples have no label."""
         from sklearn.semi_supervised import LabelSpreading
 
         public = self._features(self.client.public.inputs)

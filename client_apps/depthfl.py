@@ -52,13 +52,13 @@ class ByDepth(ClientSide[D]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Return the model as one that gets exits; raises a ModelError if it has a module of that name."""
+        """Return the model in a form that gets exits; raises a ModelError if it has a module `exits`."""
         keys = config.parameters
         return cls.kind(model, count=max(keys.all_sizes), names=keys.blocks)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """Return the first exit, which all clients have; the configured head if there is none but that."""
+        """Return the first exit, which all clients have, or the configured head if there are no exits."""
         return f"{EXITS}.0" if max(config.parameters.all_sizes) > 1 else config.head
 
 

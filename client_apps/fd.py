@@ -7,18 +7,16 @@ from fedhet.messages import Payload
 from fedhet.methods.included.fd import FDParameters
 from fedhet.training import Loss, Step
 
-from .fedproto import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
+from ._prototypes import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FD(ByClass[FDParameters]):
-    """Adds the cross entropy from the global prediction of the label's class to the network's own."""
+    """Adds the cross entropy from the global prediction for the label's class to the network's own."""
 
-    @property
-    def until(self) -> None:
-        """The logits."""
+    of_phi = False
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """The mean cross entropy, over the examples whose class has global logits."""
+        """Return the mean cross entropy over the examples whose class has global logits."""
         if not len(self.classes):
             return ()
         row_of, teacher, scores = self.rows(), self.prototypes.softmax(1), self.client.task.outputs.scores

@@ -14,15 +14,15 @@ from fedhet.methods.included.fedgen import FedGenParameters
 from fedhet.models.generator import Generator, draw
 from fedhet.training import Loss, Step
 
-from .fedproto import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
+from ._prototypes import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
 from .pfnm import class_counts  # noqa: TID251
 
 
 class FedGen(SameWidth[FedGenParameters]):
-    """Trains by the task's loss, and by that of the head on generated representations."""
+    """Adds the loss of the head on generated representations to the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the numbers of examples by class; raises a ModelError or DataError for another than a linear head."""
+        """Return the numbers of examples by class; raises a ModelError or DataError unless the head is linear."""
         self.check_linear_head("the server generates its inputs")
         return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
 

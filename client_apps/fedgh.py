@@ -3,17 +3,17 @@
 from fedhet.messages import Payload, load_into
 from fedhet.methods.included.fedgh import FedGHParameters
 
-from .fedproto import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
+from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FedGH(OneWidth[FedGHParameters]):
-    """Puts the server's head in the place of its own, and trains by the task's loss."""
+    """Replaces its head by the server's, and trains by the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the width; raises a ModelError or DataError for a head that the server's cannot stand in for."""
+        """Return the width; raises a ModelError or DataError if the server's head cannot replace the client's."""
         self.check_linear_head("the server trains one for all")
         return super().handshake(payload)
 
     def begin(self, payload: Payload) -> None:
-        """Load the head."""
+        """Load the server's head."""
         load_into(self.client.model.get_submodule(self.client.head).state_dict(), payload.arrays["head"])

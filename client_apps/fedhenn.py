@@ -24,7 +24,7 @@ from ._received import PublicRows, check_rows, reading_request, row_tokens, rows
 
 
 class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
-    """Local training of equation 5 (homogeneous) or 6 (heterogeneous)."""
+    """Trains by equation 5 (homogeneous) or 6 (heterogeneous)."""
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the representation of some public examples before training."""
@@ -82,7 +82,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
-        """Return X(t), raw, or augmented alike for all clients if it is drawn from augmented training images."""
+        """Return X(t), augmented alike for all clients if it is drawn from training images that are augmented."""
         client, config = self.client, self.client.config
         rad = rows_in(arrays, client.public.inputs, "rows of the RAD", tokens=client.tokens)
         if client.augment and config.augment and self.parameters.makes_public_dataset:
@@ -91,7 +91,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return rad
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
-        """Return the received target, or the one that the client's network gives before this round's training."""
+        """Return the received target, or the target of the client's network before this round's training."""
         settings, to_device = self.parameters, self.client.to_device
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             features = self.represent(rad)

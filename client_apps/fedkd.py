@@ -1,10 +1,10 @@
-r"""FedKD, client side: two networks learn from each other, the more the better both predict (Wu et al., 2022).
+r"""FedKD, client side: two networks learn from each other, more so if both predict well (Wu et al., 2022).
 
     L_own    = CE(own, y)    + [KL(shared || own) + MSE(H_own, W H_shared)] / s
     L_shared = CE(shared, y) + [KL(own || shared) + MSE(H_own, W H_shared)] / s,    s = CE(own, y) + CE(shared, y)
 
 where H are representations, the projector W stays at the client, and s and the target of each KL are constants. One
-step trains both networks and W. Of the shared network the truncated factors of its change travel.
+step trains both networks and W. Truncated factors of the shared network's change are sent.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from fedhet.methods.included.fml import BesideParameters
 from fedhet.models.representation import Representation
 from fedhet.training import Loss, Phase, Step, divergence
 
-from ._beside import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
+from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 
 LEAST = 1e-3
-"""The smallest s, so that networks that make no mistake do not step without bound."""
+"""The smallest s, which bounds the steps of networks that make no mistake."""
 
 RECEIVED = "received/"
-"""Before the names of the shared network's tensors, as received, in what a client remembers."""
+"""Prefix of the received shared network's tensors in the client's memory."""
 
 
 class FedKD(Projected[BesideParameters]):
-    """Mutual distillation of scores and representations; the shared network's change travels as factors."""
+    """Trains two networks by mutual distillation; the shared network's change is sent as factors."""
 
     lost = False
 
@@ -40,7 +40,7 @@ class FedKD(Projected[BesideParameters]):
         return Pair(self.client.model, self.small, nn.Linear(small_width, width, bias=False, dtype=dtype))
 
     def begin(self, payload: Payload) -> None:
-        """Load the shared network, or the one that was received last time and its change."""
+        """Load the shared network, which may be sent as its change since the last message."""
         self.received = payload.arrays.get("model", {})
         if payload.values.get("change"):
             self.lost, dtype = not self.client.memory, self.client.config.wire_dtype

@@ -32,7 +32,7 @@ class FedMA(Matched[FedMAParameters]):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._done = 0  # number of groups of this pass that are settled in the network
+        self._done = 0  # number of groups that are settled in this pass
         self._own: dict[int, np.ndarray[Any, Any]] = {}  # by settled group, the global units of the client's units
         self._complete = self._begins = self._lost = False
 
@@ -62,7 +62,7 @@ class FedMA(Matched[FedMAParameters]):
         return super().evaluate(when) if there else None
 
     def _kept(self, place: Sequence[int]) -> Arrays | None:
-        """Return the network after the round that the server names; None if it is lost."""
+        """Return the network after the round that the server names, or None if it is lost."""
         memory = self.client.memory
         if "place" not in memory or memory["place"].tolist() != list(place):
             return None

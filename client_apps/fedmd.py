@@ -23,7 +23,7 @@ Q = TypeVar("Q", bound=fedmd.ScoresParameters)
 
 
 class Scores(ClientSide[Q]):
-    """Sends its class scores of public examples after training, and learns those that it receives before."""
+    """Learns the received class scores of public examples before training, and sends its own afterwards."""
 
     @abstractmethod
     def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -82,9 +82,9 @@ class Scores(ClientSide[Q]):
 
 
 class FedMD(Scores[fedmd.FedMDParameters]):
-    """Transfer learning in a client's first round; digest and revisit in each round with mean scores."""
+    """Fits public and private examples in a client's first round; then digests mean scores and revisits."""
 
-    remembers = True  # whether it has started
+    remembers = True  # whether the client has been trained
 
     def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
         """Return the mean absolute difference."""

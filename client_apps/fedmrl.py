@@ -19,7 +19,7 @@ from fedhet.messages import Payload
 from fedhet.methods.included.fedmrl import FedMRLParameters
 from fedhet.training import Loss, Step
 
-from ._beside import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
+from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class Fused(Pair):

@@ -15,7 +15,7 @@ class FedProx(ClientSide[FedProxParameters]):
     takes_any_loop = True
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """The proximal term."""
+        """Return the proximal term."""
         start = [parameter.detach().clone() for parameter in self.client.model.parameters()]
 
         def proximal(step: Step) -> Tensor:

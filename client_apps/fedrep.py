@@ -9,12 +9,12 @@ from fedhet.training import Phase
 
 
 class FedRep(ClientSide[FedRepParameters]):
-    """Trains the head on the received body, then the body under that head; in the closing round the head only."""
+    """Trains the head on the received body, then the body under that head; in the closing round only the head."""
 
     takes_any_loop = True
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Head first, then body; both within the round's epochs, so that no method takes more steps than another."""
+        """Return a phase for the head and one for the body, within the round's epochs."""
         request, head = self.client.request, f"{self.client.head}."
         body = 0 if request.closing else min(self.parameters.body_epochs, request.epochs)
         optimisation = self.client.optimisation()
@@ -24,5 +24,5 @@ class FedRep(ClientSide[FedRepParameters]):
         ]
 
     def end(self, payload: Payload) -> Payload:
-        """The body, unless it is as it came."""
+        """Return the body, unless this round did not train it."""
         return Payload() if self.client.request.closing else super().end(payload)

@@ -7,8 +7,8 @@ from .fedproto import FedProto  # noqa: TID251 - this folder is fedhet.client_ap
 
 
 class FedTGP(FedProto):
-    """Pulls Phi towards the server's prototype of the label; sends its own mean Phi of each class."""
+    """Pulls Phi towards the server's prototype of the label; sends the client's mean Phi of each class."""
 
     def candidates(self) -> Tensor:
-        """The rows of all global prototypes, (classes,) int64."""
+        """Return the rows of all global prototypes, (classes,) int64."""
         return torch.arange(len(self.classes), device=self.client.device)

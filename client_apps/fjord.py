@@ -4,7 +4,7 @@ Of the widths p up to the client's own p_max, with f_p the network of the first 
 
     loss = CE(f_p(x), y),    or with self-distillation    CE(f_pmax(x), y) + KL(f_pmax(x) || f_p(x))
 
-the paper's with temperature and alpha 1.
+which is the paper's with temperature and alpha 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class FjORD(ClientSide[FjORDParameters]):
         return super().handshake(payload)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase of ordered dropout."""
+        """Return one phase of ordered dropout."""
         client, size, distil = self.client, self.client.part, self.parameters.distil
         assert size is not None
         widths = sorted({*(each for each in self.parameters.all_widths if each < size.width), size.width})
@@ -51,7 +51,7 @@ class FjORD(ClientSide[FjORDParameters]):
 
 
 class Ordered(nn.Module):
-    """A network that passes each batch in a width that is drawn, and where `keeps_widest` in its own, too.
+    """A network that passes each batch in a width that is drawn, and with `keeps_widest` also in its own.
 
     Attributes:
         narrow: outputs of the last batch in the width that was drawn, part of the graph.
@@ -73,7 +73,7 @@ class Ordered(nn.Module):
         self._cuts = [Cut(network, size, Submodel(width, size.groups)) for width in widths[:-1]]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs in the network's own width, or in the width that was drawn."""
+        """Return the outputs in the network's own width, or in the width that was drawn."""
         drawn = int(torch.randint(len(self._cuts) + 1, (), generator=self._generator))
         if drawn == len(self._cuts):
             self.narrow: Tensor = self.network(inputs)
@@ -83,7 +83,7 @@ class Ordered(nn.Module):
 
 
 class Cut:
-    """A narrower network within one: it computes with the first units of each hidden layer."""
+    """A narrower network within another: it computes with the first units of each hidden layer."""
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
@@ -94,7 +94,7 @@ class Cut:
         self._skeleton = resize(network, cut_out(network.state_dict(), groups, narrow.units)).train()
 
     def __call__(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The outputs for inputs (n, ...), part of the graph of the wide network's parameters."""
+        """Return the outputs for inputs (n, ...), part of the graph of the wide network's parameters."""
         narrow = {}
         for name, tensor in parameters.items():
             for axis, at in self._entries.get(name, ()):

@@ -15,7 +15,7 @@ from fedhet.messages import Payload
 from fedhet.methods.included.flha_distillation import FLHADistillationParameters
 from fedhet.training import Loss, Optimisation, Phase, Step, divergence, reestimate
 
-from ._beside import network_beside, state_that_travels  # noqa: TID251 - this folder is fedhet.client_apps
+from ._auxiliary import auxiliary_network, sent_state  # noqa: TID251 - this folder is fedhet.client_apps
 
 ALPHA, TEMPERATURE = 0.7, 20.0
 """The paper's weight of the distillation and temperature T, by which logits are divided."""
@@ -29,7 +29,7 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         client.check_scores("which students learn from a teacher")
-        self.teacher = network_beside(client, self.parameters.teacher, "teacher")
+        self.teacher = auxiliary_network(client, self.parameters.teacher, "teacher")
 
     @property
     def teaching(self) -> bool:
@@ -43,7 +43,7 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
 
     def shared(self) -> dict[str, Tensor]:
         """Return the teacher's tensors, with BatchNorm's statistics only if they are aggregated."""
-        return state_that_travels(self.client, self.teacher)
+        return sent_state(self.client, self.teacher)
 
     def begin(self, payload: Payload) -> None:
         """Load the received teacher, or the final one that was kept; re-estimate statistics that did not travel."""

@@ -100,7 +100,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
 
 @lru_cache(maxsize=8)
 def _types(architectures: str, dataset: DataSet) -> Catalogue:
-    """Return the layer types of the architectures that all clients know."""
+    """Return the layer types of the configured architectures, which all clients know."""
     example = dataset.transform(dataset.train.inputs[:2])
     with torch.random.fork_rng(devices=[]):
         networks = [

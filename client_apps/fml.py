@@ -15,11 +15,11 @@ from fedhet.messages import Payload
 from fedhet.methods.included.fml import FMLParameters
 from fedhet.training import Loss, Phase, Step, divergence
 
-from ._beside import SMALL, Beside  # noqa: TID251 - this folder is fedhet.client_apps
+from ._auxiliary import SMALL, AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FML(Beside[FMLParameters]):
-    """Mutual learning of two networks."""
+class FML(AuxiliaryModel[FMLParameters]):
+    """Trains two networks that learn from each other."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase for both networks; the task's loss is the own network's."""

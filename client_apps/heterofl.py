@@ -44,16 +44,16 @@ class HeteroFL(ClientSide[P]):
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """The classes of which no label is, (classes,) bool; None if all count, or if there is no output for each."""
+        """The classes without an example, (classes,) bool; None if there are none, or if outputs are not of classes."""
         labels = self.client.data.train.labels
         if self.client.task.outputs.meaning != "classes":
             return None
         absent = torch.ones(self.client.outputs, dtype=torch.bool, device=labels.device)
-        absent[labels[labels >= 0].long().unique()] = False  # negative ones do not count
+        absent[labels[labels >= 0].long().unique()] = False  # negative labels are ignored
         return absent if bool(absent.any()) and self._by_class(len(absent)) else None
 
     def _by_class(self, classes: int) -> list[str]:
-        """Return the names of the head's arrays that have a row for each class, but for one tied to another layer."""
+        """Return the names of the head's arrays that have a row for each class and are not tied to another layer."""
         tied = tied_names(self.client.model)
         names = [name for name in self.shared_names() if name.startswith(f"{self.client.head}.") and name not in tied]
         return [name for name in names if self.client.tensors[name].shape[:1] == (classes,)]

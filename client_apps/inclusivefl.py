@@ -1,4 +1,4 @@
-"""InclusiveFL, client side: the last exit alone learns, and is scored (Liu et al., KDD 2022)."""
+"""InclusiveFL, client side: only the last exit learns and is evaluated (Liu et al., KDD 2022)."""
 
 from torch import Tensor
 
@@ -10,10 +10,10 @@ from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class LastExit(Exits):
-    """A network with exits whose outputs are those of the last one, in evaluation, too."""
+    """A network with exits that returns the outputs of the last one, also in evaluation."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Class scores (n, classes) of the last exit."""
+        """Return the class scores (n, classes) of the last exit."""
         if self.depth < self.count:
             with Output(self, f"{EXITS}.{self.depth - 1}").capture() as last:
                 super().forward(inputs)

@@ -8,12 +8,12 @@ from fedhet.methods.included.layer_average import LayerAverageParameters
 
 
 class LayerAverage(ClientSide[LayerAverageParameters]):
-    """Trains the whole network; by prefix only the first layers travel that all networks have."""
+    """Trains the whole network; with `by = prefix` only the first layers that all networks have are sent."""
 
     takes_any_loop = True
 
     def end(self, payload: Payload) -> Payload:
-        """Return the layers; by prefix, as many arrays of the first ones as the server says."""
+        """Return the layers; with `by = prefix` as many of the first arrays as the server asks for."""
         reply = super().end(payload)
         if "common" not in payload.values:
             return reply

@@ -13,10 +13,10 @@ from fedhet.training import Phase
 
 
 class Local(ClientSide[LocalParameters]):
-    """One phase; nothing is sent."""
+    """Trains the client's own model and sends nothing."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return a phase on the client's examples, or on those and the public ones."""
+        """Return a phase on the client's examples, optionally with the public ones."""
         phases = super().phases(payload)
         if self.parameters.public == "unused":
             return phases

@@ -108,7 +108,7 @@ def adapters(model: nn.Module) -> dict[str, Any]:
 
 
 def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear]:
-    """Return the layers that get an adapter; raises a ModelError for a pattern that is no layer's."""
+    """Return the layers that get an adapter; raises a ModelError for a pattern without a layer."""
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -129,7 +129,7 @@ def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear
 
 @torch.no_grad()
 def _start(layer: Any, generator: torch.Generator | None = None) -> None:
-    """Draw A, by default from torch's global generator, and set B to zero."""
+    """Draw A (by default from torch's global generator) and set B to zero."""
     a = layer.lora_a
     a.copy_((2 * torch.rand(a.shape, generator=generator) - 1) / math.sqrt(a.shape[1]))
     layer.lora_b.zero_()

@@ -6,10 +6,10 @@ from fedhet.methods.included.pfedhn import PFedHNParameters
 
 
 class PFedHN(ClientSide[PFedHNParameters]):
-    """One phase; the received weights are the client's network, and their change is sent."""
+    """Trains the received weights and sends their change."""
 
     def begin(self, payload: Payload) -> None:
-        """Load the weights, and keep a copy."""
+        """Load the weights and keep a copy."""
         super().begin(payload)
         self.start = {key: tensor.clone() for key, tensor in self.shared().items()}
 

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=PFNMParameters)
 
 
 class Matched(ClientSide[M]):
-    """The client side of PFNM and FedMA: it knows its permutation groups, and can work in other widths."""
+    """The client side of PFNM and FedMA: a network with permutation groups that can take other widths."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -39,21 +39,21 @@ class Matched(ClientSide[M]):
         return {"classes": class_counts(self.client, self.groups.fixed[-1])} if classes else {}
 
     def _use(self, state: Arrays) -> None:
-        """Continue with a network that has these weights, in their widths."""
+        """Continue with a network of these weights, in their widths."""
         self.client.work_on(resize(self._configured, state))
 
 
 class PFNM(Matched[PFNMParameters]):
-    """One phase, from the client's own weights or from its units of the global model."""
+    """Trains the client's own weights, or its units of the global model."""
 
     def begin(self, payload: Payload) -> None:
-        """Load the global model in its own widths."""
+        """Load the global model in its widths."""
         if "model" in payload.arrays:
             self._use(payload.arrays["model"])
             self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Train the client's units of the global model, or the first ones if it has none of the client's."""
+        """Return one phase for the client's units of the global model, or for the first ones if it has none of them."""
         if "model" in payload.arrays:
             units = payload.arrays.get("assignments", {})
             assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}

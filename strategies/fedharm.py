@@ -19,7 +19,6 @@ from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.included import fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import torch_generator
-from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
 from ._common import mean_distance  # noqa: TID251 - this folder is fedhet.strategies

@@ -195,17 +195,17 @@ class Answers:
         client = job.client
         report.metric, report.own_data = client.task.metric, client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
-        report.labels = client.task.outputs.numbers(client.data.train.labels, job.checked.outputs)
+        report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None:
             report.partition = info.partition_id, info.num_partitions
-        report.device, report.note = describe_device(client.device), job.checked.note
-        report.outputs = job.checked.outputs if client.task.plain else 0
+        report.device, report.note = describe_device(client.device), job.note
+        report.outputs = client.outputs
         if report.note and job.policy.deployed:  # it was found with the client's examples
             log_once(self, f"client {client.name}: {report.note}")
             report.note = ""
         if not job.policy.tells_metrics:
-            report.note = "its node lets out no metrics (allow), so its accuracy is not known"
+            report.note = "its node sends no metrics (allow), so its accuracy is not known"
         report.spec = spec_of(job.side.shared())
         report.noise = noise_multiplier(self._clipping)
         report.groups = client.part.describe() if client.part else ""

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client.client import Client
-from fedhet.client.model_check import check_model
+from fedhet.client.model_check import ModelCheck, check_model
 from fedhet.client.policy import Policy
 from fedhet.client.secret import NodeSecret
 from fedhet.client.state import ClientStore
 from fedhet.client.submodel import Submodel
-from fedhet.client.work import Job, Loop, ModelCheck
+from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, DataSet, resident, with_drawn_test_part, with_validation
@@ -116,7 +116,7 @@ class Clients:
             policy.check_shared(side)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
             with seeded(client.root, "message", info.name, request.round, request.question):
-                yield Job(side, payload, policy, build, redraw, checked, loop)
+                yield Job(side, payload, policy, build, redraw, checked.note, loop)
 
     def forget_networks(self) -> None:
         """Free the networks that wait for their next client."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.client.policy import Refused
-from fedhet.client.work import Job, ModelCheck
+from fedhet.client.work import Job
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ModelFunction
 from fedhet.data import ClientData, Examples
@@ -33,6 +34,22 @@ PARTS = {
 }
 
 OWN_MODEL = "the configured architectures are made for the configured data set: give a network of your own (model)"
+
+
+class ModelCheck(NamedTuple):
+    """The result of checking a client's network on its data.
+
+    Attributes:
+        task: the task of its data.
+        outputs: number of outputs of a prediction; for one logit two, the scores of both classes.
+        note: a remark on the network for the log; may be empty.
+        tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
+    """
+
+    task: Task
+    outputs: int
+    note: str = ""
+    tokens: int = 1
 
 
 # ---- can the network be used with the data?

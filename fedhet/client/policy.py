@@ -1,4 +1,4 @@
-"""The policy of a node: the messages that it serves, and how much the numbers that leave it may disclose."""
+"""The policy of a node: which messages it answers, and what the numbers that it sends may disclose."""
 
 import math
 from collections import Counter
@@ -18,33 +18,32 @@ from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
 KINDS = ("weights", "statistics", "features", "posteriors", "prototypes", "descriptors", "hypernetwork", METRICS)
-"""Kinds of what leaves a node: arrays of a network or their changes; classes, numbers of examples by class and
-BatchNorm's statistics; representations of shared examples; class scores, of shared examples, or means by class and
-numbers of examples by class; mean representations and numbers of examples by class; descriptors of shared images; a
-hypernetwork's parameters; metrics and losses. Numbers of examples always leave, and so do facts about a network
-(`STRUCTURE`), which follow `disclose-architecture`."""
+"""Kinds of what a node sends, in order: arrays of a network or their changes; classes, numbers of examples by class
+and BatchNorm's statistics; representations of shared examples; class scores of shared examples, or means by class with
+numbers of examples; mean representations and numbers of examples by class; descriptors of shared images; a
+hypernetwork's parameters; metrics and losses. Numbers of examples are always sent, and so are facts about a network
+(`STRUCTURE`), subject to `disclose-architecture`."""
 
 LEAST = 10
-"""Examples that are behind every number that leaves a deployed node, unless it says otherwise (`min-examples`)."""
+"""Default of `min-examples` at a deployed node: how many examples must be behind every number that it sends."""
 
 DIGITS = 4
-"""Significant digits of metrics that leave a deployed node."""
+"""Significant digits of metrics that a deployed node sends."""
 
 
 class Refused(FedhetError):
-    """A node does not serve a message; the reason depends on nothing private."""
+    """A node does not answer a message, for a reason that depends on nothing private."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules of one node: which methods it serves, before anything is loaded or computed, and what replies hold.
+    """The rules of one node.
 
     Attributes:
-        allowed: kinds (`KINDS`) that may leave; None for all.
-        least: examples that must be behind every number that leaves.
-        deployed: whether the server is on another machine, or another user's: then metrics are rounded, nothing is
-            downloaded, which test examples are predicted right is not even written, and reasons of failures that could
-            tell of data stay in the node's log.
+        allowed: kinds (`KINDS`) that may be sent; None for all.
+        least: number of examples that must be behind every number that is sent.
+        deployed: whether the server is on another machine, or another user's. Then metrics are rounded, nothing is
+            downloaded, and reasons of failures that could disclose data stay in the node's log.
     """
 
     allowed: frozenset[str] | None = None
@@ -53,7 +52,7 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """The policy that a node's config (`allow`, `min-examples`) states; a ConfigError for a wrong value."""
+        """Return the policy of a node's config (`allow`, `min-examples`); raises a ConfigError for a wrong value."""
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))
@@ -66,7 +65,7 @@ class Policy:
 
     @property
     def tells_metrics(self) -> bool:
-        """Whether metrics and losses may leave."""
+        """Whether metrics and losses may be sent."""
         return self.allowed is None or METRICS in self.allowed
 
     @property
@@ -75,28 +74,27 @@ class Policy:
         return self.deployed and self.allowed is not None
 
     def check_method(self, method: str, traits: Traits) -> None:
-        """Check, before anything is loaded, that all that a method sends, metrics apart, may leave; else `Refused`."""
+        """Raise `Refused` if a method sends a kind, except metrics, that may not be sent."""
         if self.allowed is not None:
             if not self.allowed:
-                raise Refused("this node lets out only nothing (allow = ''), so it takes part in no run")
+                raise Refused("this node allows nothing to be sent (allow = ''), so it takes part in no run")
             self._check(method, traits.kinds)
 
     def check_shared(self, side: AnySide) -> None:
-        """Check the kinds of a network's shared arrays before anything is computed; raises `Refused`."""
+        """Raise `Refused` if a kind of the network's shared arrays may not be sent."""
         if self.allowed is not None:
             kinds = {_kind_of("model", name, side) for name in side.shared()}
             self._check(side.client.config.method_name, kinds, way_out="; batch-norm = local keeps statistics")
 
     def check_examples(self, count: int, batch_size: int) -> None:
-        """Check that a client trains on enough examples, and in each step; raises `Refused`.
+        """Raise `Refused` if a client has too few training examples, or trains on too few in a step.
 
-        Weights, and all that is computed with them, may depend on the last step alone, such as by a weight decay that
-        forgets the others.
+        Weights can depend on the last step alone, such as by a weight decay that forgets the others.
         """
         if count < self.least:
             raise Refused(
-                f"it has {count} training examples, and its node lets out no number that fewer than {self.least} are "
-                "behind (min-examples)"
+                f"it has {count} training examples, and its node requires at least {self.least} examples behind every "
+                "number (min-examples)"
             )
         if batch_size < self.least and not self.keeps_secret:  # which trains on whole groups
             raise Refused(
@@ -105,7 +103,7 @@ class Policy:
             )
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
-        """The payload as it may leave, metrics rounded or left out; `Refused` for a kind that may not leave."""
+        """Return the payload with metrics rounded or left out; raises `Refused` for a kind that may not be sent."""
         if self.allowed is not None:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
@@ -119,7 +117,7 @@ class Policy:
         return Payload(payload.arrays, values)
 
     def account(self, reply: Reply, side: AnySide) -> str:
-        """Return what a reply tells, in words for the node's log: kinds, with the bytes of their arrays."""
+        """Return the kinds in a reply, with the bytes of their arrays, as text for the node's log."""
         bytes_of: Counter[str] = Counter()
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():
@@ -138,16 +136,20 @@ class Policy:
         ranked: bool,
         behind: Sequence[int] | None = None,
     ) -> Measured:
-        """An evaluation of so many examples as it may leave: rounded, without labels that too few have or lack.
+        """Return an evaluation as it may be sent: rounded, without values that too few examples are behind.
 
-        A `ranked` metric is an AUC, which weighs as many as there are pairs of examples. Of others, so many examples
-        may be `behind` each value, where they are not all: then weights, numbers of pixels, are rounded, too.
+        Args:
+            metric: the metric's values with their weights.
+            loss: the mean loss.
+            examples: number of examples.
+            ranked: whether the metric is an AUC, whose weights are numbers of pairs of examples.
+            behind: number of examples behind each value, if these are not all; weights are then rounded, too.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
             pairs = zip(weights, behind, strict=True)
             weights = tuple(self.rounded(weight) if count >= self.least else 0.0 for weight, count in pairs)
-        if ranked:  # n with the label and m without make n m pairs, the fewer the less even n and m are
+        if ranked:  # n with the label and m without make n m pairs, fewer the less even n and m are
             fewest = self.least * (examples - self.least) if examples >= 2 * self.least else math.inf
             weights = tuple(weight if weight >= fewest else 0.0 for weight in weights)
         weighed = zip(values, weights, strict=True)
@@ -155,23 +157,23 @@ class Policy:
         return Measured(Metric(values, weights), self.rounded(loss))
 
     def rounded(self, value: float) -> float:
-        """A metric or a loss with as many digits as may leave."""
+        """Return a metric or a loss with as many digits as may be sent."""
         return float(f"{value:.{DIGITS}g}") if self.deployed else value
 
     def reason(self, client: str, error: Exception) -> str:
-        """Return the reason of a failure for the server; at a deployed node nothing that could disclose data."""
+        """Return the reason of a failure for the server; at a deployed node none that could disclose data."""
         if not self.deployed or isinstance(error, Refused | ChangedExamples | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
-        return "it failed, and the reason stands in its node's log, since reasons can tell of data"
+        return "it failed; the reason is in its node's log, since reasons can disclose data"
 
     def _check(self, method: str, kinds: Collection[str], *, way_out: str = "") -> None:
-        """Raise `Refused` for a kind that may not leave; the way out is that of BatchNorm's statistics."""
+        """Raise `Refused` for a kind that may not be sent; `way_out` is the remedy for BatchNorm's statistics."""
         refused = sorted({*kinds} - {METRICS, STRUCTURE} - (self.allowed or frozenset()))
         if refused:
             way_out = way_out if refused == ["statistics"] else ""
-            out = ", ".join(sorted(self.allowed or ())) or "nothing"
-            raise Refused(f"this node lets out only {out} (allow), and {method} sends {', '.join(refused)}{way_out}")
+            out = ", ".join(sorted(self.allowed or ()))
+            raise Refused(f"this node allows only {out} (allow), and {method} sends {', '.join(refused)}{way_out}")
 
 
 def _kind_of(group: str, name: str, side: AnySide) -> str:
@@ -180,4 +182,4 @@ def _kind_of(group: str, name: str, side: AnySide) -> str:
 
 
 def _undeclared(name: str) -> str:
-    return f"a kind that it does not tell ({name})"
+    return f"an undeclared kind ({name})"

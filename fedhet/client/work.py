@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +17,10 @@ from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured
-from fedhet.tasks import LARGEST, Task
+from fedhet.tasks import LARGEST
 from fedhet.training import Phase
 from fedhet.utils.randomness import derive_seed, seed_everything, seeded, torch_generator
 from fedhet.utils.text import log
-
-
-class ModelCheck(NamedTuple):
-    """The result of checking a client's network on its data.
-
-    Attributes:
-        task: the task of its data.
-        outputs: number of outputs of a prediction; for one logit two, the scores of both classes.
-        note: a remark on the network for the log; may be empty.
-        tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
-    """
-
-    task: Task
-    outputs: int
-    note: str = ""
-    tokens: int = 1
 
 
 class Loop(Protocol):
@@ -59,7 +43,7 @@ class Job:
         policy: the rules of its node.
         build: builds the client's whole configured network, with the initial weights of a client or of `all`.
         redraw: loads such weights into the client's network.
-        checked: the result of checking its network on its data.
+        note: a remark on its network for the log; may be empty.
         loop: the user's own training and evaluation; None for fedhet's.
         measured: its evaluations so far, by name.
         lost: whether the state that the server expects is missing.
@@ -72,7 +56,7 @@ class Job:
     policy: Policy
     build: Callable[[str], nn.Module]
     redraw: Callable[[str], None]
-    checked: ModelCheck
+    note: str = ""
     loop: Loop | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
     lost: bool = False
@@ -293,7 +277,7 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
     for prefix, examples in sets.items():
         if 0 < len(examples) < policy.least:
             log.warning(
-                "client %s has %d examples for the metric %s%s, which at least %d must be behind (min-examples)",
+                "client %s has %d examples for the metric %s%s, and its node requires at least %d (min-examples)",
                 *(client.name, len(examples), prefix, when, policy.least),
             )
             continue

@@ -114,7 +114,7 @@ class Report:
         public_size: number of examples in that public dataset.
         device: its device, in words.
         note: a remark for the server's log, shortened on the way.
-        outputs: number of outputs of a prediction; 0 if it is not disclosed.
+        outputs: number of outputs of a prediction.
         noise: noise multiplier of `LocalDpMod` around its training; 0 without.
         groups: if clients train parts of one network, its permutation groups (`fedhet.algorithms.matching`).
     """

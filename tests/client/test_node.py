@@ -284,8 +284,12 @@ def test_a_size_is_measured_within_a_memory_limit(federate):
 @pytest.mark.parametrize(
     ("method", "allow", "reason"),
     [
-        ("FedAvg", "features, prototypes", "lets out only features, prototypes (allow), and fedavg sends weights"),
-        ("FedProto", "", "lets out only nothing"),
+        (
+            "FedAvg",
+            "features, prototypes",
+            "allows only features, prototypes (allow), and fedavg sends weights",
+        ),
+        ("FedProto", "", "allows nothing to be sent"),
         ("FedProto", "prototype", "did you mean 'prototypes'"),
         ("PFNM", "weights", "pfnm sends statistics"),
     ],

@@ -82,7 +82,7 @@ def test_nothing_is_loaded_for_a_message_that_is_refused(method):
         sends = {*traits.sends.values()} - {METRICS, STRUCTURE}
         if not allow or sends - {allow}:
             reply = asked(grid, type, {"method": method})
-            assert "this node lets out only" in str(reply.content["report"]["refusal"])
+            assert "this node allows" in str(reply.content["report"]["refusal"])
 
 
 @pytest.mark.parametrize("method", ["fedproto"])
@@ -100,7 +100,7 @@ def test_whatever_the_settings_a_node_that_allows_nothing_says_the_same(method):
             refusal = str(reply.content["report"]["refusal"])
             if not refusal.startswith(key):  # the value alone is wrong
                 answers.add(refusal)
-    assert answers == {"this node lets out only nothing (allow = ''), so it takes part in no run"}
+    assert answers == {"this node allows nothing to be sent (allow = ''), so it takes part in no run"}
 
 
 def test_at_home_a_node_keeps_nothing_back_unless_it_says_so():
@@ -138,7 +138,7 @@ def test_a_node_logs_what_it_was_asked_and_what_left(federate, caplog):
     ]
     caplog.clear()
     federate("FedProto", {"allow": "weights"})
-    assert any("client 1: query: refused: this node lets out only weights" in line for line in caplog.messages)
+    assert any("client 1: query: refused: this node allows only weights" in line for line in caplog.messages)
 
 
 # ---- the split of a node's data
@@ -205,7 +205,7 @@ def test_a_client_of_too_few_examples_is_refused_with_the_number_that_is_needed(
 
     watch, _ = federate("FedAvg", data=data)
     assert [failure["reason"] for failure in watch.rows[0]["failures"]] == [
-        "it has 9 training examples, and its node lets out no number that fewer than 10 are behind (min-examples)"
+        "it has 9 training examples, and its node requires at least 10 examples behind every number (min-examples)"
     ]
     assert watch.rows[1]["participants"] == ["0", "2"]
     watch, _ = federate("FedAvg", {"min-examples": 9}, data=data)
@@ -241,7 +241,7 @@ def test_parts_of_too_few_examples_tell_no_metric_and_the_rest_goes_on(federate,
     assert all(row["failures"] == [] for row in watch.rows)
     last = {row.client: row.accuracy for row in watch.clients if row.round == 2}
     assert [last[name] is None for name in "012"] == [False, True, False]
-    assert "client 1 has 9 examples for the metric received, which at least 10 must be behind" in caplog.text
+    assert "client 1 has 9 examples for the metric received, and its node requires at least 10" in caplog.text
     assert "metric validation-" in caplog.text, "a fifth of 40 is 8"
     assert "validation" not in watch.rows[1]
 
@@ -294,7 +294,7 @@ def test_a_node_without_metrics_takes_part_and_its_accuracy_is_not_known(federat
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
     accuracies = {row.client: row.accuracy for row in watch.clients if row.round == 2}
     assert [accuracies[name] is None for name in "012"] == [False, True, False]
-    assert "client 1: its node lets out no metrics (allow), so its accuracy is not known" in caplog.text
+    assert "client 1: its node sends no metrics (allow), so its accuracy is not known" in caplog.text
 
 
 # ---- what errors say
@@ -323,7 +323,7 @@ def test_what_an_error_says_of_data_stays_in_the_nodes_log(where, federate, capl
     watch, _ = federate("Local", model=model, data=data)
     reasons = [failure["reason"] for row in watch.rows for failure in row["failures"] if failure["client"] == "1"]
     assert reasons
-    assert all("the reason stands in its node's log" in reason for reason in reasons)
+    assert all("the reason is in its node's log" in reason for reason in reasons)
     assert SECRET in caplog.text
 
 
@@ -363,7 +363,7 @@ def test_a_node_downloads_nothing(method, monkeypatch):
         settings |= {"dataset": "digits", "public-samples": 9, "public-dataset": "mnist"}
     reply = asked(LocalGrid(make_client_app(), 2), "query", settings, "handshake")
     if method == "local":
-        assert "the reason stands in its node's log" in str(reply.content["report"]["refusal"])
+        assert "the reason is in its node's log" in str(reply.content["report"]["refusal"])
         with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes download nothing: name its"):
             datasets.load("mnist")
     assert not cache_folder().exists()
@@ -377,7 +377,7 @@ def test_a_memory_limit_is_one_that_a_machine_may_have(limit, federate):
 
 def test_a_policy_names_what_it_refuses():
     config, policy = configuration.resolve({"method": "fedavg"}), Policy(frozenset({"prototypes"}))
-    with pytest.raises(Refused, match="lets out only prototypes"):
+    with pytest.raises(Refused, match="allows only prototypes"):
         policy.check_method("fedavg", registry.traits(config))
     with pytest.raises(Refused, match=r"fedgen sends statistics$"):  # its numbers by class, none of BatchNorm's
         Policy(frozenset({"weights"})).check_method(

@@ -60,7 +60,7 @@ def test_without_a_public_dataset_its_methods_say_what_they_need():
 def test_what_may_leave_the_clients_decides():
     found = asked("fedmd", "fedproto", "layer-average", "local", allow="posteriors")
     assert set(found.choices) == {"fedmd", "local"}
-    assert "lets out only posteriors (allow), and layer-average sends weights" in found.refused["layer-average"]
+    assert "allows only posteriors (allow), and layer-average sends weights" in found.refused["layer-average"]
     found = asked("fedavg", base=DIGITS | {"architectures": "torchvision/resnet18"}, allow="weights")
     assert "fedavg sends statistics" in found.refused["fedavg"]
     with pytest.raises(ConfigError, match="unknown kind in the node's allow 'everything'"):

@@ -19,7 +19,7 @@ def test_a_node_that_keeps_metrics_refuses(attack, allow, tmp_path):
     victim = Victim(0, tmp_path, SINGLE, own_data=False, allow=allow)
     assert attack(victim) in (None, (None, None))
     (reason,) = {*victim.refusals}
-    assert "lets out only" in reason
+    assert "allows only" in reason
 
 
 @pytest.mark.parametrize("allow", ["weights", "weights,metrics", None])
@@ -27,7 +27,7 @@ def test_a_part_of_one_image_tells_no_loss(allow, tmp_path):
     victim = Victim(0, tmp_path, SINGLE, own_data=False, **({} if allow is None else {"allow": allow}))
     assert pixel_by_pixel(victim, "validation-received") is None
     (reason,) = {*victim.refusals}
-    assert "it has 1 training examples, and its node lets out no number that fewer than 10 are behind" in reason
+    assert "it has 1 training examples, and its node requires at least 10 examples behind every number" in reason
 
 
 def test_with_metrics_a_loss_of_many_tells_their_mean(tmp_path):

@@ -55,8 +55,9 @@ def alignment(kernel, model):
 normalise = Normalise(255.0, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
 
 
-@pytest.mark.parametrize("augment", [crop_and_flip, flip_crop_brighten_blur])
-@pytest.mark.parametrize("kernel", ["linear", "rbf", "procrustes"])
+@pytest.mark.parametrize(
+    ("kernel", "augment"), [("linear", crop_and_flip), ("rbf", flip_crop_brighten_blur), ("procrustes", crop_and_flip)]
+)
 def test_the_steps_of_a_phase_read_nothing_back(kernel, augment):
     model, seen = network(), []
     with META:

@@ -1,5 +1,4 @@
 import math
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -194,19 +193,6 @@ def weights_of_the_head(step):
     return step.parameters["3.weight"].square().sum()
 
 
-def test_features_are_the_heads_input_with_their_graph():
-    model, seen = network(), []
-
-    def term(step):
-        seen.append(step.captured["features"])
-        return torch.zeros(())
-
-    captures = {"features": Representation(model)}
-    run(model, Phase(1, Optimisation(batch_size=12), terms=(term,), captures=captures))
-    assert [features.shape for features in seen] == [(12, 4), (12, 4)]
-    assert all(features.requires_grad for features in seen)
-
-
 def test_several_inner_outputs_are_captured_by_name_with_their_graph():
     model, seen = network(), []
 
@@ -304,23 +290,6 @@ def test_a_phase_continues_with_the_optimiser_of_the_one_before(optimizer):
     assert not all(torch.allclose(tensor, copy(afresh)[name], atol=1e-4) for name, tensor in copy(model).items())
 
 
-def test_a_continued_adam_is_one_adam_by_hand():
-    optimisation, examples = Optimisation("adam", 0.01, batch_size=24), examples_of()
-    model, plain = network(), network()
-    first = run(model, Phase(2, optimisation))
-    assert run(model, Phase(2, optimisation, continues=True), before=first).optimizer is first.optimizer
-    by_hand = torch.optim.Adam(plain.parameters(), lr=0.01, fused=True)
-    plain.train()
-    stream = [torch.Generator().manual_seed(0) for _ in range(2)]
-    for generator in stream:
-        for _ in range(2):
-            (rows,) = batches(24, 24, generator)
-            by_hand.zero_grad()
-            nn.functional.cross_entropy(plain(examples.inputs[rows]), examples.labels[rows]).backward()
-            by_hand.step()
-    assert all(torch.equal(tensor, copy(plain)[name]) for name, tensor in copy(model).items())
-
-
 def test_a_phase_cannot_continue_one_that_trained_other_parameters():
     model = network()
     first = run(model, Phase(1, Optimisation(), trains=lambda name: name.startswith("3.")))
@@ -348,19 +317,6 @@ def test_the_learning_rate_follows_a_schedule_by_step():
     # The bias's gradient is 1, so a step is as long as the learning rate.
     steps = [float((before - after)[0].detach()) for before, after in pairwise(weights)]
     assert steps == pytest.approx([0.1, 0.075, 0.05, 0.025], rel=1e-4)
-
-
-def test_one_cycle_goes_up_from_a_25th_and_down_to_a_100th():
-    one_cycle = partial(learning_rate, "one-cycle")
-    assert one_cycle(0.1, 0.0) == pytest.approx(0.1 / 25)
-    assert one_cycle(0.1, 0.3) == pytest.approx(0.1)
-    assert one_cycle(0.1, 1.0) == pytest.approx(0.1 / 100)
-    assert one_cycle(0.1, 0.15) == pytest.approx((0.1 + 0.1 / 25) / 2)
-    assert one_cycle(0.1, 0.65) == pytest.approx((0.1 + 0.1 / 100) / 2)
-    assert (one_cycle(0.1, -1.0), one_cycle(0.1, 2.0)) == (one_cycle(0.1, 0.0), one_cycle(0.1, 1.0))
-    rates = [one_cycle(0.1, part / 100) for part in range(101)]
-    assert rates[:31] == sorted(rates[:31])
-    assert rates[30:] == sorted(rates[30:], reverse=True)
 
 
 def dropping(seed=0):
@@ -404,13 +360,6 @@ def test_a_further_batch_is_learnt_from():
     changed = {name for name, _ in model.named_parameters() if not torch.equal(copy(model)[name], before[name])}
     assert {"0.weight", "1.weight"} <= changed
     assert not {"3.weight", "3.bias"} & changed
-
-
-def test_a_phase_may_bring_its_own_examples():
-    one, other = network(), network()
-    run(one, Phase(1, Optimisation(), examples=examples_of(6, seed=1)), examples_of(24))
-    run(other, Phase(1, Optimisation()), examples_of(6, seed=1))
-    assert all(torch.equal(a, b) for a, b in zip(copy(one).values(), copy(other).values(), strict=True))
 
 
 @pytest.mark.parametrize("augmented", [False, True])

@@ -1,9 +1,8 @@
-"""A shared network beside the client's own, for methods whose clients have different networks."""
+"""An auxiliary network trained together with the client's own, for methods whose clients have different networks."""
 
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -25,17 +24,17 @@ SMALL = "small"
 """Name of the shared network's outputs among the values that loss terms receive."""
 
 
-def network_beside(client: Client, name: str, role: str) -> nn.Module:
+def auxiliary_network(client: Client, name: str, role: str) -> nn.Module:
     """Build a float32 network for a client's examples, with as many outputs as the client's own network.
 
     Args:
-        client: the client, which is not changed.
+        client: the client.
         name: the architecture; empty for the run's first one (`fedhet.models.build_auxiliary`).
-        role: the key that names it, in words, from which the seed is derived; the seed is the same for all clients with
-            `shared-init`.
+        role: the key that names it, in words, from which the seed is derived. With `shared-init` all clients have the
+            same seed.
 
     Raises:
-        ModelError: it does not take the client's examples.
+        ModelError: the network does not take the client's examples.
     """
     config = client.config
     client.model.eval()
@@ -45,26 +44,22 @@ def network_beside(client: Client, name: str, role: str) -> nn.Module:
         try:
             network = models.build_auxiliary(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
-            why = re.sub("^model '[^']*': ", "", str(error))  # the model may be a preset's, and new to the user
+            why = re.sub("^model '[^']*': ", "", str(error))  # the user may not know the name, if a preset chose it
             key = f"{config.family}.{role.replace(' ', '-')}"
             raise ModelError(f"{key} {why}: set it to a model for these inputs") from error
     if (dtype := precision(network)) and client.precision not in (None, dtype):
-        network.register_forward_pre_hook(partial(_in_precision, dtype))
+        network.register_forward_pre_hook(lambda _module, inputs: tuple(in_precision(each, dtype) for each in inputs))
     return network
 
 
-def _in_precision(dtype: torch.dtype, _module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(in_precision(each, dtype) for each in inputs)
-
-
-def state_that_travels(client: Client, network: nn.Module) -> dict[str, Tensor]:
+def sent_state(client: Client, network: nn.Module) -> dict[str, Tensor]:
     """Return a network's tensors, with running statistics only if they are aggregated."""
     aggregated, kinds = client.config.batch_norm == "aggregate", kinds_of(network)
     return {name: tensor for name, tensor in network.state_dict().items() if aggregated or kinds[name] != "statistic"}
 
 
 class Pair(nn.Module):
-    """Two networks trained at once; it returns the outputs of `own`, and those of `small` can be captured.
+    """Two networks trained at once. It returns the outputs of `own`; those of `small` can be captured.
 
     Args:
         network: the client's network.
@@ -77,19 +72,19 @@ class Pair(nn.Module):
         self.own, self.small, self.projector = network, small, projector or nn.Identity()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Pass a batch through both."""
+        """Pass a batch through both networks."""
         self.small(inputs)
         outputs: Tensor = self.own(inputs)
         return outputs
 
 
-class Beside(ClientSide[B]):
-    """Trains the client's own network and the shared one at once; the shared one travels, its own one is scored."""
+class AuxiliaryModel(ClientSide[B]):
+    """Trains the client's network and a shared one at once; the shared one is sent, the client's is evaluated."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         client.check_scores("which the two networks exchange")
-        self.small = network_beside(client, self.parameters.shared_model, "shared model")
+        self.small = auxiliary_network(client, self.parameters.shared_model, "shared model")
         self.pair = Pair(client.model, self.small)
 
     @property
@@ -99,10 +94,10 @@ class Beside(ClientSide[B]):
 
     def shared(self) -> dict[str, Tensor]:
         """Return the shared network's tensors."""
-        return state_that_travels(self.client, self.small)
+        return sent_state(self.client, self.small)
 
     def begin(self, payload: Payload) -> None:
-        """Load the shared network; re-estimate statistics that did not travel."""
+        """Load the shared network; re-estimate statistics that were not sent."""
         super().begin(payload)
         if self.client.config.batch_norm != "aggregate":
             reestimate(self.small, self.client.data.train.inputs, self.client.transform)
@@ -113,8 +108,8 @@ class Beside(ClientSide[B]):
         return [Phase(client.request.epochs, client.optimisation(), module=self.pair, captures=captures, terms=terms)]
 
 
-class Projected(Beside[B]):
-    """Trains a linear layer between the two networks' representations, too, which stays at the client."""
+class Projected(AuxiliaryModel[B]):
+    """Also trains a linear layer between the two networks' representations, which stays at the client."""
 
     remembers = True
 
@@ -130,7 +125,13 @@ class Projected(Beside[B]):
 
     @abstractmethod
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a new projector, for representations of these widths; `dtype` is the own one's."""
+        """Return both networks with a new projector for representations of these widths.
+
+        Args:
+            width: width of the client's representation.
+            small_width: width of the shared network's representation.
+            dtype: dtype of the client's representation.
+        """
 
     def begin(self, payload: Payload) -> None:
         """Load the shared network and the projector."""
