@@ -62,6 +62,12 @@ def test_a_network_without_a_head_trains_where_none_is_needed(federate):
         federate(lambda client: nn.PReLU(), name="FedRep")
 
 
+@pytest.mark.parametrize("name", ["FedTGP", "FedGH"])
+def test_a_users_loss_trains_with_methods_of_classes(name, federate):
+    watch, _ = federate(name=name, task=fedhet.Task("classification", loss=nn.CrossEntropyLoss()))
+    assert watch.rows[0]["failures"] == []
+
+
 def test_the_function_is_told_who_asks(federate, tiny):
     asked = []
 
