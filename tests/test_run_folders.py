@@ -187,7 +187,7 @@ class TestMethodsThatAFolderNames:
         assert "extra-keys" in answered("run", folder / "config.toml").stderr
         assert answered("report", folder).exit_code == 0
 
-    def test_are_not_imported_by_what_takes_several_folders(self, runs: dict[str, Path]) -> None:
+    def test_are_not_imported_from_several_folders(self, runs: dict[str, Path]) -> None:
         folder = copied(runs["finished"])
         rename_method(folder, "evil:method")
         assert answered("report", folder, runs["interrupted"]).exit_code == 0
@@ -206,7 +206,7 @@ class TestMethodsThatAFolderNames:
         assert "of mine" in (folder / "report.html").read_text()
 
     @pytest.mark.slow
-    def test_are_imported_in_a_run_that_is_resumed_with_their_name(self, tmp_path: Path) -> None:
+    def test_are_imported_if_named_on_resuming(self, tmp_path: Path) -> None:
         settings = {"method": "mine:method", "clients": 2, "rounds": 1, "architectures": "mlp", "local_epochs": 0}
         fedhet.run({**settings, "preset": "", "workers": 1}, out="run", progress=False)
         resume = ["run", "--resume", "run", "--set"]

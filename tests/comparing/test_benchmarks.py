@@ -102,7 +102,7 @@ def test_bold_differences_are_corrected_for_their_number() -> None:
     assert column.level_with_best(["local", "one"]) == ["one"]
 
 
-def test_clients_of_disjoint_labels_share_neither_labels_nor_images() -> None:
+def test_clients_with_disjoint_labels() -> None:
     disjoint = module_of(str(STUDIES / "disjoint.py"))
     clients = [SimpleNamespace(partition_id=client, config=SimpleNamespace(seed=3)) for client in range(20)]
     seen: set[bytes] = set()

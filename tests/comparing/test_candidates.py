@@ -17,7 +17,7 @@ def asked(*methods, base=DIGITS, functions=UserFunctions(), allow=None, labels=F
     return ask(methods, base, functions, seed=0, allow=allow, labels=labels)
 
 
-def test_every_method_of_the_registry_serves_or_says_why_not():
+def test_every_method_serves_or_says_why_not():
     found = asked(*registry.methods())
     assert found.choices.keys() | found.refused.keys() == {*registry.methods()}
     assert not found.choices.keys() & found.refused.keys()
@@ -36,12 +36,12 @@ def test_equal_networks_and_labels_serve_more():
     assert found.choices["fedharm"] == {"fedharm.align": "spectral"}, "cnn has too few blocks"
 
 
-def test_methods_that_cannot_serve_as_configured_change_the_fewest_keys():
+def test_keys_changed_at_need():
     found = asked("fedharm").choices["fedharm"]  # no labels, and too few blocks for descriptors
     assert found == {"fedharm.align": "spectral", "fedharm.alpha": 0.0}
 
 
-def test_unlike_representations_are_brought_to_one_width_where_they_must_be():
+def test_representations_get_one_width():
     base = {"preset": "", "dataset": "digits", "clients": 5, "architectures": "cnn-family"}
     alike = base | {"architectures": "cnn"}
     for name in ("fedproto", "fedtgp", "fedgh", "fedgen"):
@@ -51,7 +51,7 @@ def test_unlike_representations_are_brought_to_one_width_where_they_must_be():
             assert asked(name, base=served).choices[name] == {}
 
 
-def test_without_a_public_dataset_its_methods_say_what_they_need():
+def test_methods_that_need_a_public_dataset():
     found = asked("fedhenn", "label-spreading", "local", "fedproto", base=DIGITS | {"public-samples": 0})
     assert set(found.choices) == {"local", "fedproto"}
     assert "set public-samples" in found.refused["fedhenn"]
@@ -95,7 +95,7 @@ def some_data(client):
     return {"train": (images[:30], labels[:30]), "test": (images[30:], labels[30:])}
 
 
-def test_three_networks_of_ones_own_without_a_public_dataset():
+def test_three_networks_without_a_public_dataset():
     functions = UserFunctions(three_networks, some_data)
     found = asked(*registry.methods(), base={"preset": "fedhenn/digits", "clients": 3}, functions=functions)
     assert found.choices.keys() | found.refused.keys() == {*registry.methods()}
@@ -115,12 +115,12 @@ def one_layer_on(*shape: int) -> UserFunctions:
     )
 
 
-def test_a_shared_network_of_rows_of_numbers_needs_no_name():
+def test_shared_networks_for_rows_of_numbers():
     served = asked("fedkd", "fml", "flha-distillation", functions=one_layer_on(64)).choices
     assert served.keys() >= {"fedkd", "fml", "flha-distillation"}
 
 
-def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give():
+def test_refusals_of_a_users_networks():
     refused = asked("fedkd", "fml", "lora", "flha-distillation", functions=one_layer_on(16, 4)).refused
     reason = (
         "takes images of (channels, height, width) of at least 4 x 4, not (16, 4): set it to a model for these inputs"
@@ -139,7 +139,7 @@ def test_refusals_of_a_users_networks_name_no_model_that_the_user_did_not_give()
         ("heterofl", {"architectures"}),
     ],
 )
-def test_architectures_are_no_part_of_what_is_recommended_for_a_users_networks(method, keys):
+def test_users_networks_replace_architectures(method, keys):
     config = configuration.resolve({"method": method})
     assert {*validation.ineffective(config, registry.traits(config), {"model"})} & {"architectures", "assign"} == keys
 

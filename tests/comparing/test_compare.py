@@ -18,7 +18,7 @@ def plan(methods, *, seeds, config, out):
     return [shared.plan(method, seed, out / f"{method}-seed{seed}") for method in methods for seed in seeds]
 
 
-def test_every_method_gets_the_same_settings_and_its_own_keys(tmp_path):
+def test_shared_settings(tmp_path):
     runs = plan(ALL, seeds=(3, 4), config=SETTINGS, out=tmp_path)
     assert [run.name for run in runs] == [f"{method}-seed{seed}" for method in ALL for seed in (3, 4)]
     assert [run.equalised for run in runs] == [False, False, True, True, False, False]
@@ -36,7 +36,7 @@ def test_every_method_gets_the_same_settings_and_its_own_keys(tmp_path):
     assert not any(key.startswith("fedhenn.") for key in by_name["local-seed3"])
 
 
-def test_the_held_out_public_dataset_of_one_is_given_to_all_whatever_the_order(tmp_path):
+def test_all_methods_get_the_public_dataset(tmp_path):
     chosen = {key: value for key, value in SETTINGS.items() if not key.startswith("public")}
     for methods in (ALL, ALL[::-1]):
         public_datasets = {
@@ -45,13 +45,13 @@ def test_the_held_out_public_dataset_of_one_is_given_to_all_whatever_the_order(t
         assert len(public_datasets) == 1
 
 
-def test_equal_architectures_are_left_as_the_user_chose_them(tmp_path):
+def test_chosen_architectures_stay(tmp_path):
     runs = plan(ALL, seeds=(0,), config=SETTINGS | {"architectures": "cnn-2-1"}, out=tmp_path)
     assert not any(run.equalised for run in runs)
     assert {run.settings.architectures for run in runs} == {"cnn-2-1"}
 
 
-def test_comparison_reports_the_last_round_with_mean_and_spread(comparison):
+def test_mean_and_spread_of_the_last_round(comparison):
     text = comparison.go()
     assert comparison.calls() == sorted(f"{method}-seed{seed} started 1" for method in ALL for seed in (0, 1))
     personal = [summary["personal_accuracy"]["weighted"] for summary in comparison.summaries("fedhenn", (0, 1))]
@@ -74,7 +74,7 @@ def test_comparison_reports_the_last_round_with_mean_and_spread(comparison):
     assert {row["method"] for row in rows if row["equal_architectures"] == "True"} == {"fedavg"}
 
 
-def test_completed_runs_are_kept_and_interrupted_ones_resumed(comparison):
+def test_completed_runs_are_kept(comparison):
     comparison.go(seeds=(0,))
     table = (comparison.folder / "comparison.csv").read_bytes()
     comparison.calls()
@@ -89,7 +89,7 @@ def test_completed_runs_are_kept_and_interrupted_ones_resumed(comparison):
     assert comparison.calls() == []
 
 
-def test_failed_runs_are_named_while_the_others_go_on(comparison):
+def test_failed_runs_are_named(comparison):
     for name, order in (
         ("fedhenn-seed0", "die"),
         ("fedavg-seed1", "refuse"),
@@ -119,7 +119,7 @@ def test_failed_runs_are_named_while_the_others_go_on(comparison):
     assert "2 of 6 runs were completed before" in comparison.go()
 
 
-def test_a_comparison_of_which_nothing_completed_fails(comparison):
+def test_all_runs_fail(comparison):
     for name in ("local-seed0", "local-seed1"):
         comparison.order(name, "refuse")
     why = "client 3: its model has no head"
@@ -130,14 +130,14 @@ def test_a_comparison_of_which_nothing_completed_fails(comparison):
     assert (comparison.folder / "comparison.csv").is_file()
 
 
-def test_a_run_that_was_killed_as_it_began_is_begun_again(comparison):
+def test_a_run_killed_at_its_start(comparison):
     with locked(comparison.folder / "local-seed0"):
         pass
     comparison.go(methods=("local",), seeds=(0,))
     assert (comparison.folder / "local-seed0" / "summary.json").is_file()
 
 
-def test_runs_with_other_settings_are_never_touched(comparison):
+def test_runs_with_other_settings_stay(comparison):
     comparison.go(methods=("local",), seeds=(0,))
     before = {path: path.read_bytes() for path in (comparison.folder / "local-seed0").iterdir()}
     (comparison.folder / "fedavg-seed0").mkdir()
@@ -152,7 +152,7 @@ def test_runs_with_other_settings_are_never_touched(comparison):
     assert comparison.calls() == []
 
 
-def test_a_comparison_goes_on_where_the_data_lie_now(comparison, stand_ins, tmp_path):
+def test_data_may_move(comparison, stand_ins, tmp_path):
     settings = SETTINGS | {"dataset": "mnist", "partition": "iid", "public-samples": 8, "data": stand_ins}
     settings |= {"classes-per-client": ""}
     comparison.order("local-seed1", "fail")
@@ -172,7 +172,7 @@ def test_a_comparison_goes_on_where_the_data_lie_now(comparison, stand_ins, tmp_
         (("fedavg",), {"rounds": -1}, "rounds = -1"),
     ],
 )
-def test_settings_that_cannot_run_are_refused_before_anything_starts(comparison, methods, settings, message):
+def test_invalid_settings_are_refused_first(comparison, methods, settings, message):
     with pytest.raises(ConfigError, match=message):
         comparison.go(methods=methods, settings=settings)
     assert not comparison.folder.exists()

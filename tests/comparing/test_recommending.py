@@ -144,13 +144,13 @@ def test_no_federated_method_has_a_result(made, found):
         assert "since no federated method has a result: alone, the best is" in made.go().verdict
 
 
-def test_a_budget_too_short_for_anything_says_so(made):
+def test_a_budget_that_is_too_short(made):
     with pytest.raises(FedhetError, match="increase --budget"):
         made.go("5s")
     assert made.now <= 5
 
 
-def test_the_same_command_goes_on_where_it_ended(made):
+def test_the_same_command_continues(made):
     made.go("5m")
     before = set(made.started)
     first = made.go("1h")

@@ -27,7 +27,7 @@ def recommended(folder, config, budget, **options):
 
 
 @pytest.mark.slow
-def test_digits_with_five_unlike_networks_and_a_public_dataset(tmp_path):
+def test_five_networks_and_a_public_dataset(tmp_path):
     settings = {"preset": "fedhenn/digits", "clients": 5, "samples-per-client": 30, "partition": "iid", "rounds": 2}
     done, printed = recommended(tmp_path, settings, 40, methods=["fedhenn", "fedmd"], seeds=[0, 1, 2])
     assert not done.beats_alone, "networks learn little in two rounds"
@@ -40,7 +40,7 @@ def test_digits_with_five_unlike_networks_and_a_public_dataset(tmp_path):
 
 
 @pytest.mark.slow
-def test_three_networks_of_ones_own_without_a_public_dataset(tmp_path):
+def test_three_networks_without_a_public_dataset(tmp_path):
     settings = {"clients": 3, "rounds": 2}
     supplied = {"model": own.three_networks, "data": own.some_data, "methods": ["fd", "fedhenn", "fedavg"]}
     done, printed = recommended(tmp_path, settings, 45, seeds=[0, 1], **supplied)

@@ -23,7 +23,7 @@ def shared(methods, config=FEDMA, functions=UserFunctions()):  # noqa: B008
 
 
 @pytest.mark.parametrize("methods", [("fedma", "fedavg", "ensemble", "pfnm"), ("pfnm", "fedavg", "ensemble", "fedma")])
-def test_one_shot_methods_get_one_round_and_the_others_fedmas(methods):
+def test_rounds_of_one_shot_methods(methods):
     found = shared(methods)
     rounds = {method: found.settings(method, 0).rounds for method in methods}
     assert rounds == {"fedma": 0, "fedavg": 6, "ensemble": 1, "pfnm": 1}  # two hidden layers and the last one, twice
@@ -31,13 +31,13 @@ def test_one_shot_methods_get_one_round_and_the_others_fedmas(methods):
     assert any(note.startswith("fedavg: rounds = 6, as many as fedma needs") for note in found.notes)
 
 
-def test_a_number_of_rounds_that_is_told_counts_for_all():
+def test_rounds_count_for_all():
     found = shared(("fedma", "fedavg", "pfnm"), FEDMA | {"rounds": 4})
     assert {found.settings(method, 0).rounds for method in ("fedma", "fedavg", "pfnm")} == {4}
     assert found.notes == []
 
 
-def test_rounds_that_nobody_settles_are_refused():
+def test_rounds_that_no_method_determines():
     with pytest.raises(ConfigError, match="none of fedavg, pfnm determines the number of rounds itself"):
         shared(("fedavg", "pfnm"))
     for method in ("fedavg", "pfnm", "fedhenn"):
@@ -46,7 +46,7 @@ def test_rounds_that_nobody_settles_are_refused():
 
 
 class TestVariants:
-    def test_a_variant_has_settings_of_its_own_before_those_of_all(self):
+    def test_own_settings_take_precedence(self):
         texts = ["fedavg", "mild=fedprox,fedprox.mu=0.5,architectures=mlp,cnn,local-epochs=3"]
         found = shared(texts, {"preset": "fedavg/digits", "fedprox.mu": 2.0})
         plain, mild = (found.settings(name, 0) for name in ("fedavg", "mild"))
@@ -87,12 +87,12 @@ class TestVariants:
             (["a=b=fedavg"], "a=b=fedavg: write METHOD, or NAME=METHOD,KEY=VALUE"),
         ],
     )
-    def test_what_is_no_variant_is_refused(self, texts, reason):
+    def test_invalid_variants(self, texts, reason):
         with pytest.raises(ConfigError, match=reason):
             variants_of(texts)
 
 
-def test_a_methods_own_keys_are_those_of_its_preset_as_in_a_run():
+def test_own_keys_come_from_presets():
     texts = ["fedhenn", "fedproto", "rep=fedrep", "narrow=fedproto,fedproto.width=8"]
     for base in ({"preset": "fedhenn/digits"}, {"preset": "local/digits", "fedproto.weight": 0.5}):
         settings = shared(texts, base)
@@ -115,7 +115,7 @@ def sizes(found):
     return [getattr(each, f"{each.size_name}s", None) for each in of.values()]
 
 
-def test_a_key_that_several_methods_have_is_set_for_all_by_setting_it_for_one():
+def test_shared_keys_are_set_once():
     found = shared([*PARTS, "fedavg"], {"preset": "fedavg/digits", "heterofl": {"widths": "1,0.5"}})
     assert sizes(found) == ["1,0.5", "1,0.5", "1,0.5", "4,2", "1"]
     found = shared([*PARTS[1:], "x=heterofl,heterofl.widths=1,0.2"], {"heterofl.widths": "1,0.5", "fjord.widths": "1"})
@@ -127,7 +127,7 @@ def test_a_key_that_several_methods_have_is_set_for_all_by_setting_it_for_one():
     assert sizes(found)[0] == configuration.resolve({"method": "fedrolex"}).parameters.widths
 
 
-def test_the_page_names_the_keys_that_several_methods_have():
+def test_shared_keys_are_on_the_page():
     owners = {}
     for name in registry.own_methods():
         for key, field in fields_of(registry.method(name).Parameters).items():
@@ -140,7 +140,7 @@ def test_the_page_names_the_keys_that_several_methods_have():
     assert [key for key, names in several.items() if not names <= {*named[key]}] == []
 
 
-def test_keys_of_one_name_and_unlike_meanings_stay_with_their_method():
+def test_keys_with_different_meanings_are_not_shared():
     found = shared(["fedproto", "fedtgp", "fedgh"], {"fedproto.weight": 0.3, "fedproto.width": 16})
     of = {name: found.settings(name, 0).parameters for name in found.own}
     assert [each.width for each in of.values()] == [16, 16, 16]
@@ -150,7 +150,7 @@ def test_keys_of_one_name_and_unlike_meanings_stay_with_their_method():
 
 
 @pytest.mark.parametrize("methods", [["flha-ghn", "local"], ["local", "flha-ghn"]])
-def test_a_method_that_keeps_architectures_to_the_clients_does_so_whoever_comes_first(methods):
+def test_undisclosed_architectures_stay_so(methods):
     for config in (configuration.completed({}), configuration.completed({"method": methods[0]})):
         found = shared(methods, config)
         disclosed = {name: found.settings(name, 0).disclose_architecture for name in methods}
@@ -159,7 +159,7 @@ def test_a_method_that_keeps_architectures_to_the_clients_does_so_whoever_comes_
     assert found.settings("flha-ghn", 0).disclose_architecture
 
 
-def test_clients_that_train_a_hypernetwork_do_so_by_an_optimiser_of_their_own_unless_the_user_set_one():
+def test_hypernetworks_have_their_own_optimiser():
     own = 'optimizer = "adam", learning-rate = 0.005'
 
     def training(methods, config):
@@ -177,7 +177,7 @@ def test_clients_that_train_a_hypernetwork_do_so_by_an_optimiser_of_their_own_un
     assert training(["local", "flha-ghn"], {"preset": "flha-ghn/cifar10"}) == ([("sgd", 0.009)] * 2, [])
 
 
-def test_a_method_whose_clients_start_from_weights_of_their_own_keeps_them_whoever_comes_first():
+def test_own_initial_weights_stay():
     found = shared(["local", "pfnm", "fedavg"], {})
     starts = {name: found.settings(name, 0).shared_init for name in found.own}
     assert starts == {"local": True, "pfnm": False, "fedavg": True}
@@ -185,13 +185,13 @@ def test_a_method_whose_clients_start_from_weights_of_their_own_keeps_them_whoev
     assert shared(["local", "pfnm"], {"shared-init": True}).settings("pfnm", 0).shared_init
 
 
-def test_of_keys_without_effect_those_that_a_user_set_are_told():
+def test_ineffective_keys_are_noted():
     assert shared(["local", "nearest-neighbour"], {"preset": "local/digits"}).notes == []
     chosen = shared(["local", "nearest-neighbour"], {"preset": "local/digits", "learning_rate": 0.2})
     assert chosen.notes == ["nearest-neighbour: learning-rate has no effect with method = nearest-neighbour"]
 
 
-def test_a_key_is_refused_that_has_no_effect_for_any_variant():
+def test_keys_without_effect_are_refused():
     for methods, chosen, sentence in (
         (
             ["fedavg", "local"],
@@ -225,7 +225,7 @@ def test_each_variant_suits_a_users_models_and_data():
     assert chosen.settings("fedmd", 0).parameters.public_epochs == 3
 
 
-def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path):
+def test_folders_of_users_data(tmp_path):
     functions = UserFunctions(model=torch.nn.Linear(4, 3), data=lambda client: None)
     run = shared(["local"], {"preset": "local/digits"}, functions).plan("local", 0, tmp_path)
     before = run.settings.flat() | {"dataset": "digits", "partition": "classes", "public-samples": 9}
@@ -237,7 +237,7 @@ def test_a_folder_by_the_name_of_a_presets_data_set_holds_the_same_run(tmp_path)
 
 
 @pytest.mark.parametrize("order", [["label-spreading", "local", "fedavg"], ["fedavg", "label-spreading", "local"]])
-def test_the_first_variant_takes_no_key_from_others_that_has_no_effect_for_itself(order):
+def test_keys_without_effect_for_the_first_variant(order):
     chosen = {"preset": "fedavg/digits", "aggregation": "median", "local-epochs": 3, "batch-size": 7, "momentum": 0.5}
     found = shared(order, chosen | {"learning-rate": 0.07, "clip-gradients": 2.0})
     for variant in ("local", "fedavg"):
@@ -249,7 +249,7 @@ def test_the_first_variant_takes_no_key_from_others_that_has_no_effect_for_itsel
     assert (found.settings("fedavg", 0).aggregation, found.settings("local", 0).aggregation) == ("median", "mean")
 
 
-def test_a_folder_from_before_a_key_came_holds_the_run_with_its_default(tmp_path):
+def test_new_keys_have_defaults_in_old_folders(tmp_path):
     own = shared(["local"], {"preset": "local/digits"})
     before = own.plan("local", 0, tmp_path).settings.flat()
     (tmp_path / "config.toml").write_text(to_toml({key: before[key] for key in before.keys() - {"clip-gradients"}}))
@@ -258,7 +258,7 @@ def test_a_folder_from_before_a_key_came_holds_the_run_with_its_default(tmp_path
         check([own.plan("local", 0, tmp_path, {"clip-gradients": 2.0})])
 
 
-def test_a_preset_or_method_that_asks_for_a_common_test_set_is_no_users_choice():
+def test_presets_ask_for_a_common_test_set():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     functions = UserFunctions(data=lambda client: (part, part))
     found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, functions)

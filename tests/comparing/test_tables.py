@@ -1,26 +1,89 @@
-"""Paired differences, what each method had and took, and the notes below."""
+"""Tables of comparisons: differences and their intervals, clients' gains, costs, notes, and the figures."""
 
 import math
 import statistics
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from scipy import stats
-from variants import result
 
 from fedhet.comparing import Comparison
-from fedhet.comparing.figures import comparison_figure
+from fedhet.comparing.figures import comparison_figure, gains_figure
+from fedhet.comparing.measures import MEASURES, RunOutcome, VariantResult, _with_gains, corrected_p_values, is_local
 from fedhet.comparing.runs import Execution
-from fedhet.comparing.tables import _in_markdown, accuracies, markdown, notes_below, number_rows, terminal_table
+from fedhet.comparing.tables import _in_markdown, accuracies, gains, markdown, notes_below, number_rows, terminal_table
+from fedhet.comparing.uncertainty import Difference, holm, paired_difference
+from fedhet.config import configuration
+from fedhet.results.history import RunFiles
+from fedhet.utils.statistics import ClientRow
+
+
+def result(method, accuracies, refused=None, diverged=None, **settings):
+    config = configuration.resolve({"method": method, **{key.replace("_", "-"): v for key, v in settings.items()}})
+    failures = [{"client": client, "reason": reason} for client, reason in (refused or {}).items()]
+    rows = [{"round": 1, "participants": [], "failures": failures}]
+    for client, reason in (diverged or {}).items():  # in the first round all is well, and in the second it is not
+        rows[0]["participants"].append(client)
+        rows.append({"round": 2, "failures": [{"client": client, "reason": reason}], "participants": []})
+        rows[-1]["trained"] = {"accuracy": {"weighted": 1.0}, "clients": 1}
+    runs = [
+        RunOutcome(
+            SimpleNamespace(seed=seed, settings=config),
+            RunFiles(Path(), {}, {}, rows=rows, summary={}),
+            dict.fromkeys(MEASURES) | {"personal_accuracy": accuracy, "labelled": 1440, "forwards": 28800},
+        )
+        for seed, accuracy in accuracies.items()
+    ]
+    return VariantResult(method, len(runs), runs, False)
+
 
 LOCAL = result("local", {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.9})
 FEDAVG = result("fedavg", {0: 0.6, 1: 0.65, 2: 0.9, 5: 0.1})
 
 
-def test_two_seeds_are_too_few_for_an_interval_and_the_notes_say_so():
+def test_paired_differences_are_students_test():
+    mine, theirs = {0: 0.6, 1: 0.65, 2: 0.9, 5: 0.1}, {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.9}
+    found, expected = paired_difference(mine, theirs), stats.ttest_1samp([0.1, 0.05, 0.2], 0)
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_p_values_agree_with_intervals():
+    found = [Difference(mean / 100, 4, 0.0004) for mean in range(-12, 13)]
+    significant = [each.p < 0.05 for each in found]
+    assert 5 < sum(significant) < 20
+    assert significant == [not each.low <= 0 <= each.high for each in found]
+    assert [Difference(mean, 3, 0.0).p for mean in (0.0, 0.1)] == [1.0, 0.0]
+
+
+def test_two_seeds_have_no_interval():
+    assert paired_difference({0: 0.5, 1: 0.5}, {0: 0.25, 1: 0.5}) == Difference(0.125, 2)
+    assert Difference(0.125, 2).p is Difference(0.125, 2).low is None
+
+
+def test_holms_correction():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_p_values_are_corrected():
+    results = [
+        result(name, {0: 0.5, 1: 0.5 + x, 2: 0.5 - x}) for name, x in (("local", 0), ("fd", 0.01), ("fml", 0.02))
+    ]
+    alone = [corrected_p_values([results[0], each], results[0])[each.variant] for each in results[1:]]
+    together = corrected_p_values(results, results[0])
+    assert [together[each.variant] for each in results[1:]] == holm(alone)
+    assert "corrected for the number of differences in the table (2, Holm)" in "\n".join(
+        notes_below(results, results[0])
+    )
+
+
+def test_two_seeds_are_too_few():
     local, fedavg = result("local", {0: 0.5, 1: 0.6}), result("fedavg", {0: 0.6, 1: 0.65})
     text = markdown([local, fedavg], local, notes_below([local, fedavg], local))
     assert "2 here: too few seeds for an interval." in text
@@ -33,7 +96,7 @@ def test_two_seeds_are_too_few_for_an_interval_and_the_notes_say_so():
     assert "too few seeds" not in "\n".join(notes_below([LOCAL, FEDAVG], LOCAL))
 
 
-def test_names_stand_under_their_bars_and_legends_above_the_lines():
+def test_names_are_below_their_bars():
     variants = [f"variant-{number}-with-a-rather-long-name" for number in range(9)]
     results = [replace(result("fedavg", {0: 0.5, 1: 0.6}), variant=name) for name in variants]
     for each in (run for variant in results[::2] for run in variant.outcomes):
@@ -55,19 +118,7 @@ def test_names_stand_under_their_bars_and_legends_above_the_lines():
     assert bars.get_legend().get_window_extent().y0 >= bars.get_window_extent().y1
 
 
-def test_accuracy_after_local_training_has_a_column_where_it_is_another_one():
-    def headings(*trained):
-        both = [result("fedavg", {0: 0.6, 1: 0.5}), result("local", {0: 0.4, 1: 0.5})]
-        for each, value in zip(both, trained, strict=True):
-            for run in each.outcomes:
-                run.values["trained_accuracy"] = value if value else run.values["personal_accuracy"]
-        return markdown(both, both[0], []).splitlines()[0]
-
-    assert "after training" not in headings(None, None)
-    assert "after training" in headings(0.75, None)
-
-
-def test_the_table_has_differences_and_what_each_method_had():
+def test_differences_and_counts():
     text = markdown([LOCAL, FEDAVG], LOCAL, [])
     heading, _, local, fedavg = (line.strip("| ").split(" | ") for line in text.splitlines()[:4])
     assert heading[5:8] == ["minus local", "p", "labelled"]
@@ -84,15 +135,17 @@ def test_validation_is_noted():
     assert "20% of training examples were for validation only" in notes
 
 
-def test_the_common_test_set_is_a_column_where_it_was_evaluated():
-    assert "| common |" not in markdown([LOCAL], LOCAL, [])
+@pytest.mark.parametrize(("measure", "column"), [("common_accuracy", "common"), ("trained_accuracy", "after training")])
+def test_columns_of_other_accuracies(measure, column):
+    assert f"| {column} |" not in markdown([LOCAL], LOCAL, [])
     for run in (ensemble := result("ensemble", {0: 0.5})).outcomes:
-        run.values["common_accuracy"] = 0.75
-    assert "| common |" in (text := markdown([ensemble], ensemble, []))
+        run.values[measure] = 0.75
+    text = markdown([ensemble], ensemble, [])
+    assert f"| {column} |" in text
     assert "0.750" in text
 
 
-def test_a_variant_that_lacks_clients_is_said_to():
+def test_missing_clients_are_noted():
     short = result("fedproto", {0: 0.5, 1: 0.6}, refused={"3": "its representation has width 9"}, clients=4)
     notes = "\n".join(notes_below([LOCAL, short], LOCAL))
     assert "fedproto lacks 1 of 4 clients (seeds 0, 1)" in notes
@@ -100,7 +153,7 @@ def test_a_variant_that_lacks_clients_is_said_to():
     assert "local lacks" not in notes
 
 
-def test_a_variant_of_which_clients_diverged_is_said_to_lack_them():
+def test_diverged_clients_are_noted():
     """They took part in the first round, but the last scores are of the others."""
     short = result("fedproto", {0: 1.0, 1: 1.0}, diverged={"3": "training diverged"}, clients=4)
     notes = "\n".join(notes_below([LOCAL, short], LOCAL))
@@ -115,7 +168,7 @@ def test_a_cell_of_markdown_is_text():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_names_of_methods_stay_whole_in_narrow_tables_and_all_does_in_files(terminal):
+def test_names_stay_whole_in_narrow_tables(terminal):
     results = [LOCAL, result("nearest-neighbour", {0: 0.6, 1: 0.65, 2: 0.9})]
     console = Console(file=StringIO(), width=50, force_terminal=terminal)
     Execution(print, 1, console).show(terminal_table(accuracies(results, LOCAL)))
@@ -124,12 +177,42 @@ def test_names_of_methods_stay_whole_in_narrow_tables_and_all_does_in_files(term
     assert (len(lines) == 4) == (not terminal)
 
 
-def test_a_reason_is_told_once_with_all_that_failed_by_it():
+def test_failures_are_grouped_by_reason():
     failed = {"a-seed0": "no", "b-seed0": "never", "a-seed1": "no"}
     assert [*Comparison(Path(), [], LOCAL, failed).reasons] == [("a-seed0, a-seed1", "no"), ("b-seed0", "never")]
 
 
-def test_a_reason_of_several_lines_is_printed_in_as_many():
-    console = Console(file=StringIO())
-    Execution(print, 1, console).tell("no client can serve:\n  client 0: \x1b[31mno head")
-    assert console.file.getvalue() == "no client can serve:\n  client 0: \\x1b[31mno head\n"
+def with_clients(name, accuracies):
+    """Three seeds of a variant, whose clients have these accuracies after the last round."""
+    made = result(name, {0: 0.5, 1: 0.5, 2: 0.5})
+    rows = [
+        ClientRow(r, str(i), "cnn", 9, value * r / 2, None, 0, 0) for i, value in enumerate(accuracies) for r in (1, 2)
+    ]
+    outcomes = [replace(each, files=replace(each.files, clients=rows)) for each in made.outcomes]
+    return VariantResult(name, 3, outcomes, False)
+
+
+@pytest.fixture
+def variants():
+    local, fedavg = with_clients("local", [0.5] * 4), with_clients("fedavg", [0.3, 0.8, 0.9, 0.9])
+    assert [is_local(each) for each in (local, fedavg)] == [True, False]
+    return [_with_gains(each, local) for each in (local, fedavg)]
+
+
+def test_gains_in_tables(variants):
+    local, fedavg = variants
+    headings, alone, line = gains([local, fedavg])
+    assert headings == ["method", "worse off", "worst tenth"]
+    assert (alone, line) == (["local", "-", "-"], ["fedavg", "25%", "-0.200"])
+    assert "| worse off | worst tenth |" in markdown([local, fedavg], local, [])
+    heading, *rows = number_rows([local, fedavg], local)
+    assert {row[heading.index("worse_off")] for row in rows if row[0] == "fedavg" and row[1] in (0, "mean")} == {0.25}
+    assert "Worse off: fraction of clients" in "\n".join(notes_below([local, fedavg], local))
+    assert gains([result("fedavg", {0: 0.5})]) == [["method"], ["fedavg"]]
+
+
+def test_gains_in_the_figure(variants):
+    line, _ = gains_figure(variants).axes[0].get_lines()
+    assert line.get_label() == "fedavg, 25% worse off"
+    assert line.get_ydata() == pytest.approx([-0.2] * 3 + [0.3] * 3 + [0.4] * 6)
+    assert gains_figure([result("fedavg", {0: 0.5})]) is None

@@ -55,7 +55,7 @@ def settings_of(folder):
     return configuration.read(folder / "config.toml")
 
 
-def test_each_method_gets_its_own_best_by_the_mean_over_tuning_seeds(comparison):
+def test_the_best_mean_is_chosen(comparison):
     text = comparison.go(seeds=(0,), tuning=Tuning(GRID, (1000, 1001), runs=6))
     assert (chosen(comparison, "fedhenn"), chosen(comparison, "fedhenn", "fedhenn.eta0")) == (0.1, 0.0)
     assert (chosen(comparison, "fedavg"), chosen(comparison, "local")) == (0.4, 0.2)
@@ -65,7 +65,7 @@ def test_each_method_gets_its_own_best_by_the_mean_over_tuning_seeds(comparison)
     assert float(rows[0]["seed 1000"]) > float(rows[0]["seed 1001"])
 
 
-def test_reported_runs_train_on_whole_training_parts_with_other_seeds(comparison):
+def test_reported_runs_use_whole_training_parts(comparison):
     comparison.go(methods=("fedavg", "local"), seeds=(0, 1), tuning=Tuning(RATES, (7,)))
     tuned = [settings_of(path.parent) for path in sorted((comparison.folder / "tuning").glob("*/config.toml"))]
     assert {each["validation"] for each in tuned} == {0.2}
@@ -89,7 +89,7 @@ def test_one_method_may_have_values_of_its_own(comparison):
 
 
 @pytest.mark.parametrize(("runs", "expected"), [(2, 2), pytest.param(None, 6, marks=pytest.mark.slow)])
-def test_every_method_tries_as_many_configurations(comparison, runs, expected):
+def test_equal_numbers_of_configurations(comparison, runs, expected):
     text = comparison.go(methods=("fedhenn", "local"), seeds=(0,), tuning=Tuning(GRID, (9,), runs))
     assert f"configurations {expected} for fedhenn, {expected} for local" in text
     assert len({json.dumps(row) for row in tried(comparison, "fedhenn")}) == expected
@@ -110,7 +110,7 @@ def test_a_key_without_effect_is_not_tuned(comparison):
     assert row["learning-rate"] == ""
 
 
-def test_validation_measures_the_labels_that_the_table_reports(comparison):
+def test_validation_on_the_common_labels(comparison):
     tuning = Tuning({"learning-rate": [0.1, 0.2, 0.3]}, (9, 10))
     comparison.go(("local",), (0,), SETTINGS | {"test-on": "global"}, tuning=tuning)
     tuned = [settings_of(path.parent) for path in (comparison.folder / "tuning").glob("*/config.toml")]
@@ -122,7 +122,7 @@ def test_validation_measures_the_labels_that_the_table_reports(comparison):
     assert {each["validation-on"] for each in tuned} == {"own"}
 
 
-def test_own_data_without_images_held_out_for_all_are_told_so(comparison):
+def test_validation_labels_are_noted(comparison):
     def data(client):
         part = torch.rand(12, 8), torch.arange(12) % 3
         return {"train": part, "test": part, "common": part}
@@ -141,7 +141,7 @@ def test_own_data_without_images_held_out_for_all_are_told_so(comparison):
     assert "Tuning measured validation parts" in (comparison.folder / "comparison.md").read_text()
 
 
-def test_a_configuration_that_fails_with_a_seed_is_not_chosen_and_is_told(comparison):
+def test_failed_configurations_are_not_chosen(comparison):
     comparison.order("tuning/local,learning-rate=0.2,seed=10", "refuse")
     comparison.go(methods=("local",), seeds=(0,), tuning=Tuning(RATES, (9, 10)))
     assert chosen(comparison, "local") == 0.1
@@ -150,7 +150,7 @@ def test_a_configuration_that_fails_with_a_seed_is_not_chosen_and_is_told(compar
     assert failed["result"] == "client 3: its model has no head"
 
 
-def test_clients_that_diverge_count_as_0_for_their_configuration(comparison):
+def test_diverged_clients_count_as_0(comparison):
     """One of six clients is left, with an accuracy of 1, where the others diverged."""
     comparison.order("tuning/local,learning-rate=0.1,seed=9", "diverge")
     comparison.go(methods=("local",), seeds=(0,), tuning=Tuning(RATES, (9,)))
@@ -158,7 +158,7 @@ def test_clients_that_diverge_count_as_0_for_their_configuration(comparison):
     assert chosen(comparison, "local") == 0.2
 
 
-def test_a_method_of_which_all_configurations_fail_is_told_and_the_others_are_compared(comparison):
+def test_a_method_without_a_completed_configuration(comparison):
     for rate in RATES["learning-rate"]:
         comparison.order(f"tuning/local,learning-rate={rate},seed=9", "refuse")
     comparison.go(methods=("local", "fedavg"), seeds=(0,), tuning=Tuning(RATES, (9,)))
@@ -168,7 +168,7 @@ def test_a_method_of_which_all_configurations_fail_is_told_and_the_others_are_co
     assert (comparison.folder / "fedavg-seed0" / "summary.json").is_file()
 
 
-def test_when_all_configurations_of_all_methods_fail_there_is_nothing_to_choose(comparison):
+def test_no_configuration_of_any_method_completes(comparison):
     for rate in RATES["learning-rate"]:
         comparison.order(f"tuning/local,learning-rate={rate},seed=9", "refuse")
     with pytest.raises(FedhetError, match="no configuration of local completed with all tuning seeds"):
@@ -187,14 +187,14 @@ def test_when_all_configurations_of_all_methods_fail_there_is_nothing_to_choose(
         (Tuning(RATES, ()), {}, "at least one seed"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_before_anything_starts(comparison, tuning, settings, message):
+def test_invalid_tuning_is_refused(comparison, tuning, settings, message):
     with pytest.raises(ConfigError, match=message):
         comparison.go(methods=("local",), seeds=(0,), settings=SETTINGS | settings, tuning=tuning)
     assert not comparison.folder.exists()
 
 
 @pytest.mark.slow
-def test_labels_of_test_parts_have_no_say_in_what_is_chosen(comparison, monkeypatch):
+def test_test_labels_do_not_matter(comparison, monkeypatch):
     settings = {"architectures": "mlp", "clients": 2, "rounds": 5, "samples-per-client": 40, "batch-size": 4}
     folder, right = comparison.folder, client_setup.data_of
 
@@ -214,7 +214,7 @@ def test_labels_of_test_parts_have_no_say_in_what_is_chosen(comparison, monkeypa
     assert all(right > wrong for right, wrong in zip(*accuracies, strict=True))
 
 
-def test_what_a_variant_sets_itself_is_not_its_to_tune(comparison):
+def test_fixed_keys_are_not_tuned(comparison):
     variants = ("fedavg", "slow=fedavg,learning-rate=0.05", "local")
     comparison.go(methods=variants, seeds=(0,), tuning=Tuning(RATES, (9,)), baseline="slow")
     assert (chosen(comparison, "fedavg"), chosen(comparison, "local")) == (0.4, 0.2)

@@ -45,7 +45,7 @@ EVALUATED = st.tuples(st.floats(0, 1), st.floats(0, 1e6), st.integers(1, 10**6))
     st.dictionaries(st.text(), EVALUATED, min_size=1),
     st.randoms(use_true_random=False),
 )
-def test_summarise_does_not_depend_on_order_and_stays_within_the_clients(values, shuffler: random.Random):
+def test_statistics_do_not_depend_on_order(values, shuffler: random.Random):
     shuffled = list(values.items())
     shuffler.shuffle(shuffled)
     result = summarise(values)
@@ -56,7 +56,7 @@ def test_summarise_does_not_depend_on_order_and_stays_within_the_clients(values,
             assert block["min"] * (1 - slack) - slack <= block[name] <= block["max"] * (1 + slack) + slack
 
 
-def test_summarise_leaves_out_undefined_metrics_and_hides_no_diverged_loss():
+def test_undefined_metrics_and_diverged_losses():
     result = summarise(
         {
             "a": (Metric((math.nan,), (0.0,)), 0.5, 10),
@@ -75,7 +75,7 @@ def test_summarise_leaves_out_undefined_metrics_and_hides_no_diverged_loss():
     assert undefined["loss"]["weighted"] == 0.5
 
 
-def test_summarise_weighs_an_auc_by_its_pairs_and_label_by_label():
+def test_auc_is_weighted_by_pairs():
     metrics = {"0": Metric((0.5, 0.75), (10.0, 4.0)), "1": Metric((1.0, math.nan), (30.0, 0.0))}
     result = summarise({client: (metric, 0.5, 20) for client, metric in metrics.items()})
     # The first label's 35 of 40 pairs, the second one's 3 of 4: the mean over labels, not over clients.
@@ -85,12 +85,12 @@ def test_summarise_weighs_an_auc_by_its_pairs_and_label_by_label():
     assert result["accuracy"]["mean"] == pytest.approx((0.625 + 1.0) / 2)
 
 
-def test_summarise_refuses_metrics_of_other_numbers_of_labels():
+def test_numbers_of_labels_must_agree():
     with pytest.raises(ValueError, match="zip"):
         summarise({"0": (Metric((0.5,), (1.0,)), 0.1, 2), "1": (Metric((0.5, 0.5), (1.0, 1.0)), 0.1, 2)})
 
 
-def test_curves_stand_at_the_round_after_which_the_model_was_so():
+def test_rounds_of_learning_curves():
     rows = [
         {"round": 0, "bytes_up": 1},
         row(1, received=0.1, trained=0.4),
@@ -104,7 +104,7 @@ def test_curves_stand_at_the_round_after_which_the_model_was_so():
     assert learning_curve(rows[:1]) == learning_curve([]) == []
 
 
-def test_curves_of_one_statistic_and_of_the_common_test_set():
+def test_curves_by_statistic_and_test_set():
     rows = [row(1, trained=0.4), row(2, common={"received": {"accuracy": 0.3, "loss": 2.0}, "trained": None})]
     rows[0]["trained"]["accuracy"] |= {"min": 0.2, "max": None}
     assert learning_curve(rows, "trained", "min") == [(1, 0.2)]
@@ -132,7 +132,7 @@ def test_a_history_without_rounds_is_complete(tmp_path, caplog):
     assert caplog.text == ""
 
 
-def test_damage_elsewhere_is_an_error_that_names_file_and_line(make_run):
+def test_errors_name_file_and_line(make_run):
     folder = make_run(rounds=3)
     history = folder / "history.jsonl"
     lines = history.read_text().splitlines()

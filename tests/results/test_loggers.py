@@ -57,7 +57,7 @@ def test_every_round_is_told_and_the_run_is_ended(log, tiny, tmp_path, monkeypat
     assert str(tmp_path) in str(begun)
 
 
-def test_what_is_missing_or_unknown_is_named_before_the_run(tiny, tmp_path, monkeypatch):
+def test_missing_and_unknown_loggers(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="log = 'wandb' needs wandb, which is not installed: pip install wandb"):
         run(tiny, tmp_path / "run", "wandb")

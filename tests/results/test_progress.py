@@ -24,7 +24,7 @@ def told(terminal: bool) -> str:
     return out.getvalue()
 
 
-def test_the_last_line_stays_on_a_terminal_and_elsewhere():
+def test_the_last_line_stays():
     for terminal in (True, False):
         last = told(terminal).rstrip().splitlines()[-1]
         assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750 after the last aggregation, 3.00 KB" in last

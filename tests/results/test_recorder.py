@@ -47,7 +47,7 @@ def record(directory, *numbers):
         directory.round(run_of(number), report(number, number / 10))
 
 
-def test_who_sees_a_round_in_the_history_finds_its_clients(tmp_path, monkeypatch):
+def test_clients_are_written_before_the_round(tmp_path, monkeypatch):
     directory, seen, dumps = RunDirectory(tmp_path / "run", CONFIG, "local"), [], json.dumps
 
     def dumping(value, **options):
@@ -60,7 +60,7 @@ def test_who_sees_a_round_in_the_history_finds_its_clients(tmp_path, monkeypatch
     assert seen == [[0, 0], [0, 0, 1, 1]]
 
 
-def test_a_run_directory_holds_what_the_design_says(tmp_path):
+def test_files_of_a_run(tmp_path):
     directory = RunDirectory(tmp_path / "run", CONFIG, "local")
     record(directory, 0, 1, 2, 3)
     run = run_of(3)
@@ -101,7 +101,7 @@ def test_a_run_directory_holds_what_the_design_says(tmp_path):
     }
 
 
-def test_the_configuration_in_it_is_complete_and_can_be_run_again(tmp_path):
+def test_its_configuration_is_complete(tmp_path):
     RunDirectory(tmp_path, CONFIG.but(state_dir=str(tmp_path / "state"), out="elsewhere"), "local")
     table = tomllib.loads((tmp_path / "config.toml").read_text())
     assert {"fedhet", "flwr", "torch", "python"} <= table["versions"].keys()
@@ -111,21 +111,21 @@ def test_the_configuration_in_it_is_complete_and_can_be_run_again(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["state", "state-of-others"])
-def test_state_has_the_runs_identity_unless_it_is_in_the_runs_own_directory(place, tmp_path):
+def test_identity_of_a_run(place, tmp_path):
     config = CONFIG.but(state_dir=str(tmp_path / place))
     first = RunDirectory(tmp_path, config, "local").resumed(State(run="drawn"))
     assert first.run == ("" if place == "state" else "drawn")
     assert RunDirectory(tmp_path / "other", config, "flwr", simulated=False).resumed(State(run="drawn")).run == "drawn"
 
 
-def test_the_last_round_counts_never_the_best(tmp_path):
+def test_the_last_round_counts(tmp_path):
     directory = RunDirectory(tmp_path, CONFIG, "local")
     for number, value in ((1, 0.9), (2, 0.3)):
         directory.round(run_of(number), report(number, value))
     assert summarised(read_history(tmp_path), run_of(2), CONFIG)["personal_accuracy"]["weighted"] == 0.3
 
 
-def test_what_was_received_last_stands_beside_what_was_trained_last(tmp_path):
+def test_accuracies_before_and_after_training(tmp_path):
     directory = RunDirectory(tmp_path, CONFIG, "local")
     directory.round(run_of(1), report(1, 0.2, trained=0.6))
     directory.round(run_of(2), report(2, 0.5, trained=0.7))
@@ -138,7 +138,7 @@ def test_what_was_received_last_stands_beside_what_was_trained_last(tmp_path):
     ]
 
 
-def test_an_earlier_run_is_never_written_over(tmp_path):
+def test_earlier_runs_are_never_overwritten(tmp_path):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(FedhetError, match="holds a run already"):
@@ -148,7 +148,7 @@ def test_an_earlier_run_is_never_written_over(tmp_path):
         check_folder(tmp_path / "other", resume=True)
 
 
-def test_a_failed_run_says_so_and_why(tmp_path):
+def test_failed_runs_have_a_reason(tmp_path):
     directory = RunDirectory(tmp_path, CONFIG, "local")
     record(directory, 0)
     for error, reason in ((FedhetError("no client"), "no client"), (KeyError("a"), "KeyError: 'a'")):
@@ -183,7 +183,7 @@ def test_resuming_goes_back_to_the_last_complete_round(tmp_path):
     assert [row["round"] for row in read_history(folder)] == [0, 1, 2, 3]
 
 
-def test_a_run_that_died_before_its_first_checkpoint_starts_afresh(tmp_path):
+def test_resuming_before_the_first_checkpoint(tmp_path):
     RunDirectory(tmp_path, CONFIG, "local")
     (tmp_path / "history.jsonl").write_text(json.dumps(report(0).row) + "\n")
     resumed = RunDirectory(tmp_path, CONFIG, "local", resume=True)
@@ -192,13 +192,13 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_afresh(tmp_path):
     assert read_clients(tmp_path) == []
 
 
-def test_what_was_changed_in_resuming_is_in_the_configuration(tmp_path):
+def test_changed_settings_are_written(tmp_path):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0)
     RunDirectory(tmp_path, CONFIG.but(rounds=9), "local", resume=True)
     assert configuration.read(tmp_path / "config.toml")["rounds"] == 9
 
 
-def test_personal_models_are_fetched_from_wherever_the_state_is(tmp_path):
+def test_personal_models_are_collected(tmp_path):
     config = CONFIG.but(state_dir=str(tmp_path / "state-of-clients"))
     write_tensors(tmp_path / "state-of-clients" / "models" / "0.safetensors", {"w": to_tensor(np.ones(2))})
     directory = RunDirectory(tmp_path / "run", config, "local")
@@ -209,7 +209,7 @@ def test_personal_models_are_fetched_from_wherever_the_state_is(tmp_path):
 
 @pytest.mark.parametrize("name", ["history.jsonl", "clients.csv", "digests.csv", "checkpoint/2.safetensors"])
 @pytest.mark.parametrize("damage", ["flipped", "missing", "shortened"])
-def test_a_run_whose_files_are_damaged_is_not_resumed_and_stays_as_it_is(tmp_path, name, damage):
+def test_damaged_runs_are_not_resumed(tmp_path, name, damage):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1, 2)
     path = tmp_path / name
     content = bytearray(path.read_bytes())
@@ -228,7 +228,7 @@ def test_a_run_whose_files_are_damaged_is_not_resumed_and_stays_as_it_is(tmp_pat
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_checkpoint_of_another_round_is_refused(tmp_path):
+def test_checkpoints_of_another_round(tmp_path):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1, 2)
     (tmp_path / "checkpoint" / "2.safetensors").rename(tmp_path / "checkpoint" / "1.safetensors")
     with pytest.raises(FedhetError, match="is damaged: it is the checkpoint of round 2"):
@@ -238,7 +238,7 @@ def test_a_checkpoint_of_another_round_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "name", ["=1+1", "+1;2", "-a", "@SUM(1)", "＝1", "a\x1b[31m", "a\u202e", "a\x00", "a\nb", "-1", "-0.5"]
 )
-def test_clients_csv_is_text_to_a_spreadsheet_and_comes_back(tmp_path, name):
+def test_names_in_clients_csv(tmp_path, name):
     directory, said = RunDirectory(tmp_path, CONFIG, "local"), report(1)
     row = said.clients[0]
     said.clients[:] = [replace(row, client=name, architecture=name)]

@@ -72,7 +72,7 @@ def report_of(folder):
     return Page(text), text
 
 
-def test_report_holds_figures_numbers_settings_and_failures(make_run):
+def test_content_of_a_report(make_run):
     hostile = "reply refused: <script>alert(1)</script> & layer 'fc' is not finite"
     failures = {n: [{"client": "7", "reason": hostile}, {"client": "10", "reason": hostile}] for n in (2, 3)}
     failures[4] = [{"client": "0", "reason": "no reply within 60 s"}]
@@ -100,7 +100,7 @@ def test_report_holds_figures_numbers_settings_and_failures(make_run):
     assert [row[:2] for row in page.rows if row[0] == "all"] == [["all", "20"]]
 
 
-def test_report_needs_nothing_beside_it_and_follows_dark_mode(make_run):
+def test_reports_are_self_contained(make_run):
     page, text = report_of(make_run(cka=True))
     assert all(link.startswith(("#", "data:")) for link in page.links)
     # The only addresses are the names of XML namespaces, which nobody fetches.
@@ -117,7 +117,7 @@ def test_report_needs_nothing_beside_it_and_follows_dark_mode(make_run):
         assert "#000000" not in svg
 
 
-def test_report_and_figures_repeat_to_the_byte(make_run):
+def test_reports_repeat_to_the_byte(make_run):
     folder = make_run(cka=True)
     files = [
         folder / "report.html",
@@ -139,7 +139,7 @@ def test_report_and_figures_repeat_to_the_byte(make_run):
         ("received", False, ["personal models", "after local training"]),
     ],
 )
-def test_the_curve_of_a_methods_score_is_always_drawn(make_run, personal, has_global, curves):
+def test_the_scored_curve_is_drawn(make_run, personal, has_global, curves):
     figure = accuracy_figure(read_run(make_run(personal=personal, has_global=has_global)))
     drawn = [line.get_label() for line in figure.axes[0].get_lines()]
     assert [label for label in drawn if not label.startswith("_")] == curves
@@ -150,7 +150,7 @@ def test_lines_differ_in_colour_or_dash():
     assert len({(each["color"], str(each["linestyle"])) for each in looks}) == 48
 
 
-def test_all_text_lies_inside_its_figure_and_legends_above_their_lines(make_run):
+def test_text_is_inside_figures(make_run):
     names = [f"ward-{number}-of-the-university-hospital-of-somewhere" for number in range(3)]
     folder = make_run(clients=30, rounds=3, cka=True, architectures=["torchvision/mobilenet_v3_small", *names])
     for figure in run_figures(read_run(folder), registry.drawings("fedhenn")).values():
@@ -166,7 +166,7 @@ def test_all_text_lies_inside_its_figure_and_legends_above_their_lines(make_run)
                 assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
 
 
-def test_a_page_has_no_width_of_its_own(make_run, tmp_path):
+def test_pages_fit_phones(make_run, tmp_path):
     folder = make_run(cka=True, rounds=2)
     for text in (write_report(folder).read_text(), compare_folders([folder], tmp_path / "both.html").read_text()):
         assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
@@ -188,7 +188,7 @@ def test_a_page_has_no_width_of_its_own(make_run, tmp_path):
         ),
     ],
 )
-def test_a_card_for_what_there_is(make_run, options, cards):
+def test_facts_of_a_report(make_run, options, cards):
     page, text = report_of(make_run(rounds=2, clients=2, **options))
     assert re.findall("<dt>(.*?)</dt>", text) == cards
     assert ("after the last aggregation; before it, after local training, 0." in page.text) == ("personal" in options)
@@ -225,7 +225,7 @@ def test_a_card_for_what_there_is(make_run, options, cards):
         ),
     ],
 )
-def test_report_of_what_there_is(make_run, options, figures, said):
+def test_reports_of_incomplete_runs(make_run, options, figures, said):
     folder = make_run(**options)
     page, _ = report_of(folder)
     assert page.figures == figures
@@ -233,7 +233,7 @@ def test_report_of_what_there_is(make_run, options, figures, said):
     assert said in page.text
 
 
-def test_report_of_a_run_that_wrote_only_its_settings(make_run):
+def test_report_of_settings_only(make_run):
     folder = make_run()
     for name in ("history.jsonl", "clients.csv", "summary.json"):
         (folder / name).unlink()
@@ -242,19 +242,19 @@ def test_report_of_a_run_that_wrote_only_its_settings(make_run):
     assert "Unfinished" in page.text
 
 
-def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path):
+def test_other_folders_are_refused(tmp_path):
     with pytest.raises(FedhetError, match="is not the directory of a run"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_report_of_a_method_that_is_not_installed_names_what_it_cannot_draw(make_run):
+def test_matrices_of_unknown_methods_are_named(make_run):
     page, _ = report_of(make_run(cka=True, settings={"method": "somebody's own"}))
     assert "cka" not in page.figures
     assert "matrices.json also holds: cka, unheard-of." in page.text
 
 
-def test_every_drawing_of_a_method_can_be_found():
+def test_drawings_exist():
     drawings = [drawing for method in registry.methods() for drawing in registry.drawings(method).values()]
     assert drawings
     for drawing in drawings:
@@ -319,7 +319,7 @@ class Attributes(Page):
         super().handle_starttag(tag, attributes)
 
 
-def test_text_of_a_folder_reaches_pages_figures_and_terminals_as_text(odd_run, tmp_path):
+def test_odd_text_stays_text(odd_run, tmp_path):
     page, both = write_report(odd_run), compare_folders([odd_run], tmp_path / "both.html")
     notebook = f"<!DOCTYPE html>{RunResult(odd_run, {})._repr_html_()}"
     for text in (page.read_text(encoding="utf-8"), both.read_text(encoding="utf-8"), notebook):
@@ -340,7 +340,7 @@ def test_text_of_a_folder_reaches_pages_figures_and_terminals_as_text(odd_run, t
     assert "\x00" not in out.getvalue()
 
 
-def test_a_folders_name_becomes_no_part_of_a_page(make_run, tmp_path):
+def test_folder_names_stay_text(make_run, tmp_path):
     folder = make_run('x" onload="alert(1)')
     found = Attributes(RunResult(folder, {})._repr_html_())
     assert "onload" not in found.attributes
@@ -349,7 +349,7 @@ def test_a_folders_name_becomes_no_part_of_a_page(make_run, tmp_path):
     assert "onload" not in Attributes((tmp_path / "both.html").read_text(encoding="utf-8")).attributes
 
 
-def test_formulas_in_the_figures_of_others_stay_formulas():
+def test_formulas_in_other_figures():
     figure = Figure()
     figure.suptitle("$x^2$")
     to_svg(figure, "figure")

@@ -36,7 +36,7 @@ def test_rows_by_architecture_and_their_total(make_run):
         assert row[3:] == [f"{number:.3f}" for number in numbers]
 
 
-def test_closing_table_shows_architectures_and_the_runs_numbers(make_run):
+def test_closing_table(make_run):
     text = " ".join(printed(closing_table(make_run(failures={2: [{"client": "1", "reason": "gone"}]}))).split())
     for part in (
         "fedhenn on digits",
@@ -53,7 +53,7 @@ def test_closing_table_shows_architectures_and_the_runs_numbers(make_run):
     assert "undisclosed" in with_global
 
 
-def test_the_headline_names_the_score_and_what_training_makes_of_it(make_run):
+def test_headline_has_both_accuracies(make_run):
     def headline_of(name, **values):
         folder = make_run(name, **values)
         run = read_run(folder)
