@@ -49,13 +49,13 @@ def reasons(watch):
         (None, lambda client: (NONE, THREE), "client 0: has no training examples"),
     ],
 )
-def test_what_is_wrong_with_a_clients_model_or_data_is_told_by_name(federate, model, data, reason):
+def test_errors_name_the_client(federate, model, data, reason):
     with pytest.raises(FedhetError) as caught:
         federate(model, data, clients=1)
     assert reason in str(caught.value)
 
 
-def test_a_network_without_a_head_trains_where_none_is_needed(federate):
+def test_networks_without_a_head(federate):
     watch, _ = federate(lambda client: nn.PReLU(), name="FedAvg")
     assert watch.rows[0]["failures"] == []
     with pytest.raises(FedhetError, match="PReLU has no nn.Linear or convolution to take for its head"):
@@ -63,12 +63,12 @@ def test_a_network_without_a_head_trains_where_none_is_needed(federate):
 
 
 @pytest.mark.parametrize("name", ["FedTGP", "FedGH"])
-def test_a_users_loss_trains_with_methods_of_classes(name, federate):
+def test_own_loss_with_methods_of_classes(name, federate):
     watch, _ = federate(name=name, task=fedhet.Task("classification", loss=nn.CrossEntropyLoss()))
     assert watch.rows[0]["failures"] == []
 
 
-def test_the_function_is_told_who_asks(federate, tiny):
+def test_data_function_receives_client(federate, tiny):
     asked = []
 
     def data(client):
@@ -82,7 +82,7 @@ def test_the_function_is_told_who_asks(federate, tiny):
     assert len(asked) == 2
 
 
-def test_a_client_without_partition_goes_by_its_nodes_number(tiny):
+def test_name_without_partition(tiny):
     grid = LocalGrid(tiny.app(), 1)
     context = grid._contexts[FIRST_NODE]
     for key in list(context.node_config):
@@ -92,7 +92,7 @@ def test_a_client_without_partition_goes_by_its_nodes_number(tiny):
     assert list(strategy.state.clients) == [str(FIRST_NODE)]
 
 
-def test_initial_weights_are_the_clients_own_and_of_the_seed(federate, monkeypatch):
+def test_initial_weights_by_client_and_seed(federate, monkeypatch):
     starts, train = {}, training.train
 
     def spying(model, *args, **keywords):
@@ -108,7 +108,7 @@ def test_initial_weights_are_the_clients_own_and_of_the_seed(federate, monkeypat
     assert not torch.equal(starts[0], starts[4])
 
 
-def test_a_pretrained_model_starts_from_its_weights(federate, monkeypatch, tiny):
+def test_pretrained_weights(federate, monkeypatch, tiny):
     pretrained = tiny.model().state_dict()
 
     def model(client):
@@ -126,7 +126,7 @@ def test_a_pretrained_model_starts_from_its_weights(federate, monkeypatch, tiny)
     assert not torch.equal(weights["2.weight"], pretrained["2.weight"])
 
 
-def test_clients_of_different_models_and_classes_train_side_by_side(federate, tiny):
+def test_different_models_and_classes(federate, tiny):
     def model(client):
         return nn.Linear(4, 2) if client.name == "0" else tiny.model(client)
 
@@ -144,14 +144,14 @@ def test_clients_of_different_models_and_classes_train_side_by_side(federate, ti
     assert shapes == [(2, 4), (3, 6)]
 
 
-def test_architectures_can_be_kept_secret(federate):
+def test_undisclosed_architectures(federate):
     watch, _ = federate(disclose_architecture=False)
     assert {row.architecture for row in watch.clients} == {""}
     watch, _ = federate(nodes={1: {"disclose-architecture": False}})
     assert [row.architecture for row in watch.clients if row.round == 1] == ["Sequential-51", ""]
 
 
-def test_without_a_test_part_a_client_trains_and_is_not_evaluated(federate, tiny):
+def test_client_without_test_part(federate, tiny):
     def data(client):
         train, (inputs, labels) = tiny.data(client)
         return train, (inputs[: 0 if client.name == "0" else 6], labels[: 0 if client.name == "0" else 6])
@@ -161,7 +161,7 @@ def test_without_a_test_part_a_client_trains_and_is_not_evaluated(federate, tiny
     assert [row.accuracy is None for row in watch.clients if row.round == 1] == [True, False]
 
 
-def test_a_message_that_is_not_fedhets_gets_a_sentence_for_an_answer(tiny):
+def test_message_of_another_strategy(tiny):
     grid = LocalGrid(tiny.app(), 1)
     content = RecordDict({"config": ConfigRecord({"lr": 0.1})})
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
@@ -169,7 +169,7 @@ def test_a_message_that_is_not_fedhets_gets_a_sentence_for_an_answer(tiny):
         read_reply(reply)
 
 
-def test_dropout_and_batches_have_streams_of_their_own(federate):
+def test_dropout_does_not_change_batches(federate):
     def model(dropout):
         return lambda client: nn.Sequential(nn.Linear(4, 6), nn.Dropout(dropout), nn.Linear(6, 3))
 
@@ -190,7 +190,7 @@ def test_dropout_and_batches_have_streams_of_their_own(federate):
     assert torch.equal(run(0.0), run(0.5))
 
 
-def test_what_was_kept_for_one_run_is_let_go_when_another_begins(tiny, tmp_path):
+def test_caches_are_dropped_between_runs(tiny, tmp_path):
     asked = []
 
     def data(client):

@@ -105,7 +105,7 @@ def started(strategy, app):
         ("LayerAverage", {"batch_norm": "local", "layer-average.by": "prefix"}),
     ],
 )
-def test_its_own_functions_do_what_fedhets_loop_does(name, more):
+def test_own_functions_agree_with_fedhets_loop(name, more):
     """With the same steps, a full batch each, the shared arrays and every evaluation agree."""
     ours, theirs = (
         started(getattr(fedhet, name)(**{**SETTINGS, **more}), app)
@@ -121,7 +121,7 @@ def test_its_own_functions_do_what_fedhets_loop_does(name, more):
                 assert one[which]["accuracy"] == other[which]["accuracy"]
 
 
-def test_under_fedrep_heads_stay_at_home(tmp_path):
+def test_fedrep_keeps_heads(tmp_path):
     sent = []
     strategy = fedhet.FedRep(**SETTINGS | {"local_epochs": 3, "closing_epochs": 0})
     result, rows = started(strategy, fedhet.wrap(hospital(sent), network, counts))
@@ -131,7 +131,7 @@ def test_under_fedrep_heads_stay_at_home(tmp_path):
     assert rows[-1]["received"]["accuracy"]["mean"] > 0.6
 
 
-def test_its_metrics_keep_their_names_in_the_history():
+def test_metrics_keep_their_names():
     _, rows = started(fedhet.FedAvg(**SETTINGS), fedhet.wrap(hospital(), network, counts))
     first, last = rows[1], rows[-1]
     assert first["metrics"] | {"hours": 2.0, "sensitivity": 0.75} == first["metrics"]
@@ -140,7 +140,7 @@ def test_its_metrics_keep_their_names_in_the_history():
 
 
 @pytest.mark.parametrize("name", ["LGFedAvg"])
-def test_metrics_of_one_name_of_both_functions_are_two(name):
+def test_metrics_with_one_name(name):
     app = fedhet.wrap(hospital(trained={"eval_acc": -1.0, "sensitivity": -2.0}), network, counts)
     _, rows = started(getattr(fedhet, name)(**SETTINGS, evaluate_every=1), app)
     metrics = rows[1]["metrics"]
@@ -149,7 +149,7 @@ def test_metrics_of_one_name_of_both_functions_are_two(name):
     assert 0 <= metrics["eval_acc"] <= 1
 
 
-def test_its_functions_receive_what_flowers_strategies_send():
+def test_config_like_flowers_strategies():
     sent = []
     strategy = fedhet.FedProx(**SETTINGS, **{"fedprox.mu": 0.5})
     strategy.start(
@@ -163,7 +163,7 @@ def test_its_functions_receive_what_flowers_strategies_send():
 
 
 @pytest.mark.parametrize("name", ["FedHeNN", "HeteroFL"])
-def test_methods_that_need_fedhets_loop_say_so_by_name(name):
+def test_methods_that_need_fedhets_loop(name):
     strategy = getattr(fedhet, name)(**SETTINGS)
     with pytest.raises(FedhetError, match=f"{strategy.config.method_name} needs fedhet's training loop, and this"):
         strategy.start(LocalGrid(fedhet.wrap(hospital(), network, counts), 3))
@@ -210,7 +210,7 @@ class TestItIsToldWhatIsWrong:
             fedhet.wrap(hospital(), None, counts)
 
 
-def test_a_node_that_keeps_its_metrics_keeps_the_users_too():
+def test_node_without_metrics():
     app = fedhet.wrap(hospital(), network, counts)
 
     def at_a_node(message, context):
@@ -233,20 +233,6 @@ def test_few_test_examples_give_no_metric(caplog):
     assert rows[-1]["received"] is None
     assert "eval_acc" not in rows[-1]["metrics"]
     assert "12 test examples, too few for a metric" in caplog.text
-
-
-def test_it_goes_on_after_a_pause_as_if_there_was_none():
-    """A server that starts anew from its state, with personal heads at the clients."""
-    settings = SETTINGS | {"local_epochs": 3, "closing_epochs": 0}
-    straight, _ = started(fedhet.FedRep(**settings), fedhet.wrap(hospital(), network, counts))
-    app = fedhet.wrap(hospital(), network, counts)
-    first = fedhet.FedRep(**settings | {"rounds": 2})
-    started(first, app)
-    second = fedhet.FedRep(**settings)
-    second.state = first.state
-    resumed, rows = started(second, app)
-    assert [row["round"] for row in rows][-2:] == [3, 4]  # the last is the evaluation at the end
-    torch.testing.assert_close(straight.arrays.to_torch_state_dict(), resumed.arrays.to_torch_state_dict())
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def changed(array, what):
 
 @pytest.mark.parametrize("what", ["exponent", "dtype", "rows"])
 @pytest.mark.parametrize("method", CASES)
-def test_a_target_that_is_none_is_refused(method, what, tmp_path):
+def test_invalid_targets(method, what, tmp_path):
     own, group, part = CASES[method]
 
     def before(message, client):
@@ -49,7 +49,7 @@ def test_a_target_that_is_none_is_refused(method, what, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 99_999], [-1, 2, 3], [[1, 2]]])
-def test_rows_of_a_public_dataset_that_are_none_are_refused(rows, tmp_path):
+def test_invalid_public_rows(rows, tmp_path):
     def before(message, client):
         if at([1], "1")(message, client):
             kind = np.int32 if not any(isinstance(row, float) for row in rows) else np.float32

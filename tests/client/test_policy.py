@@ -14,7 +14,7 @@ from torch import nn
 import fedhet
 from fedhet import data as datasets
 from fedhet.client.app import make_client_app
-from fedhet.client.policy import KINDS, Policy, Refused
+from fedhet.client.policy import KINDS, Policy
 from fedhet.config import configuration as configuration
 from fedhet.data.files import cache_folder
 from fedhet.errors import ConfigError, DataError, FedhetError
@@ -71,7 +71,7 @@ def asked(grid, type, settings, question="", arrays=None):
 
 
 @pytest.mark.parametrize("method", registry.own_methods())
-def test_nothing_is_loaded_for_a_message_that_is_refused(method):
+def test_refusal_before_loading(method):
     def loaded(client):
         raise AssertionError("was loaded")
 
@@ -85,38 +85,20 @@ def test_nothing_is_loaded_for_a_message_that_is_refused(method):
             assert "this node allows" in str(reply.content["report"]["refusal"])
 
 
-@pytest.mark.parametrize("method", ["fedproto"])
-def test_whatever_the_settings_a_node_that_allows_nothing_says_the_same(method):
-    def loaded(client):
-        raise AssertionError("was loaded")
-
-    grid = LocalGrid(make_client_app(loaded, loaded), 2)
-    grid._contexts[FIRST_NODE + 1].node_config["allow"] = ""
-    answers = set()
-    for key, default, _, _ in configuration.keys(method=None, outside=False):
-        if key.partition(".")[0] in (key, method) and not isinstance(default, str):
-            value = (not default) if isinstance(default, bool) else type(default)(1)
-            reply = asked(grid, "evaluate", {"method": method, key: value})
-            refusal = str(reply.content["report"]["refusal"])
-            if not refusal.startswith(key):  # the value alone is wrong
-                answers.add(refusal)
-    assert answers == {"this node allows nothing to be sent (allow = ''), so it takes part in no run"}
-
-
-def test_at_home_a_node_keeps_nothing_back_unless_it_says_so():
+def test_default_policies():
     assert Policy.of({}, deployed=False) == Policy(None, 1, False)
     assert Policy.of({}, deployed=True) == Policy(None, 10, True)
     assert Policy.of({"min-examples": 3, "allow": "weights, metrics"}, deployed=True).allowed == {"weights", "metrics"}
 
 
 @pytest.mark.parametrize("least", [0, 2.5, True])
-def test_a_least_number_of_examples_is_a_whole_number(least):
+def test_min_examples_must_be_whole(least):
     with pytest.raises(ConfigError, match="the node's min-examples is .* must be a whole number of at least 1"):
         Policy.of({"min-examples": least}, deployed=True)
 
 
 @pytest.mark.parametrize(("type", "question"), [("query", "handshake"), ("query", FIRST), ("evaluate", "")])
-def test_a_node_that_adds_noise_answers_no_message_of_a_method_without_one_model(type, question, caplog):
+def test_noise_needs_one_shared_model(type, question, caplog):
     """Noise is added to weights alone, and a server may skip the handshake."""
     noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
     grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty, mods=[noise]), 2)
@@ -126,7 +108,7 @@ def test_a_node_that_adds_noise_answers_no_message_of_a_method_without_one_model
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_node_logs_what_it_was_asked_and_what_left(federate, caplog):
+def test_audit_log(federate, caplog):
     caplog.set_level("INFO")
     federate("FedAvg", {"allow": "weights,metrics", "min-examples": 5})
     lines = [re.sub(r"run \w+", "run R", line) for line in caplog.messages if line.startswith("client 1: ")]
@@ -145,7 +127,7 @@ def test_a_node_logs_what_it_was_asked_and_what_left(federate, caplog):
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_nodes_own_split_counts_whatever_a_run_asks_for():
+def test_node_settings_of_the_split():
     found = {}
 
     def data(client):
@@ -160,7 +142,7 @@ def test_a_nodes_own_split_counts_whatever_a_run_asks_for():
     assert [strategy.state.clients[name].examples for name in "01"] == [20, 30]
 
 
-def test_a_seed_of_its_own_splits_a_nodes_data(tiny):
+def test_split_seed(tiny):
     def parts(**node):
         grid = LocalGrid(make_client_app(), 2)
         context = grid._contexts[FIRST_NODE + 1]
@@ -175,7 +157,7 @@ def test_a_seed_of_its_own_splits_a_nodes_data(tiny):
 
 
 @pytest.mark.parametrize("changed", [{"samples-per-client": 12}, {"seed": 1}])
-def test_within_a_run_the_split_stays_as_it_was(changed):
+def test_split_is_pinned_within_a_run(changed):
     grid = LocalGrid(make_client_app(lambda: nn.Linear(4, 3), forty), 2)
     first = {"validation": 0.3}
     assert "refusal" not in asked(grid, "query", first, "handshake").content["report"]
@@ -185,7 +167,7 @@ def test_within_a_run_the_split_stays_as_it_was(changed):
     assert f"the request has another {key}: start another run" in refusal
 
 
-def test_the_head_is_the_layer_that_a_node_names():
+def test_node_names_the_head():
     """A server that names the first layer asks for class means of inputs."""
     grid = LocalGrid(make_client_app(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), forty), 2)
     settings = {"method": "fedproto", "head": "0"}
@@ -198,7 +180,7 @@ def test_the_head_is_the_layer_that_a_node_names():
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_client_of_too_few_examples_is_refused_with_the_number_that_is_needed(federate, tiny):
+def test_too_few_training_examples(federate, tiny):
     def data(client):
         train, test = forty(client)
         return (tuple(part[:9] for part in train), test) if client.name == "1" else (train, test)
@@ -213,7 +195,7 @@ def test_a_client_of_too_few_examples_is_refused_with_the_number_that_is_needed(
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_no_step_of_training_is_on_too_few_examples(federate):
+def test_smallest_batch(federate):
     """Else a weight decay that forgets all other steps (1 / learning-rate) tells the examples of the last one."""
     sizes = []
 
@@ -232,7 +214,7 @@ def test_no_step_of_training_is_on_too_few_examples(federate):
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_parts_of_too_few_examples_tell_no_metric_and_the_rest_goes_on(federate, caplog):
+def test_too_few_test_examples(federate, caplog):
     def data(client):
         train, test = forty(client)
         return (train, tuple(part[:9] for part in test)) if client.name == "1" else (train, test)
@@ -248,7 +230,7 @@ def test_parts_of_too_few_examples_tell_no_metric_and_the_rest_goes_on(federate,
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("name", ["FedProto", "FD"])
-def test_means_of_too_few_examples_stay_at_the_node(name, federate, caplog):
+def test_class_means_of_few_examples(name, federate, caplog):
     watch, strategy = federate(name, data=lambda client: forty(client, few=4))
     assert all(row["failures"] == [] for row in watch.rows)
     sent = [strategy.state.prototypes] if name == "FedProto" else list(strategy.state.own.values())
@@ -263,7 +245,7 @@ def test_means_of_too_few_examples_stay_at_the_node(name, federate, caplog):
 @pytest.mark.parametrize(
     ("pairs", "told"), [([10 * 30, 20 * 20, 9 * 31, 0], [True, True, False, False]), ([1 * 39] * 2, [False] * 2)]
 )
-def test_a_ranking_of_too_few_with_a_label_or_too_few_without_stays(pairs, told):
+def test_auc_of_few_examples(pairs, told):
     metric = Metric(tuple(0.5 if pair else math.nan for pair in pairs), tuple(map(float, pairs)))
     found = Policy(None, 10).measured(metric, 1.0, examples=40, ranked=True).metric
     assert [weight > 0 for weight in found.weights] == told
@@ -278,7 +260,7 @@ def test_a_ranking_of_too_few_with_a_label_or_too_few_without_stays(pairs, told)
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("name", ["FedAvg", "Local"])
-def test_metrics_leave_with_four_digits(name, federate):
+def test_rounded_metrics(name, federate):
     watch, strategy = federate(name)
     losses = [row.loss for row in watch.clients if row.loss is not None]
     assert losses
@@ -288,7 +270,7 @@ def test_metrics_leave_with_four_digits(name, federate):
         assert max(digits) > 8, "weights are not rounded"
 
 
-def test_a_node_without_metrics_takes_part_and_its_accuracy_is_not_known(federate, caplog):
+def test_node_without_metrics(federate, caplog):
     watch, _ = federate("FedAvg", {"allow": "weights"})
     assert all(row["failures"] == [] for row in watch.rows)
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
@@ -318,7 +300,7 @@ def secretive(where):
 
 
 @pytest.mark.parametrize("where", ["told", "model"])
-def test_what_an_error_says_of_data_stays_in_the_nodes_log(where, federate, caplog, elsewhere):
+def test_private_errors_stay_in_the_log(where, federate, caplog, elsewhere):
     model, data = secretive(where)
     watch, _ = federate("Local", model=model, data=data)
     reasons = [failure["reason"] for row in watch.rows for failure in row["failures"] if failure["client"] == "1"]
@@ -327,13 +309,13 @@ def test_what_an_error_says_of_data_stays_in_the_nodes_log(where, federate, capl
     assert SECRET in caplog.text
 
 
-def test_at_home_an_error_is_told(federate):
+def test_errors_in_simulation(federate):
     model, data = secretive("told")
     watch, _ = federate("Local", model=model, data=data)
     assert SECRET in watch.rows[0]["failures"][0]["reason"]
 
 
-def test_a_note_that_was_found_with_examples_stays(federate, elsewhere, caplog):
+def test_notes_stay_at_the_node(federate, elsewhere, caplog):
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -352,7 +334,7 @@ def test_a_note_that_was_found_with_examples_stays(federate, elsewhere, caplog):
 
 
 @pytest.mark.parametrize("method", ["local", "fedmd"])
-def test_a_node_downloads_nothing(method, monkeypatch):
+def test_no_downloads_at_nodes(method, monkeypatch):
     def download(**_):
         raise AssertionError("was downloaded")
 
@@ -370,16 +352,6 @@ def test_a_node_downloads_nothing(method, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [1e12, "nan", 0])
-def test_a_memory_limit_is_one_that_a_machine_may_have(limit, federate):
+def test_invalid_memory_limits(limit, federate):
     watch, _ = federate("Local", {"memory-limit": limit})
     assert "must be a number of GB above 0 and below 1e+09" in watch.rows[0]["failures"][0]["reason"]
-
-
-def test_a_policy_names_what_it_refuses():
-    config, policy = configuration.resolve({"method": "fedavg"}), Policy(frozenset({"prototypes"}))
-    with pytest.raises(Refused, match="allows only prototypes"):
-        policy.check_method("fedavg", registry.traits(config))
-    with pytest.raises(Refused, match=r"fedgen sends statistics$"):  # its numbers by class, none of BatchNorm's
-        Policy(frozenset({"weights"})).check_method(
-            "fedgen", registry.traits(configuration.resolve({"method": "fedgen"}))
-        )

@@ -55,7 +55,7 @@ def bringing(tiny, shared):
 
 
 @pytest.mark.parametrize(("method", "expected"), [("labelled", PUBLIC), ("inputs", PUBLIC.unlabelled)])
-def test_the_servers_public_dataset_comes_with_labels_where_the_method_needs_them(method, expected, tiny, watch):
+def test_server_public_dataset(method, expected, tiny, watch):
     strategy = start(method, tiny.app(), watch, PUBLIC)
     assert {seen[1:] for seen in SEEN} == {(expected.digest, method == "labelled", 10)}
     assert (strategy.state.public, strategy.state.public_size) == (expected.digest, 10)
@@ -64,39 +64,39 @@ def test_the_servers_public_dataset_comes_with_labels_where_the_method_needs_the
 
 
 @pytest.mark.parametrize(("method", "expected"), [("labelled", PUBLIC), ("inputs", PUBLIC.unlabelled)])
-def test_so_does_one_that_the_clients_bring_along(method, expected, tiny, watch):
+def test_client_public_dataset(method, expected, tiny, watch):
     strategy = start(method, bringing(tiny, (PUBLIC.inputs, PUBLIC.labels)), watch)
     assert {seen[1:] for seen in SEEN} == {(expected.digest, method == "labelled", 10)}
     assert (strategy.state.public, strategy.state.public_size) == (expected.digest, 10)
     assert [row.bytes_down for row in watch.clients if row.round == 0] == [0, 0]
 
 
-def test_a_public_dataset_without_labels_does_not_do_for_a_method_that_needs_them(tiny, watch):
+def test_missing_labels(tiny, watch):
     with pytest.raises(ConfigError, match="labelled needs a public dataset with labels, but it has none"):
         start("labelled", tiny.app(), watch, PUBLIC.unlabelled)
     with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled public dataset to align on"):
         start("labelled", bringing(tiny, PUBLIC.inputs), watch)
 
 
-def test_without_any_public_dataset_the_way_to_one_is_told(tiny, watch):
+def test_missing_public_dataset(tiny, watch):
     with pytest.raises(FedhetError, match="there is no public dataset to align on: have the clients' data function re"):
         start("inputs", tiny.app(), watch)
 
 
-def test_a_client_whose_public_dataset_is_another_is_refused(tiny, watch):
+def test_different_public_dataset(tiny, watch):
     start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "1")), watch, clients=3)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "1"
     assert "its public dataset is not that of the other clients" in failure["reason"]
 
 
-def test_the_public_dataset_that_most_bring_along_is_that_of_all_whoever_comes_first(tiny, watch):
+def test_majority_decides(tiny, watch):
     start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "0")), watch, clients=3)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == "0"
 
 
-def test_labels_that_differ_make_another_public_dataset(tiny, watch):
+def test_different_labels(tiny, watch):
     def shared(client):
         return PUBLIC.inputs, PUBLIC.labels.roll(int(client.partition_id == 1))
 
@@ -105,7 +105,7 @@ def test_labels_that_differ_make_another_public_dataset(tiny, watch):
 
 
 @pytest.mark.parametrize("public", [PUBLIC, PUBLIC.unlabelled])
-def test_a_kept_public_dataset_is_found_again_in_another_process(public, tmp_path):
+def test_stored_public_dataset(public, tmp_path):
     ClientStore(tmp_path, "", "3").keep(public)
     assert [path.name for path in (tmp_path / "public").iterdir()] == [f"{public.digest}.safetensors"]
     found = ClientStore(tmp_path, "", "3").public_dataset(public.digest)
@@ -124,18 +124,18 @@ def client_with(public, asked, folder):
     )
 
 
-def test_a_clients_own_public_dataset_serves_with_and_without_its_labels(tmp_path):
+def test_own_public_dataset_without_labels(tmp_path):
     assert client_with(PUBLIC, PUBLIC.digest, tmp_path).find_public() is PUBLIC
     assert client_with(PUBLIC, PUBLIC.unlabelled.digest, tmp_path).find_public() is PUBLIC.unlabelled
 
 
-def test_a_public_dataset_that_is_not_there_is_lost(tmp_path):
+def test_lost_public_dataset(tmp_path):
     for digest in ("", "0f"):
         with pytest.raises(LostState, match=f"client 3 has no public dataset {digest} \\(any more\\)"):
             client_with(PUBLIC, digest, tmp_path).find_public()
 
 
-def test_a_public_dataset_of_other_examples_is_refused(tmp_path):
+def test_public_dataset_of_other_shape(tmp_path):
     other = PublicDataset(torch.ones(3, 5))
     client = client_with(None, other.digest, tmp_path)
     client.store.keep(other)

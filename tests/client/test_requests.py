@@ -51,7 +51,7 @@ def grid(tiny):
 
 
 @pytest.mark.parametrize("text", ["[]", "{", DEEP, '{"rounds": [1]}', "9" * 5000])
-def test_settings_that_are_no_table(text, grid):
+def test_invalid_settings(text, grid):
     reason = refusal(grid, text)
     assert reason.startswith("the request's settings ")
     assert "reply" not in reason
@@ -59,7 +59,7 @@ def test_settings_that_are_no_table(text, grid):
 
 
 @pytest.mark.parametrize("text", ["[]", DEEP, '{"round": -1}', '{"run": "../x"}', '{"final": 1}'])
-def test_a_request_that_is_none(text, grid):
+def test_invalid_requests(text, grid):
     reason = refusal(grid, json.dumps({"method": "local"}), text)
     assert reason.startswith("the request ")
     assert "reply" not in reason
@@ -69,14 +69,12 @@ def test_a_request_that_is_none(text, grid):
     ("public", "reason"),
     [
         ({"labels": torch.arange(3)}, "the request's public dataset has no inputs"),
-        ({"inputs": torch.zeros(0, 4)}, "the request's public dataset has no inputs"),
         ({"inputs": torch.tensor(1.0)}, "the request's public dataset has no inputs"),
         ({"inputs": torch.zeros(3, 4), "labels": torch.arange(2)}, "has 3 inputs and labels of shape [2]"),
         ({"inputs": torch.zeros(3, 5)}, "public dataset has examples of shape [5], and this client's are of [4]"),
-        ({"inputs": torch.zeros(3, 4, 4)}, "public dataset has examples of shape [4, 4], and this client's are of [4]"),
     ],
 )
-def test_public_datasets_that_are_none(public, reason, grid):
+def test_invalid_public_datasets(public, reason, grid):
     arrays = {"public": {name: tensor.numpy() for name, tensor in public.items()}}
     found = refusal(grid, json.dumps({"method": "fedhenn", "fedhenn.eta0": 1.0}), arrays=arrays)
     assert reason in found
@@ -153,13 +151,13 @@ def attacked(messages, folder, examples):
 
 
 @pytest.mark.parametrize("method", ["fedhenn"])
-def test_a_node_answers_whatever_it_is_sent(method, recorded, tmp_path, in_a_run):
+def test_mutated_requests(method, recorded, tmp_path, in_a_run):
     served = attacked(recorded(method), tmp_path, 60)
     assert served[False] > 5
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_a_node_answers_whatever_it_is_sent_at_length(method, recorded, tmp_path, in_a_run):
+def test_mutated_requests_at_length(method, recorded, tmp_path, in_a_run):
     served = attacked(recorded(method), tmp_path, 2000)
     assert min(served.values()) > 20

@@ -22,20 +22,20 @@ def rows(groups):
     return [group.tolist() for group in groups]
 
 
-def test_a_group_has_enough_examples_of_one_class_and_rare_classes_are_in_none():
+def test_groups_of_one_class():
     groups = groups_of(LABELS, 10, torch.Generator().manual_seed(0), by_class=True)
     assert sorted(len(group) for group in groups) == [10, 12, 13]
     assert all(len(LABELS[group].unique()) == 1 for group in groups)
     assert sorted(torch.cat(groups).tolist()) == [*range(25), *range(34, 44)]
 
 
-def test_without_classes_every_example_is_in_a_group():
+def test_groups_without_classes():
     groups = groups_of(torch.randn(44, 3), 10, torch.Generator().manual_seed(0), by_class=False)
     assert [len(group) for group in groups] == [11] * 4
     assert sorted(torch.cat(groups).tolist()) == [*range(44)]
 
 
-def test_batches_are_unions_of_whole_groups():
+def test_batches_of_whole_groups():
     groups = groups_of(LABELS, 10, torch.Generator().manual_seed(0), by_class=True)
     for size, together in ((8, 1), (22, 2), (100, 3)):
         parts = list(grouped_batches(groups, size, torch.Generator().manual_seed(1)))
@@ -45,7 +45,7 @@ def test_batches_are_unions_of_whole_groups():
         assert sum(whole[0]) == together
 
 
-def test_groups_and_seed_are_the_same_in_every_process_and_not_those_of_another_node(tmp_path):
+def test_secret_by_node(tmp_path):
     one, again = (NodeSecret(tmp_path, "north", "own") for _ in range(2))
     other = NodeSecret(tmp_path, "south", "own")
     assert one.seed == again.seed != other.seed
@@ -54,7 +54,7 @@ def test_groups_and_seed_are_the_same_in_every_process_and_not_those_of_another_
 
 
 @pytest.mark.parametrize("change", [{"alpha": 2.0}, {"split-seed": 1}])
-def test_another_choice_of_examples_is_refused_and_no_value_is_disclosed(change, tmp_path):
+def test_changed_settings_are_refused(change, tmp_path):
     choice = {"alpha": 1.0, "split-seed": 4711}
     NodeSecret(tmp_path, "north", "digits").keep(choice)
     NodeSecret(tmp_path, "north", "digits").keep(choice)
@@ -65,13 +65,13 @@ def test_another_choice_of_examples_is_refused_and_no_value_is_disclosed(change,
 
 
 @pytest.mark.parametrize(("labels", "least"), [(LABELS[:-1], 10), (LABELS, 11)])
-def test_other_examples_or_groups_are_refused(labels, least, tmp_path):
+def test_changed_examples_are_refused(labels, least, tmp_path):
     NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES)
     with pytest.raises(ChangedExamples, match="this node's examples are those of its first run"):
         NodeSecret(tmp_path, "north", "own").grouped(data(labels), least, CLASSES)
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def test_damaged_file(tmp_path):
     NodeSecret(tmp_path, "north", "own")
     path = tmp_path / "nodes" / "north.json"
     assert path.stat().st_mode & 0o077 == 0

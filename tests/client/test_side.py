@@ -28,7 +28,7 @@ def client_in(round, **settings):
     )
 
 
-def test_the_optimisation_of_a_round_is_as_configured():
+def test_optimisation_of_a_round():
     settings = {"optimizer": "sgd", "momentum": 0.5, "weight-decay": 0.1, "batch-size": 7, "learning-rate": 0.2}
     settings["clip-gradients"] = 3.0
     found = client_in(2, rounds=4, **settings, **{"lr-schedule": "linear"}).optimisation()
@@ -39,7 +39,7 @@ def test_the_optimisation_of_a_round_is_as_configured():
     assert closing.learning_rate == pytest.approx(0.05), "the closing round has the last round's rate"
 
 
-def test_one_cycle_goes_on_from_phase_to_phase_and_round_to_round():
+def test_one_cycle_over_phases_and_rounds():
     def cycle(round, *part):
         return client_in(round, rounds=5, **{"lr-schedule": "one-cycle", "learning-rate": 0.1}).optimisation(*part)
 
@@ -56,13 +56,8 @@ def test_one_cycle_goes_on_from_phase_to_phase_and_round_to_round():
     assert cycle(6).schedule(0.5) == cycle(5).schedule(0.5)
 
 
-def test_streams_are_the_clients_and_the_rounds_for_each_purpose():
+def test_random_streams():
     seeds = {client_in(round).seed(*purpose) for round in (1, 2) for purpose in (("dropout",), ("rad", 1), ("rad", 2))}
     assert len(seeds) == 6
     assert client_in(1).seed("dropout") == client_in(1).seed("dropout")
     assert client_in(1).generator("dropout").initial_seed() == client_in(1).seed("dropout")
-
-
-def test_a_training_batch_is_augmented_before_it_is_transformed():
-    assert client_in(1).prepare(torch.ones(2), torch.Generator()).tolist() == [1.0, 1.0]
-    assert client_in(1).prepare(torch.ones(2), None).tolist() == [0.5, 0.5]

@@ -9,7 +9,7 @@ from fedhet.errors import FedhetError
 from fedhet.utils.files import read_tensors
 
 
-def test_a_client_keeps_the_last_state_and_the_one_it_came_from(tmp_path):
+def test_kept_states(tmp_path):
     store = ClientStore(tmp_path, "", "0")
     store.save(1, {"w": torch.tensor(1.0)}, after=-1)
     store.save(2, {"w": torch.tensor(2.0)}, after=1)
@@ -23,7 +23,7 @@ def test_a_client_keeps_the_last_state_and_the_one_it_came_from(tmp_path):
     assert store.load(4)["w"] == 4
 
 
-def test_a_damaged_file_is_an_error_and_a_clients_damaged_state_is_a_lost_one(tmp_path):
+def test_damaged_state_is_lost(tmp_path):
     store = ClientStore(tmp_path, "", "0")
     store.save(1, {"w": torch.ones(3)}, after=-1)
     path = tmp_path / "clients" / "0" / "1.safetensors"
@@ -35,7 +35,7 @@ def test_a_damaged_file_is_an_error_and_a_clients_damaged_state_is_a_lost_one(tm
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
-def test_one_flipped_bit_is_damage_and_a_lost_state(tmp_path, kind):
+def test_flipped_bit(tmp_path, kind):
     store = ClientStore(tmp_path, "", "0")
     store.save(1, {"w": torch.ones(3, 2).to(kind), "n": torch.tensor(1).to(kind)}, after=-1)
     path = tmp_path / "clients" / "0" / "1.safetensors"
@@ -47,7 +47,7 @@ def test_one_flipped_bit_is_damage_and_a_lost_state(tmp_path, kind):
     assert store.load(1) is None
 
 
-def test_a_flipped_bit_of_a_public_dataset_has_it_removed_and_asked_for_again(tmp_path):
+def test_damaged_public_dataset(tmp_path):
     public, store = PublicDataset(torch.ones(4, 2)), ClientStore(tmp_path, "", "0")
     store.keep(public)
     path = tmp_path / "public" / f"{public.digest}.safetensors"

@@ -52,7 +52,7 @@ def refused(new_watch: Any) -> Callable[..., str]:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_inputs_that_are_not_finite_are_told_with_part_and_row(part: str, value: float) -> None:
+def test_inputs_not_finite(part: str, value: float) -> None:
     inputs = INPUTS.clone()
     inputs[17, 2] = value
     parts = dict.fromkeys(PARTS, (INPUTS, LABELS)) | {part: (inputs, LABELS)}
@@ -67,7 +67,7 @@ def as_client_data_unchecked(parts: dict[str, Any]) -> ClientData:
     return ClientData(**made, public=PublicDataset(*parts["public"]))
 
 
-def test_targets_and_public_datasets_that_are_not_finite_are_told() -> None:
+def test_targets_not_finite() -> None:
     targets = torch.ones(40)
     targets[3] = math.nan
     with pytest.raises(DataError, match="client 3: train has nan in the labels of row 3"):
@@ -107,14 +107,14 @@ def partly_hollow() -> nn.Module:
     return Somewhere(4, 3)
 
 
-def test_a_network_that_returns_nan_untrained_is_told(refused: Any) -> None:
+def test_untrained_network_returns_nan(refused: Any) -> None:
     text = refused(hollow)
     assert "its Nowhere returned nan for row 0 of its training inputs, which are finite, before any training" in text
     assert "(model = " in text
     assert "hollow" in text
 
 
-def test_a_network_that_returns_nan_for_some_rows_has_not_diverged(refused: Any) -> None:
+def test_nan_for_some_rows(refused: Any) -> None:
     assert "before anybody has trained" in refused(partly_hollow)
     rest = torch.arange(40) != 20
     text = refused(partly_hollow, lambda client: ((INPUTS, LABELS), (INPUTS[rest], LABELS[rest])), batch_size=40)
@@ -172,14 +172,14 @@ def leaves_later() -> nn.Module:
         (lambda client: "net", "the model function returned a str, not an nn.Module"),
     ],
 )
-def test_a_network_that_cannot_be_trained_is_told_with_its_function(refused: Any, function: Any, sentence: str) -> None:
+def test_untrainable_networks(refused: Any, function: Any, sentence: str) -> None:
     text = refused(function)
     assert sentence in text
     assert f"(model = {function.__module__}.{function.__qualname__})" in text
     assert text.count("client 0") == 1
 
 
-def test_a_network_that_is_built_otherwise_every_time_is_told(refused: Any) -> None:
+def test_changing_networks(refused: Any) -> None:
     widths = iter(range(5, 50))
 
     def changing(client: Any) -> nn.Module:
@@ -191,7 +191,7 @@ def test_a_network_that_is_built_otherwise_every_time_is_told(refused: Any) -> N
     assert "changing)" in text
 
 
-def test_a_network_that_draws_when_it_is_evaluated_works_and_is_noted(
+def test_network_that_draws_in_evaluation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Noisy(nn.Linear):
@@ -202,7 +202,7 @@ def test_a_network_that_draws_when_it_is_evaluated_works_and_is_noted(
     assert "its Noisy returns other outputs for the same inputs each time" in caplog.text
 
 
-def test_a_process_ends_for_no_dataset(new_watch: Any) -> None:
+def test_system_exit_in_user_code(new_watch: Any) -> None:
     class Leaving(Rows):
         def __getitem__(self, row: int) -> Any:
             raise SystemExit("no disk")
@@ -220,28 +220,6 @@ def test_a_process_ends_for_no_dataset(new_watch: Any) -> None:
 # ---- arrays
 
 
-def objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    found = np.empty(len(array), object)
-    found[:] = list(array)
-    return found
-
-
-FORMS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
-    "negative strides": lambda array: array[::-1].copy()[::-1],
-    "objects": objects,
-    "numbers as objects": lambda array: array.astype(object),
-    "every other": lambda array: np.repeat(array, 2, axis=0)[::2],
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_arrays_of_other_layouts_are_the_same_data(form: str) -> None:
-    inputs, labels = INPUTS.numpy(), LABELS.numpy()
-    made = as_client_data("3", ((FORMS[form](inputs), FORMS[form](labels)), (inputs, labels)))
-    assert torch.equal(made.train.inputs[:].float(), INPUTS)
-    assert torch.equal(made.train.labels, LABELS)
-
-
 @pytest.mark.parametrize(
     ("inputs", "labels", "sentence"),
     [
@@ -251,9 +229,7 @@ def test_arrays_of_other_layouts_are_the_same_data(form: str) -> None:
         (INPUTS[:2], np.array([None, 1], object), "has labels of type NoneType"),
     ],
 )
-def test_objects_that_are_no_numbers_are_told_with_the_function(
-    refused: Any, inputs: Any, labels: Any, sentence: str
-) -> None:
+def test_objects_that_are_no_numbers(refused: Any, inputs: Any, labels: Any, sentence: str) -> None:
     def own(client: Any) -> Any:
         return (inputs, labels), (INPUTS, LABELS)
 

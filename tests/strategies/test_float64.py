@@ -71,7 +71,7 @@ QUICK = ("fedhenn", "fedharm")
 
 
 @pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
-def test_a_float64_network_completes_and_learns_and_stays_what_it_is(case: str, tmp_path: Path) -> None:
+def test_float64_networks(case: str, tmp_path: Path) -> None:
     done = ran(tmp_path / "run", case)
     assert done.failures == []
     assert done.summary["personal_accuracy"]["weighted"] > 0.5
@@ -81,6 +81,6 @@ def test_a_float64_network_completes_and_learns_and_stays_what_it_is(case: str, 
 
 
 @pytest.mark.parametrize("method", ["ensemble"])
-def test_a_global_float64_network_is_evaluated_on_the_common_test_set(method: str, tmp_path: Path) -> None:
+def test_float64_on_the_common_test_set(method: str, tmp_path: Path) -> None:
     done = ran(tmp_path / "run", method, test_on="both", rounds=1)
     assert done.rows[-1]["common"]["received"]["accuracy"] > 0.3

@@ -55,7 +55,7 @@ def score_of(tensors, examples):
 
 
 @pytest.mark.parametrize(("method", "test_on"), [("fedavg", "both"), ("local", "global")])
-def test_without_a_common_test_set_a_client_refuses_in_words(federate, method, test_on):
+def test_missing_common_test_set(federate, method, test_on):
     with pytest.raises(
         FedhetError, match=f"3 clients .*: test-on = {test_on} needs a common test set: return it as `common`"
     ):
@@ -64,7 +64,7 @@ def test_without_a_common_test_set_a_client_refuses_in_words(federate, method, t
 
 
 @pytest.mark.parametrize(("preset", "test_on"), [("ensemble/digits", "both"), ("ensemble/mnist_lenet", "global")])
-def test_what_nobody_chose_becomes_local_and_is_said_once(federate, caplog, preset, test_on):
+def test_test_on_of_a_preset(federate, caplog, preset, test_on):
     """Nodes with data of their own, which a server knows only from the handshake, and a preset that asks for more."""
     caplog.set_level("INFO", logger="flwr")
     done = federate("local", model=model_of, data=without_common, preset=preset)
@@ -79,7 +79,7 @@ def test_what_nobody_chose_becomes_local_and_is_said_once(federate, caplog, pres
     assert beside.rows == done.rows
 
 
-def test_one_client_without_it_is_refused_and_the_others_go_on(federate):
+def test_one_client_without_common_test_set(federate):
     def data(client):
         return without_common(client) if client.name == "1" else with_common(client)
 
@@ -91,7 +91,7 @@ def test_one_client_without_it_is_refused_and_the_others_go_on(federate):
 
 
 @pytest.mark.parametrize(("method", "test_on"), [("lg-fedavg", "both"), ("local", "global")])
-def test_personal_models_are_scored_on_it(federate, method, test_on):
+def test_personal_models_on_common_test_set(federate, method, test_on):
     done = federate(method, model=model_of, data=with_common, test_on=test_on)
     last = done.rows[-1]
     assert last["common"]["received"] is None
@@ -112,7 +112,7 @@ def test_personal_models_are_scored_on_it(federate, method, test_on):
 
 
 @pytest.mark.parametrize("test_on", ["global", "both"])
-def test_a_global_model_is_scored_on_it(federate, test_on):
+def test_global_model_on_common_test_set(federate, test_on):
     done = federate("fedavg", model=model_of, data=with_common, test_on=test_on)
     last = done.rows[-1]
     assert last["common"]["trained"] is None
@@ -125,7 +125,7 @@ def test_a_global_model_is_scored_on_it(federate, test_on):
 
 
 @pytest.mark.parametrize("without", ["2", "012"])
-def test_clients_without_test_examples_of_their_own_count_on_the_common_test_set(federate, without):
+def test_clients_with_common_test_set_only(federate, without):
     def data(client):
         return with_common(client) | ({"test": drawn(0, 0)} if client.name in without else {})
 
@@ -136,7 +136,7 @@ def test_clients_without_test_examples_of_their_own_count_on_the_common_test_set
     assert [found["accuracy"][each] for each in ("mean", "weighted")] == pytest.approx([np.mean(scores)] * 2)
 
 
-def test_a_global_model_that_the_server_cannot_build_is_told_before_anything_is_trained(federate, phases):
+def test_unknown_global_model(federate, phases):
     def model(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
@@ -149,7 +149,7 @@ PRESETS = [name for name in configuration.presets() if configuration.resolve({"p
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name.endswith("/digits")])
-def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
+def test_presets_with_common_test_set(preset):
     config = configuration.resolve({"preset": preset})
     settled, beside = (UserFunctions(data=each).adapted(config) for each in (without_common, with_common))
     assert settled.test_on == "local"
@@ -159,22 +159,6 @@ def test_a_preset_that_asks_for_a_common_test_set_is_no_users_choice(preset):
     assert beside.test_on == UserFunctions(model=model_of).adapted(config).test_on == config.test_on
     chosen = configuration.resolve({"preset": preset, "test-on": "both"})
     assert UserFunctions(data=without_common).adapted(chosen).test_on == "both"
-
-
-def test_own_data_run_by_such_a_preset_and_go_on(tmp_path, caplog):
-    settings = {"preset": "layer-average/digits", "clients": 2, "rounds": 1, "report": False}
-    caplog.set_level("INFO", logger="flwr")
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        done = fedhet.run(settings, model=model_of, data=without_common, out=tmp_path)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    told = {record.created for record in caplog.records if "(test-on = local)" in record.getMessage()}
-    assert len(told) == 1
-    assert configuration.read(tmp_path / "config.toml", ("model", "data"))["test-on"] == "local"
-    assert done.summary["failures"] == 0
-    again = fedhet.run({"rounds": 2}, model=model_of, data=without_common, resume=tmp_path)
-    assert again.summary["rounds"] == 2
 
 
 @pytest.fixture
@@ -198,7 +182,7 @@ def logged(caplog, words):
     return [text for text in records.values() if words in text]
 
 
-def test_a_users_data_are_not_called_by_the_presets_data_set(run):
+def test_own_data_have_their_own_name(run):
     done = run("fedhenn")
     settings = read(done.folder / "config.toml", ("model", "data"))
     assert done.folder.name.startswith("fedhenn-own-")
@@ -209,7 +193,7 @@ def test_a_users_data_are_not_called_by_the_presets_data_set(run):
             fedhet.run({"method": "local", "dataset": "own"}, data=data)
 
 
-def test_the_configured_architectures_serve_data_like_the_data_sets(tmp_path):
+def test_configured_architectures_with_own_data(tmp_path):
     def data(client):
         generator = torch.Generator().manual_seed(client.partition_id)
         return tuple((torch.rand(12, 1, 8, 8, generator=generator), torch.arange(12) % 10) for _ in range(2))
@@ -219,7 +203,7 @@ def test_the_configured_architectures_serve_data_like_the_data_sets(tmp_path):
     assert done.summary["rounds"] == 1
 
 
-def test_an_ensemble_of_users_networks_is_scored_by_the_common_test_set(tmp_path):
+def test_ensemble_of_own_networks(tmp_path):
     def model(client):
         width = 5 + client.partition_id
         return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
@@ -235,7 +219,7 @@ def test_an_ensemble_of_users_networks_is_scored_by_the_common_test_set(tmp_path
     assert done.summary["common"]["received"]["accuracy"] == pytest.approx(right)
 
 
-def test_an_ensemble_without_a_score_says_so_once_and_does_not_race(run, caplog):
+def test_ensemble_without_score(run, caplog):
     run("ensemble", local_epochs=1)
     assert len(logged(caplog, "ensemble's model is at the server alone and has no score")) == 1
     functions = UserFunctions(model=model_of, data=without_common)
@@ -247,7 +231,7 @@ def test_an_ensemble_without_a_score_says_so_once_and_does_not_race(run, caplog)
     assert "its model is at the server alone" in found.refused["ensemble"]
 
 
-def test_a_server_that_trains_on_the_public_dataset_has_the_first_clients(tmp_path):
+def test_server_uses_first_clients_public_dataset(tmp_path):
     """Simulated, it learns on examples that only the clients' data function gives."""
 
     def data(client):
@@ -282,7 +266,7 @@ REPLACED = [
 
 
 @pytest.mark.parametrize(("key", "value", "words", "own"), REPLACED)
-def test_a_key_that_the_users_own_replace_is_refused(key, value, words, own, tmp_path):
+def test_keys_without_effect(key, value, words, own, tmp_path):
     own, chosen = {"model": model_of, "data": without_common, **own}, {"clients": 2, key: value}
     sentence = f"{key} has no effect with {words}: leave it out"
     with pytest.raises(ConfigError, match=f"^{sentence}$"):
@@ -299,7 +283,7 @@ def test_a_key_that_the_users_own_replace_is_refused(key, value, words, own, tmp
             strategy.handshake(LocalGrid(make_client_app(**own), 2))
 
 
-def test_what_the_users_own_do_not_replace_has_an_effect():
+def test_keys_with_effect():
     both = {"model": model_of, "data": without_common}
     for method, chosen, own in (
         ("feddf", {"architectures": "mlp-20"}, both),
@@ -312,18 +296,7 @@ def test_what_the_users_own_do_not_replace_has_an_effect():
         assert config.flat().items() >= chosen.items()
 
 
-def test_a_run_by_the_name_of_the_presets_data_set_goes_on(run):
-    """As it stands in folders from before there was a name for a user's data."""
-    done = run("local")
-    file = done.folder / "config.toml"
-    file.write_text(file.read_text().replace('"own"', '"digits"', 1).replace('"iid"', '"classes"'))
-    assert read(file, ("model", "data"))["dataset"] == "digits"
-    again = fedhet.run({"rounds": 2}, model=model_of, data=without_common, resume=done.folder)
-    assert (again.summary["rounds"], again.summary["dataset"]) == (2, "own")
-    assert read_run(done.folder).title == "local on own data"
-
-
-def test_a_hypernetwork_writes_any_network_of_a_users_and_tells_none(run, caplog):
+def test_hypernetwork_for_own_networks(run, caplog):
     def model(client):
         width = 5 + client.partition_id
         return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
@@ -336,7 +309,7 @@ def test_a_hypernetwork_writes_any_network_of_a_users_and_tells_none(run, caplog
     assert UserFunctions(model=model).adapted(config).parameters == config.parameters
 
 
-def test_scores_of_unlabelled_examples_need_no_setting(run, caplog):
+def test_fedmd_without_public_labels(run, caplog):
     done = run("fedmd")
     assert done.summary["failures"] == 0
     assert logged(caplog, "public-epochs") == ["fedmd.public-epochs = 0, since the public examples have no labels"]
@@ -366,7 +339,7 @@ class Constants(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["flha-ghn", "layer-average", "fedma"])
-def test_constants_of_a_network_stay_what_they_are(federate, method):
+def test_constants_stay(federate, method):
     keys = {"flha-ghn.head": "tiled"} if method == "flha-ghn" else {}
     settings = {"data": without_common, "rounds": 3, "test_on": "local", "learning_rate": 0.01, **keys}
     done = federate(method, model=lambda client: Constants(), **settings)

@@ -67,7 +67,7 @@ def own(config: Any, *supplied: str) -> Any:
     return resolve(completed(config, supplied or ("model", "data")))
 
 
-def test_settings_are_for_own_networks_and_data_unless_a_preset_is_named() -> None:
+def test_settings_for_own_networks_and_data() -> None:
     config = own({"method": "fedtgp", "clients": 3})
     assert (config.preset, config.optimizer, config.learning_rate, config.rounds) == ("own", "adam", 0.003, 20)
     assert (config.clients, config.parameters.width, config.chosen) == (3, 32, {"preset", "method", "clients"})
@@ -80,7 +80,7 @@ def test_settings_are_for_own_networks_and_data_unless_a_preset_is_named() -> No
 
 
 @pytest.mark.parametrize("chosen", [{"learning-rate": 0.1}, {"momentum": 0.9}, {"optimizer": "sgd"}])
-def test_a_learning_rate_and_its_optimiser_go_together(chosen: dict[str, Any]) -> None:
+def test_learning_rate_with_optimizer(chosen: dict[str, Any]) -> None:
     config = own({"method": "fedavg", **chosen}).flat()
     expected = {"optimizer": "sgd", "learning-rate": 0.05, "momentum": 0.5} | chosen
     assert {key: config[key] for key in expected} == expected

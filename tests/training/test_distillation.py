@@ -7,7 +7,7 @@ from fedhet.training import soft_divergence
 
 
 @pytest.mark.parametrize("many_labels", [False, True])
-def test_it_is_the_divergence_of_the_softened_distributions(many_labels):
+def test_divergence_by_hand(many_labels):
     generator = torch.Generator().manual_seed(0)
     outputs, wanted = (3 * torch.randn(5, 4, generator=generator) for _ in range(2))
     soften = torch.sigmoid if many_labels else (lambda logits: logits.softmax(-1))
@@ -19,7 +19,7 @@ def test_it_is_the_divergence_of_the_softened_distributions(many_labels):
 
 
 @pytest.mark.parametrize("many_labels", [False, True])
-def test_it_is_zero_for_equal_predictions_alone_and_teaches_the_student_alone(many_labels):
+def test_zero_for_equal_predictions(many_labels):
     wanted = torch.tensor([[2.0, -1.0, 0.5]], requires_grad=True)
     same = soft_divergence(wanted.detach().clone(), wanted, 20.0, many_labels=many_labels)
     torch.testing.assert_close(same, torch.tensor(0.0), atol=1e-6, rtol=0)
@@ -29,7 +29,7 @@ def test_it_is_zero_for_equal_predictions_alone_and_teaches_the_student_alone(ma
     assert (outputs.grad * (wanted.detach() - wanted.detach().mean())).sum() < 0, "it pulls towards the teacher"
 
 
-def test_two_t_squared_makes_a_hot_gradient_as_large_as_that_of_matched_logits():
+def test_scale_at_high_temperature():
     # As T grows, T^2 KL tends to the mean over predictions of |z - v|^2 / (2 C) of centred logits (Hinton et al., 2.1).
     generator = torch.Generator().manual_seed(1)
     outputs, wanted = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -38,7 +38,7 @@ def test_two_t_squared_makes_a_hot_gradient_as_large_as_that_of_matched_logits()
     torch.testing.assert_close(1e6 * soft_divergence(outputs, wanted, 1e3), expected, rtol=1e-2, atol=0)
 
 
-def test_predictions_within_an_example_count_like_examples():
+def test_several_predictions_per_example():
     generator = torch.Generator().manual_seed(2)
     outputs, wanted = (torch.randn(3, 5, 4, generator=generator) for _ in range(2))
     torch.testing.assert_close(

@@ -27,7 +27,7 @@ def examples_of(count):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 20, 100])
-def test_the_score_is_that_of_all_examples_in_evaluation_mode_however_they_are_cut(batch, monkeypatch):
+def test_score_does_not_depend_on_batches(batch, monkeypatch):
     monkeypatch.setattr(evaluation, "BATCH", batch)
     model, examples = network(), examples_of(20)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -38,7 +38,7 @@ def test_the_score_is_that_of_all_examples_in_evaluation_mode_however_they_are_c
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-def test_networks_and_losses_that_change_what_they_are_given_change_copies():
+def test_in_place_networks_and_losses():
     class InPlace(nn.Linear):
         def forward(self, inputs):
             inputs -= 1
@@ -59,7 +59,7 @@ def test_networks_and_losses_that_change_what_they_are_given_change_copies():
     assert score.loss == pytest.approx(task.loss(outputs, examples.labels).item())
 
 
-def test_a_method_may_predict_otherwise():
+def test_other_predictions():
     examples = examples_of(10)
     right = nn.functional.one_hot(examples.labels, 3).float()
     assert evaluate(network(), examples, TASK, lambda inputs: inputs, scores=lambda inputs: right).value == 1
@@ -69,7 +69,7 @@ def test_no_examples_have_no_score():
     assert evaluate(network(), examples_of(0), TASK, lambda inputs: inputs) is None
 
 
-def test_a_model_can_be_trained_after_it_was_evaluated():
+def test_training_after_evaluation():
     model, examples = network(), examples_of(8)
     evaluate(model, examples, TASK, lambda inputs: inputs)
     model.train()(examples.inputs).sum().backward()

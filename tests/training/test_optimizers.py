@@ -30,7 +30,7 @@ def stepped(kind, **keys):
         (torch.optim.AdamW, {"weight_decay": 0.1}),
     ],
 )
-def test_it_steps_as_torchs_own_to_the_last_bit_and_leaves_that_alone(kind, keys):
+def test_same_steps_as_torch(kind, keys):
     before = kind.step
     weight, optimizer = stepped(eager(kind), **keys)
     assert isinstance(optimizer, kind)
@@ -41,7 +41,7 @@ def test_it_steps_as_torchs_own_to_the_last_bit_and_leaves_that_alone(kind, keys
     assert before in (kind.step, kind.step.__wrapped__), "torch hooks a class's first step"
 
 
-def test_what_somebody_else_wrapped_around_a_step_stays(monkeypatch):
+def test_other_wrappers_stay(monkeypatch):
     steps, step = [], torch.optim.SGD.step
 
     @wraps(step)

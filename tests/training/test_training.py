@@ -47,28 +47,28 @@ def copy(model):
         ("cosine", [0.05 * (1 + math.cos(math.pi * k / 4)) for k in range(5)]),
     ],
 )
-def test_learning_rates_fall_over_the_rounds(schedule, expected):
+def test_learning_rate_schedules(schedule, expected):
     # The fifth is that of the closing round.
     assert [learning_rate(schedule, 0.1, done / 4) for done in range(5)] == pytest.approx(expected)
     assert learning_rate(schedule, 0.1, -1.0) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 3), (9, 3), (1, 4), (5, 10), (7, 1), (0, 2)])
-def test_batches_hold_every_example_once(count, size):
+def test_batches_cover_all_examples(count, size):
     parts = list(batches(count, size, torch.Generator().manual_seed(1)))
     assert sorted(torch.cat([torch.empty(0, dtype=torch.long), *parts]).tolist()) == list(range(count))
     assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
     assert len(parts) == math.ceil(count / size)
 
 
-def test_batches_differ_by_epoch_and_follow_the_generator():
+def test_batches_follow_the_generator():
     stream, same = (torch.Generator().manual_seed(1) for _ in range(2))
     one, two = (torch.cat(list(batches(20, 6, stream))).tolist() for _ in range(2))
     assert one != two
     assert torch.cat(list(batches(20, 6, same))).tolist() == one
 
 
-def test_a_last_batch_of_one_joins_the_one_before_for_batchnorm_only():
+def test_small_last_batch():
     stream = torch.Generator()
     assert [len(part) for part in batches(7, 3, stream, least=2)] == [3, 4]
     assert [len(part) for part in batches(8, 3, stream, least=3)] == [3, 5]
@@ -76,7 +76,7 @@ def test_a_last_batch_of_one_joins_the_one_before_for_batchnorm_only():
     assert math.isfinite(run(network(), Phase(1, Optimisation(batch_size=23))).mean_loss)
 
 
-def test_a_step_is_plain_gradient_descent_with_momentum_and_decay_on_weights_only():
+def test_sgd_by_hand():
     model, plain = network(), network()
     optimisation = Optimisation("sgd", 0.1, 0.5, 0.01, batch_size=24)
     examples = examples_of()
@@ -99,15 +99,15 @@ def test_a_step_is_plain_gradient_descent_with_momentum_and_decay_on_weights_onl
     assert trained.mean_loss == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "amsgrad", "adamw"])
-def test_weight_decay_leaves_biases_and_normalisation_alone(optimizer):
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_weight_decay_on_weights_only(optimizer):
     model = network()
     groups = Optimisation(optimizer, weight_decay=0.3).build(list(model.parameters())).param_groups
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     assert [decay[id(p)] for p in model.parameters()] == [0.3 if p.ndim > 1 else 0 for p in model.parameters()]
 
 
-def test_gradients_are_scaled_down_to_a_norm_and_left_if_they_are_below_it():
+def test_gradient_clipping():
     steps = {}
     for norm in (0.0, 1e-3, 1e9):
         model = network()
@@ -120,7 +120,7 @@ def test_gradients_are_scaled_down_to_a_norm_and_left_if_they_are_below_it():
     assert torch.cosine_similarity(steps[0.0], steps[1e-3], dim=0).item() == pytest.approx(1.0)
 
 
-def test_the_mean_loss_weighs_batches_by_their_size():
+def test_mean_loss():
     model, examples = network(), examples_of(7)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -129,7 +129,7 @@ def test_the_mean_loss_weighs_batches_by_their_size():
     assert run(model, Phase(0, Optimisation()), examples).mean_loss is None
 
 
-def test_frozen_parameters_and_their_statistics_do_not_change():
+def test_frozen_parts():
     model = network()
     before = copy(model)
     run(model, Phase(2, Optimisation(learning_rate=0.5), trains=lambda name: name.startswith("3.")))
@@ -138,7 +138,7 @@ def test_frozen_parameters_and_their_statistics_do_not_change():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_what_the_user_froze_stays_frozen():
+def test_frozen_by_the_user():
     model = network()
     model[0].weight.requires_grad_(False)
     before = copy(model)
@@ -150,14 +150,14 @@ def test_what_the_user_froze_stays_frozen():
     assert not torch.equal(model[0].bias, before["0.bias"])
 
 
-def test_a_phase_that_trains_nothing_is_an_error_that_says_so():
+def test_phase_without_parameters():
     model = network()
     with pytest.raises(ModelError, match="no parameters to train"):
         run(model, Phase(1, Optimisation(), trains=lambda name: False))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_terms_add_to_the_loss_and_see_the_step():
+def test_loss_terms():
     model, seen = network(), []
 
     def term(step):
@@ -175,7 +175,7 @@ def test_terms_add_to_the_loss_and_see_the_step():
     assert seen == [(0, (24, 5), (24,), (24, 3), {})]
 
 
-def test_the_tasks_own_loss_weighs_what_the_phase_says():
+def test_task_weight():
     examples = examples_of(24)
     loss = nn.functional.cross_entropy(network().train()(examples.inputs), examples.labels).item()
     once = Optimisation(batch_size=24)
@@ -193,7 +193,7 @@ def weights_of_the_head(step):
     return step.parameters["3.weight"].square().sum()
 
 
-def test_several_inner_outputs_are_captured_by_name_with_their_graph():
+def test_captures():
     model, seen = network(), []
 
     def term(step):
@@ -215,7 +215,7 @@ def test_several_inner_outputs_are_captured_by_name_with_their_graph():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_term_knows_which_examples_the_batch_holds():
+def test_rows_of_a_step():
     examples, seen = examples_of(24), []
 
     def term(step):
@@ -229,7 +229,7 @@ def test_a_term_knows_which_examples_the_batch_holds():
     assert all(sorted(torch.cat(seen[start : start + 3]).tolist()) == list(range(24)) for start in (0, 3))
 
 
-def test_what_terms_record_is_averaged_over_the_steps_that_recorded_it():
+def test_recorded_values():
     def term(step):
         rare = {"rare": torch.tensor(10.0)} if step.number == 2 else {}
         return step.outputs.mean(), {"number": torch.tensor(float(step.number)), **rare}
@@ -244,7 +244,7 @@ def test_what_terms_record_is_averaged_over_the_steps_that_recorded_it():
     assert Trained().means == {}
 
 
-def test_losses_of_phases_add_up_by_epochs():
+def test_losses_of_phases():
     first = run(network(), Phase(1, Optimisation()))
     second = run(network(), Phase(3, Optimisation()))
     both = run(network(), Phase(3, Optimisation()), before=first)
@@ -252,8 +252,8 @@ def test_losses_of_phases_add_up_by_epochs():
     assert both.mean_loss == pytest.approx((first.mean_loss + 3 * second.mean_loss) / 4)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 4, 9])
-def test_a_phase_may_count_steps_instead_of_epochs(steps):
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_phase_of_steps(steps):
     seen = []
 
     def term(step):
@@ -270,7 +270,7 @@ def test_a_phase_may_count_steps_instead_of_epochs(steps):
     assert all(torch.equal(*pair) for pair in zip(seen, epochs[:steps], strict=True))
 
 
-def test_a_phase_may_train_another_module():
+def test_phase_of_another_module():
     model, other, before = network(), network(1), copy(network())
     run(model, Phase(1, Optimisation(learning_rate=0.5), module=other))
     assert all(torch.equal(tensor, before[name]) for name, tensor in copy(model).items())
@@ -278,7 +278,7 @@ def test_a_phase_may_train_another_module():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_phase_continues_with_the_optimiser_of_the_one_before(optimizer):
+def test_continued_optimiser(optimizer):
     optimisation = Optimisation(optimizer, 0.01, 0.9 if optimizer == "sgd" else 0.0, 0.1, batch_size=10)
     model, whole, afresh = network(), network(), network()
     for network_, continues in ((model, True), (afresh, False)):
@@ -290,7 +290,7 @@ def test_a_phase_continues_with_the_optimiser_of_the_one_before(optimizer):
     assert not all(torch.allclose(tensor, copy(afresh)[name], atol=1e-4) for name, tensor in copy(model).items())
 
 
-def test_a_phase_cannot_continue_one_that_trained_other_parameters():
+def test_invalid_continuation():
     model = network()
     first = run(model, Phase(1, Optimisation(), trains=lambda name: name.startswith("3.")))
     with pytest.raises(ModelError, match="continues one that trains other parameters"):
@@ -298,7 +298,7 @@ def test_a_phase_cannot_continue_one_that_trained_other_parameters():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_learning_rate_follows_a_schedule_by_step():
+def test_schedule_by_step():
     done, model = [], nn.Sequential(nn.Linear(5, 3))
     weights = []
 
@@ -324,7 +324,7 @@ def dropping(seed=0):
     return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
 
 
-def test_a_further_batch_leaves_no_trace_in_buffers_or_the_tasks_randomness():
+def test_further_batch_leaves_no_trace():
     further, seen = examples_of(10, seed=4).inputs, []
 
     def term(model, stream):
@@ -351,7 +351,7 @@ def test_a_further_batch_leaves_no_trace_in_buffers_or_the_tasks_randomness():
     assert not torch.equal(seen[0][1] == 0, seen[1][1] == 0), "dropout goes on in its own stream"
 
 
-def test_a_further_batch_is_learnt_from():
+def test_gradients_of_a_further_batch():
     further, model, before = examples_of(10, seed=4).inputs, network(), copy(network())
     phi, stream = Representation(model), RandomStream(7)
     terms = (lambda step: step.represent(further, phi, stream).square().mean(),)
@@ -363,7 +363,7 @@ def test_a_further_batch_is_learnt_from():
 
 
 @pytest.mark.parametrize("augmented", [False, True])
-def test_examples_of_a_phase_are_augmented_only_if_it_says_so(augmented):
+def test_augmentation_of_phase_examples(augmented):
     generators = []
 
     def prepare(inputs, generator):
@@ -376,7 +376,7 @@ def test_examples_of_a_phase_are_augmented_only_if_it_says_so(augmented):
     assert generators == [stream if augmented else None, stream]
 
 
-def test_mixed_precision_computes_passes_in_bfloat16_and_keeps_weights_and_losses_in_float32():
+def test_mixed_precision():
     seen = []
 
     def trained(bf16):
@@ -402,7 +402,7 @@ def test_mixed_precision_computes_passes_in_bfloat16_and_keeps_weights_and_losse
     assert 0 < (weights - plain_weights).abs().max() < 0.01
 
 
-def test_the_order_of_the_examples_comes_from_the_generator_alone():
+def test_order_of_examples():
     results = []
     for noise in (1, 2):
         model = network()
@@ -413,7 +413,7 @@ def test_the_order_of_the_examples_comes_from_the_generator_alone():
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4, affine=False), nn.InstanceNorm1d(4, track_running_stats=True)])
-def test_a_phase_does_not_move_statistics_of_other_parts_that_have_no_weights(norm):
+def test_statistics_of_frozen_parts(norm):
     if isinstance(norm, nn.InstanceNorm1d):
         norm = nn.Sequential(nn.Unflatten(1, (4, 2)), norm, nn.Flatten())
     body = nn.Sequential(nn.Linear(5, 8), norm) if len([*norm.children()]) else nn.Sequential(nn.Linear(5, 4), norm)
@@ -430,7 +430,7 @@ def test_a_phase_does_not_move_statistics_of_other_parts_that_have_no_weights(no
 
 
 @pytest.mark.parametrize(("count", "size", "reason"), [(1, 8, "one training example"), (4, 1, "batch-size is 1")])
-def test_a_batch_of_one_example_names_batchnorm(count, size, reason):
+def test_batch_of_one_example(count, size, reason):
     with pytest.raises(ModelError, match=f"BatchNorm cannot train .* {reason}: set batch-size"):
         run(network(), Phase(1, Optimisation(0.1, batch_size=size)), examples_of(count))
     kept = network()
