@@ -475,7 +475,7 @@ class Refused(nn.Module):
         ("apart", "reshapes an axis of hidden units apart"),
         ("slice", "slice"),
         ("norm", "elementwise_affine=True"),
-        ("state", "a state that is computed"),
+        ("state", "a computed state"),
         ("sum", "mean"),
     ],
 )

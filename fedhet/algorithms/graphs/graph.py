@@ -86,21 +86,23 @@ class ArchitectureGraph:
 
 
 _ROLE = re.compile(r"weight|bias|^running_")
-"""ATen's names of the arguments that are a layer's own; its recurrent layers take a list of them, "params"."""
+"""ATen's names of arguments that are parameters; recurrent layers take a list of them, "params"."""
 
 _CELL = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
-"""ATen's names of the arguments of recurrent cells, and the names in their modules."""
+"""ATen's names of arguments of recurrent cells -> names in their modules."""
 
 _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
 
 
 def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
-    """The graph of a model, exported once for a model object, its shapes and the example's shape.
+    """Return the graph of a network, exported once for an object, its shapes and the example's shape.
 
     Args:
-        model: Any module that takes one tensor; exported in eval mode, its modes are put back; refused with an
-            UnsupportedArchitecture where ``torch.export`` cannot trace it.
-        example: One batch (N, ...) of inputs, on the model's device; only shape and dtype matter.
+        model: a network that takes one tensor; it is exported in evaluation mode.
+        example: inputs (N, ...) on the network's device, of which only shape and dtype matter.
+
+    Raises:
+        UnsupportedArchitecture: ``torch.export`` cannot trace the network.
     """
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     key = (tuple(example.shape), example.dtype, tuple(shapes.items()))
@@ -111,7 +113,7 @@ def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
 
 
 def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    # A batch of one could not be told from an axis of one unit.
+    # A batch of one example could be confused with an axis of one unit.
     example = torch.cat([example, example]) if example.shape[0] == 1 else example
     try:
         with in_evaluation_mode(model), _attention_unfused(), warnings.catch_warnings():
@@ -130,7 +132,7 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation; the modes of its modules are put back."""
+    """Switch a network to evaluation mode inside the context."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -142,7 +144,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _attention_unfused() -> Iterator[None]:
-    """Let transformer layers be exported as what they compute, not as one operator."""
+    """Export transformer layers as their operators inside the context, not as a single one."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -152,14 +154,14 @@ def _attention_unfused() -> Iterator[None]:
 
 
 class _Reader:
-    """Turns the nodes of an exported program into ours."""
+    """Builds a graph from an exported program."""
 
     def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
         self.model, self.shapes, self.tied = model, shapes, tied_names(model)
         self.nodes: list[Node] = []
-        self.values: dict[fx.Node, str] = {}  # which node of ours holds this value now
+        self.values: dict[fx.Node, str] = {}  # value -> the node that holds it now
         self.states: dict[fx.Node, str] = {}  # placeholder -> state_dict name
-        self.originals: dict[fx.Node, fx.Node] = {}  # result of an operator in place -> what it wrote to
+        self.originals: dict[fx.Node, fx.Node] = {}  # result of an in-place operator -> the value that it changed
 
     def read(self, program: torch.export.ExportedProgram) -> ArchitectureGraph:
         signature = program.graph_signature
@@ -184,7 +186,7 @@ class _Reader:
         return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused), kinds)
 
     def _alive(self) -> tuple[Node, ...]:
-        """The nodes that outputs depend on, and the inputs: some layers compute what nobody asks for."""
+        """Return inputs and the nodes that outputs depend on; some layers compute unused values."""
         needed: set[str] = set()
         alive = []
         for node in reversed(self.nodes):
@@ -196,7 +198,7 @@ class _Reader:
     def _call(self, node: fx.Node) -> None:
         schema, writes = _schema(node), _writes(node)
         if schema and not schema.returns and not writes:
-            return  # a check that export writes into the graph: no data flows
+            return  # a check that export adds to the graph
         arguments = _arguments(node)
         inputs, parameters = [], {}
         for name, value in arguments:
@@ -213,7 +215,7 @@ class _Reader:
             self._write_through(node)
 
     def _write_through(self, node: fx.Node) -> None:
-        """Make writes in place into a view visible to later readers of the whole tensor."""
+        """Add the result of an in-place write to a view to all tensors that share its memory."""
         written, value = node.name, self._original(node)
         while (viewed := _viewed(value)) is not None:
             value = self._original(viewed)
@@ -226,7 +228,7 @@ class _Reader:
                 self.values[value] = written
 
     def _original(self, value: Any) -> fx.Node:
-        """The value that operators in place have written to, by its first name."""
+        """Return the value that in-place operators changed."""
         return self.originals.get(value, value)
 
     def _add(
@@ -243,7 +245,7 @@ class _Reader:
         self.values[self._original(node)] = node.name
 
     def _value(self, value: fx.Node) -> str:
-        """The node of ours that holds a value; a parameter outside of a layer becomes a node of its own."""
+        """Return the node that holds a value; a parameter outside a layer becomes a node."""
         value = self._original(value)
         if value not in self.values:
             name = self.states[value]
@@ -253,7 +255,7 @@ class _Reader:
 
 
 def _schema(node: fx.Node) -> Any:
-    """Return ATen's schema of an operator; None for a node that is none (a choice of a result, a nested graph)."""
+    """Return ATen's schema of an operator, or None for other nodes (getitem, a nested graph)."""
     return getattr(node.target, "_schema", None)
 
 
@@ -267,7 +269,7 @@ def _operator(node: fx.Node) -> str:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an operator works in place."""
+    """Return whether an operator works in place."""
     schema = _schema(node)
     if schema is None or not node.args or not isinstance(node.args[0], fx.Node):
         return False
@@ -276,7 +278,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the value of which this one is a view; None if it has memory of its own."""
+    """Return the value of which this one is a view, or None."""
     maker: Any = node.args[0] if node.target is operator.getitem else node
     schema = _schema(maker) if isinstance(maker, fx.Node) else None
     if schema is None or not schema.returns or schema.returns[0].alias_info is None:
@@ -285,7 +287,7 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 
 def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
-    """Return an operator's arguments by name, with defaults; a recurrent layer's weights are listed one by one."""
+    """Return an operator's arguments by name, with defaults and single weights of recurrent layers."""
     if node.target is operator.getitem:
         return [("self", node.args[0]), ("index", node.args[1])]
     schema = _schema(node)
@@ -299,7 +301,7 @@ def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
 
 
 def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
-    """Return the names in ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` of the weights in ATen's flat list."""
+    """Return the names of a recurrent layer's weights in the order of ATen's flat list."""
     if not count:
         return []
     directions = ["", "_reverse"] if arguments["bidirectional"] else [""]
@@ -315,7 +317,7 @@ def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _nodes(value: Any) -> list[fx.Node]:
-    """Return the nodes in an argument, which may be a list."""
+    """Return the nodes in an argument or a list."""
     nodes: list[fx.Node] = []
     fx.node.map_arg(value, nodes.append)
     return nodes

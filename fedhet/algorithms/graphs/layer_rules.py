@@ -1,4 +1,4 @@
-"""How layers pass axes on, and which axes of their parameters move together; see `rules`."""
+"""Rules of layers: from the axes of their inputs to those of their parameters and results (see `rules`)."""
 
 from math import prod
 
@@ -16,7 +16,7 @@ def _linear(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
-    """The axis that a layer's output rows make."""
+    """Return the axis of a layer's outputs, along the rows of its weight."""
     layout = variables.bind(node, "weight", 0, layout, writes=True)
     if "bias" in node.parameters:
         variables.bind(node, "bias", 0, layout, writes=True)
@@ -25,7 +25,7 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 
 @rule("conv1d", "conv2d")
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
-    """Filters are units; of a grouped convolution all filters of a group, together with the channels that they read."""
+    """Filters are units. In a grouped convolution a unit is a group, with its filters and their input channels."""
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
         raise UnsupportedArchitecture(f"{node} takes an input without batch axis; the example must be a batch")
@@ -43,7 +43,7 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("batch_norm", "prelu")
 def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
-    """BatchNorm and PReLU: a number a channel, which belongs to the channel's unit."""
+    """BatchNorm and PReLU: numbers for each channel belong to the channel's unit."""
     for role, name in node.parameters.items():
         one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
         variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
@@ -52,7 +52,7 @@ def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("layer_norm", "rms_norm")
 def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """LayerNorm and RMSNorm: all units along the last axes count alike; their scales and biases belong to them."""
+    """LayerNorm and RMSNorm: all units along the last axes are treated alike and have their scales and biases."""
     last = value[len(value) - len(node.options["normalized_shape"]) :]
     if not node.parameters:
         variables.refuse(
@@ -66,7 +66,7 @@ def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("group_norm")
 def _group_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """GroupNorm: channels that are normalised together stay together; in a single group all of them count alike."""
+    """GroupNorm: channels that are normalised together form a unit, unless there is only one group."""
     axis, groups = value[1], node.options["num_groups"]
     variables.refuse_moving(node, value[2:])
     if not node.parameters:
@@ -86,7 +86,7 @@ def _embedding(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("scaled_dot_product_attention")
 def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
-    """Attention: heads move whole, with their queries, keys and values; tokens do not move."""
+    """Attention: heads move with their queries, keys and values; tokens do not move."""
     variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
     scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
     for each in mask:
@@ -96,13 +96,13 @@ def _attention(variables: Variables, node: Node, query: Value, key: Value, value
 
 @rule("matmul", "bmm", "mm", "baddbmm")
 def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
-    """Products of matrices: what is summed over are the same units on both sides."""
+    """Products of matrices sum over the same units on both sides."""
     *others, one, other = values
     return broadcast_all(variables, node, _product(variables, node, one, other), *others)
 
 
 def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
-    """Products of stacks of matrices; if a stack has several an example (heads), only the stack's axes move."""
+    """Products of stacks of matrices. If an example has several matrices (heads), only the axes of the stack move."""
     if len(one) < 2 or len(other) < 2:
         raise UnsupportedArchitecture(f"{node} multiplies a vector; fedhet knows products of matrices")
     if prod(map(entries, one[:-2])) > variables.batch:
@@ -112,24 +112,22 @@ def _product(variables: Variables, node: Node, one: Value, other: Value) -> Valu
 
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-"""Recurrent layers, and how many blocks of rows (i, f, g, o; r, z, n) are stacked in their weights."""
+"""Recurrent layer -> number of gates, whose rows are stacked in its weights."""
 
 ZEROS = ("zeros", "zeros_like", "new_zeros")
-"""Operators that make a first state; whatever their width, it has no units in an order."""
+"""Operators that make an initial state."""
 
 
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
-    """LSTM, GRU and RNN: a unit has a row in each of its layer's gates, and an entry in its outputs and states."""
+    """LSTM, GRU and RNN: a unit has a row in each gate of its layer, and an entry in outputs and states."""
     if "batch_first" not in node.options:
         raise UnsupportedArchitecture(f"{node} runs over packed sequences, which fedhet cannot permute; pad them")
     if "weight_hr_l0" in node.parameters:
         raise UnsupportedArchitecture(f"{node} has projections, which fedhet cannot permute; build it with proj_size=0")
     for name in node.inputs[1:]:
         if variables.graph[name].operator not in ZEROS:
-            raise UnsupportedArchitecture(
-                f"{node} starts from a state that is computed; fedhet knows only a start at 0"
-            )
+            raise UnsupportedArchitecture(f"{node} starts from a computed state; fedhet supports zero states only")
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):
         directions = []

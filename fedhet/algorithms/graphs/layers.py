@@ -1,7 +1,6 @@
-"""The graph of a network's layers: its operators that have parameters, and what flows from one to the next.
+"""The graph of a network's layers, for graph hypernetworks (Litany et al., 2022, section 3; Zhang et al., ICLR 2019).
 
-Graph hypernetworks read it (Litany et al., "Federated Learning with Heterogeneous Architectures using Graph
-HyperNetworks", section 3; Zhang et al., ICLR 2019), and averages by layer type stand on it.
+Its nodes are operators with parameters, and joints of data flows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,25 +11,24 @@ from torch import Tensor, nn
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, architecture_graph
 
 JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
-"""Operators that join data flows, and their types."""
+"""Operator that joins data flows -> type."""
 
 NORM = "norm_"
-"""The prefix of the roles of a layer's BatchNorm."""
+"""Prefix of the roles of a layer's BatchNorm."""
 
 
 @dataclass(frozen=True)
 class LayerNode:
-    """One layer, with the BatchNorm behind it if there is one; or a joint.
+    """A layer, with a BatchNorm that follows it, or a joint.
 
     Attributes:
-        name: Of the (first) operator in the architecture graph.
-        type: ``c<in>_<out>_k<kernel>_s<stride>`` of a convolution, with ``_g<groups>`` and ``_d<dilation>`` where they
-            are not 1; ``l<in>_<out>`` of a linear layer; ``add``, ``cat`` and ``stack`` of joints; of any other layer
-            its operator and the shapes of its parameters, as in ``layer_norm_64_64``.
-        parameters: Role -> ``state_dict`` name, buffers too. Roles of the layer's BatchNorm begin with ``norm_``. Every
-            array that the forward pass uses is in one node only.
-        shapes: Role -> shape.
-        constants: Roles of the arrays that are not trained: frozen parameters, running statistics and other buffers.
+        name: name of the (first) operator in the architecture graph.
+        type: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>`` if they
+            are not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; for other layers
+            the operator and the shapes of its parameters, such as ``layer_norm_64_64``.
+        parameters: role -> ``state_dict`` name, with buffers. Each array is in one node only.
+        shapes: role -> shape.
+        constants: roles of the arrays that are not trained.
     """
 
     name: str
@@ -42,10 +40,7 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Layers in the order of the data flow, and what flows between them.
-
-    Edges are pairs (from, to) of places in ``nodes``, sorted, each once; none from a node to itself.
-    """
+    """Layers in data-flow order, and edges (from, to) between places in ``nodes``, without loops."""
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
@@ -58,10 +53,10 @@ class LayerGraph:
 
 
 def layer_graph(model: nn.Module, example: Tensor) -> LayerGraph:
-    """The layers of a network and the data flow among them; arguments and errors of ``architecture_graph``.
+    """Return the layers of a network and their data flow; arguments and errors as of ``architecture_graph``.
 
-    A BatchNorm of a layer's outputs belongs to that layer; one of anything else (a sum, the input) is a layer itself.
-    A module that is called twice, and operators whose parameters are tied, are one node.
+    A BatchNorm of a layer's outputs belongs to that layer; one of other values (a sum, the input) is a layer itself.
+    A module that is called twice, or operators with tied parameters, are one node.
     """
     return _Layers(architecture_graph(model, example)).graph()
 
@@ -91,7 +86,7 @@ class _Layers:
         return LayerGraph(tuple(nodes), tuple(sorted(self.edges)))
 
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:
-        """Return the layer of an operator; None if the operator only passes its input on."""
+        """Return the place of an operator's layer, or None if it has no parameters and joins nothing."""
         flowing = [name for name in node.inputs if self.architecture[name].operator != "constant"]
         if not node.parameters and (node.operator not in JOINTS or len(flowing) < 2):
             return None
@@ -115,7 +110,7 @@ class _Layers:
         return place
 
     def _takes(self, place: int, norm: Node) -> bool:
-        """Whether an operator is the first BatchNorm of a layer's units."""
+        """Return whether an operator is the first BatchNorm of a layer's units."""
         layer, parameters = self.first[place], self.parameters[place]
         if norm.operator != "batch_norm" or not parameters or layer.operator == "batch_norm":
             return False
@@ -149,6 +144,6 @@ def _convolution(node: Node, weight: tuple[int, ...]) -> str:
 
 
 def _sizes(value: object) -> str:
-    """One number where all are equal, else all of them: ``3``, ``3x5``."""
+    """Return sizes as text, one number if all are equal: ``3``, ``3x5``."""
     sizes = list(value) if isinstance(value, (list, tuple)) else [value]
     return "x".join(map(str, sizes if len(set(sizes)) > 1 else sizes[:1]))

@@ -1,11 +1,10 @@
-"""Which axes of a model's parameters move together: its permutation groups.
+"""Permutation groups: the axes of a network's parameters that move together.
 
-Every axis of every value that flows through the graph is a row of segments, each of them the units of one variable, or
-fixed. Operators pass axes on, and say more of their variables: a residual addition, that two are one; GroupNorm, that
-several units make one; the model's output, that they are fixed. What is left of the variables are the groups. Where a
-reshape takes units apart, they lie along the part with the most units that later operators allow, as the heads of
-attention do. An operator without a rule is refused, and so is a model whose hidden axis meets something that would
-break it (a softmax over units).
+Each axis of each value in the graph is a sequence of segments, which are units of a variable or fixed. Operators pass
+axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several units into one, the
+output fixes them. The remaining variables are the groups. If a reshape divides an axis, its units lie along the part
+with the most units that later operators allow, such as the heads of attention. A network is refused if an operator has
+no rule, or would break a group (a softmax over units).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,13 +18,7 @@ from fedhet.models.arrays import Kind
 
 @dataclass(frozen=True)
 class Slot:
-    """An axis of a parameter along which its entries make units.
-
-    Attributes:
-        parameter: Its ``state_dict`` name (the first, where weights are tied).
-        role: As in an architecture graph.
-        axis: The parameter's axis.
-    """
+    """An axis of a parameter along which its entries form units; `role` as in the architecture graph."""
 
     parameter: str
     role: str
@@ -34,17 +27,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class PermutationGroup:
-    """Units that can be permuted, in all arrays at once, without changing the model's function.
+    """Units that can be permuted, in all arrays at once, without changing the function of a network.
 
     Attributes:
-        index: Its place in data-flow order.
-        name: The module that writes its units first.
-        width: Its number of units in the exported model.
-        rows: Slots of the parameters that describe a unit once all earlier groups are in order: the matrix to match.
-            Weights first, then biases and BatchNorm's scale and bias, in data-flow order.
-        completes: Slots of the other parameters all of whose axes are in order once this group and all earlier ones
-            are: weights whose other axis belongs to this group or which an earlier group writes (an LSTM's W_hh, a
-            residual block's last layer), b_hh, BatchNorm's statistics.
+        index: place in data-flow order.
+        name: module that writes the units first.
+        width: number of units.
+        rows: slots of the parameters that describe a unit once all earlier groups are in order, which are matched:
+            weights, then biases and BatchNorm's scale and bias.
+        completes: slots of other parameters whose axes are in order once this group and all earlier ones are: weights
+            along two axes of this group or written by an earlier one (an LSTM's W_hh, a residual block's last layer),
+            b_hh, and BatchNorm's statistics.
     """
 
     index: int
@@ -56,16 +49,14 @@ class PermutationGroup:
 
 @dataclass(frozen=True)
 class PermutationGroups:
-    """A model's permutation groups in data-flow order.
+    """The permutation groups of a network, in data-flow order.
 
     Attributes:
-        axes: ``state_dict`` name -> the segments of each of its axes, tied names and buffers included.
-        fixed: Layers' parameters none of whose written axes moves: the output layer (and whatever writes to a fixed
-            axis).
-        tied: Name -> the first name of the same parameter.
-        needs: Name of an array that a model may lack -> a group, and the least number of its units with which a model
-            has the array.
-        kinds: Name -> what the array is, for arrays that are not trained.
+        axes: ``state_dict`` name -> segments of each axis.
+        fixed: parameters of layers that write no units, such as the output layer.
+        tied: name -> first name of the same parameter.
+        needs: array that a network may lack -> a group, and the least number of its units that need the array.
+        kinds: name -> kind of an array that is not trained.
     """
 
     groups: tuple[PermutationGroup, ...]
@@ -86,11 +77,11 @@ class PermutationGroups:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Units of each group in the exported model."""
+        """Number of units of each group."""
         return tuple(group.width for group in self.groups)
 
     def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
-        """Return the groups of a model of the same architecture with these widths."""
+        """Return the groups of a network of the same architecture with these widths."""
 
         def axis_of(segments: Axis) -> Axis:
             return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
@@ -99,20 +90,30 @@ class PermutationGroups:
         return replace(self, groups=groups, axes={name: tuple(map(axis_of, axes)) for name, axes in self.axes.items()})
 
     def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """``state_dict`` name -> shape, in a model of the same architecture whose groups have these widths."""
+        """Return the shapes, by ``state_dict`` name, of a network of the same architecture with these widths."""
         lacking = {name for name, (group, least) in self.needs.items() if widths[group] < least}
         axes = self.with_widths(widths).axes
         return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
 
 
 def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole: bool = False) -> PermutationGroups:
-    """The permutation groups of an architecture, in data-flow order.
+    """Return the permutation groups of an architecture (FedMA, Wang et al., ICLR 2020, section 2).
 
-    In a plain network a group is a layer's output (FedMA, Wang et al. 2020, section 2); along a residual stream it is
-    everything that is added to it. Axes of the model's input and output, and those that meet them, are in no group.
-    Raises UnsupportedArchitecture for an operator, layer or combination that would tear a group apart, by name; with
-    `partly` the units that it works on are in no group instead, like those of the output. With `whole`, neither are
-    units of modules that take an axis apart, as attention does.
+    In a plain network a group has the outputs of a layer, in a residual network those of all layers that are added.
+    Axes of inputs and outputs are in no group.
+
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> groups = permutation_groups(architecture_graph(network, torch.zeros(2, 4)))
+        >>> groups.widths, groups.axes["2.weight"]
+        ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
+
+    Args:
+        graph: the architecture.
+        partly: fix the units that an operator would divide, instead of refusing the network.
+        whole: also fix the units of modules that divide an axis, such as attention.
+
+    Raises:
+        UnsupportedArchitecture: an operator has no rule or would divide units; the message names it.
     """
     if graph.unused:
         raise UnsupportedArchitecture(
@@ -140,7 +141,7 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
 
 
 def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
-    """Return the variables after all operators of a graph."""
+    """Return the variables with the constraints of all operators."""
     variables = Variables(graph, choices)
     values: dict[str, Value | Several] = {}
     for node in graph:
@@ -157,13 +158,13 @@ def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: boo
 
 
 def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
-    """All axes of some values."""
+    """Yield all axes of values."""
     for value in values:
         yield from _axes(value.values) if isinstance(value, Several) else value
 
 
 def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """The axes of a node's result."""
+    """Return the axes of a node's result."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for value in first.values if isinstance(first, Several) else (first,):
@@ -171,21 +172,21 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
             for axis in value:
                 variables.pin(axis)
         return ()
-    if not node.parameters and node.operator != "expand":  # which makes axes of equal entries
+    if not node.parameters and node.operator != "expand":  # expand makes axes of equal entries
         moved = variables.moves(*_axes(inputs))
         if node.operator not in RULES and moved and not moved & variables.hidden():
             for axis in _axes(inputs):
                 variables.pin(axis)
             moved = set()
         if not moved:
-            return tuple(map(fixed, node.shape))  # whatever an operator does with what does not move
+            return tuple(map(fixed, node.shape))  # any operator may work on fixed axes
     if isinstance(first, Several) and node.operator in ("getitem", "select"):
         if node.options.get("dim", 0) != 0:
             raise UnsupportedArchitecture(
                 f"{node} cuts the final states of a recurrent layer along another axis than its layers"
             )
         return first.values[node.options["index"]]
-    if node.operator == "getitem":  # a pooling that also says where its maxima lay says it in the same axes
+    if node.operator == "getitem":  # results of a pooling and its indices have the same axes
         return first
     _check(variables.graph, node)
     if any(isinstance(value, Several) for value in inputs):
@@ -222,9 +223,9 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
 
 
 def _solved(variables: Variables) -> PermutationGroups:
-    """The groups that remain once the whole graph is walked."""
+    """Return the groups from the variables of a whole graph."""
     graph, written = variables.graph, variables.written
-    free = variables.moves(*variables.read)  # units that nobody reads are outputs too (a second head)
+    free = variables.moves(*variables.read)  # units that no layer reads are outputs, too (a second head)
     names: dict[int, str] = {}  # variable -> the layer that writes it first
     for place, (_, layer) in written.items():
         for segment in variables.known(variables.bound[place]):
@@ -233,7 +234,7 @@ def _solved(variables: Variables) -> PermutationGroups:
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        """A segment of a variable as one of a group; variables that are no group are fixed."""
+        """Return a variable's segment as one of its group, or as a fixed one if the variable is no group."""
         group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
@@ -254,8 +255,7 @@ def _solved(variables: Variables) -> PermutationGroups:
 def untrained(graph: ArchitectureGraph) -> dict[str, Kind]:
     """Return the kinds of the arrays that are not trained.
 
-    Running statistics are those of operators that normalise, which can be taken anew for other widths; a user's own
-    normalisation is arithmetic with buffers.
+    Running statistics are those of normalisation operators. Statistics of a user's own normalisation count as buffers.
     """
     normalising = {
         name.rpartition(".")[0]
@@ -273,7 +273,7 @@ def untrained(graph: ArchitectureGraph) -> dict[str, Kind]:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    """Sort slots into groups: a slot is in the rows of the groups whose units it describes, or completes the last."""
+    """Assign slots to the rows of the groups whose units they describe, or to the last group that they complete."""
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]

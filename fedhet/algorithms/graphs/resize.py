@@ -1,4 +1,4 @@
-"""A model of other widths from a model: the same modules, other parameters."""
+"""Networks of other widths: the same modules with other parameters."""
 
 from collections.abc import Collection, Hashable
 from weakref import WeakKeyDictionary
@@ -21,16 +21,15 @@ _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
-    """Copy a model with these parameters and buffers, which may have other widths; it has none of the `lacking` ones.
+    """Return a copy of a network with these parameters and buffers, which may have other widths.
 
     A recurrent layer whose layers get different widths becomes a ``StackedRecurrent``, ``nn.MultiheadAttention`` of
-    another width a ``HeadAttention``, with the same parameter names. A user's module with parameters of its own keeps
-    its attributes (see ``resizable_groups``). Tied parameters stay tied; dtypes, devices, modes, ``requires_grad`` are
-    the model's.
+    another width a ``HeadAttention``. A user's own modules keep their attributes (see ``resizable_groups``). Ties,
+    dtypes, devices, modes and ``requires_grad`` are those of `model`. The copy has none of the `lacking` arrays.
 
     Raises:
-        KeyError: The state lacks a ``state_dict`` name, or has one that is not the model's.
-        UnsupportedArchitecture: A layer whose sizes fedhet does not know would change its shape.
+        KeyError: the state does not have the names of the network's ``state_dict``.
+        UnsupportedArchitecture: a layer with unknown size attributes would change its shape.
     """
     expected = {name: value for name, value in model.state_dict().items() if name not in lacking}
     if state.keys() != expected.keys():
@@ -39,7 +38,7 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
             f"and {sorted(state.keys() - expected.keys())} is not in the model"
         )
     result = copied(model)
-    # By the tensor replaced, so that what was tied stays tied; it is kept, or its place might be given away.
+    # By storage of the replaced tensor, to keep ties; the tensor is kept so that its storage is not reused.
     new: dict[Hashable, tuple[Tensor, Tensor]] = {}
     for prefix, module in list(result.named_modules()):
         changed = False
@@ -66,19 +65,18 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
 
 
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
-    """The permutation groups of a network that can have other widths.
+    """Return the permutation groups of a network, after a check that it can have other widths.
 
-    With units added to each group the network is read again, as the same groups. With `partly`, modules that take an
-    axis apart are left whole if it is not. Groups are kept for as long as the network.
+    The check adds units to each group and reads the groups again. With `partly`, modules that divide an axis are left
+    whole if the check fails. Groups are cached with the network.
 
     Args:
-        model: any `nn.Module` that `torch.export` can trace.
-        example: (n, ...) inputs.
+        model: any network that `torch.export` can trace.
+        example: inputs (n, ...).
         partly: see `permutation_groups`.
 
     Raises:
-        UnsupportedArchitecture: units cannot be permuted, the network's forward has sizes of its own, or a layer cannot
-            change its size.
+        UnsupportedArchitecture: units cannot be permuted, the forward has fixed widths, or a layer cannot be resized.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})
@@ -115,7 +113,7 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    """A module of its parameters' sizes: itself, or one of fedhet's where PyTorch's cannot have them."""
+    """Return a module with the sizes of its parameters: itself, or fedhet's if PyTorch's cannot have them."""
     if isinstance(module, nn.RNNBase):
         recurrent = {
             len(value[0])
@@ -173,7 +171,7 @@ State = tuple[Tensor, ...]
 class StackedRecurrent(nn.Module):
     """``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` whose layers may differ in width.
 
-    Final states are tuples of (N, H_l), one a layer and direction: of an LSTM a pair of them, else one.
+    Final states are tuples with (N, H_l) for each layer and direction; an LSTM has a pair of them.
     """
 
     def __init__(self, layer: nn.RNNBase) -> None:
@@ -190,7 +188,7 @@ class StackedRecurrent(nn.Module):
         self.train(layer.training)
 
     def forward(self, sequence: Tensor) -> tuple[Tensor, State | tuple[State, ...]]:
-        """Run all layers over a batch of sequences (N, T, E), or (T, N, E) without ``batch_first``, from states 0."""
+        """Run all layers on sequences (N, T, E), or (T, N, E) without ``batch_first``, from zero states."""
         time, batch = (1, 0) if self.batch_first else (0, 1)
         pair = self.mode == "LSTM"
         ends: list[State] = []
@@ -214,15 +212,9 @@ class StackedRecurrent(nn.Module):
 
 
 class HeadAttention(nn.Module):
-    """``nn.MultiheadAttention`` of a sequence with itself, whose heads need not add up to the width of its inputs.
+    """``nn.MultiheadAttention`` of a sequence to itself, with any number of heads.
 
-    It returns no attention weights: they would tell its heads apart from those of the whole network.
-
-    Args:
-        attention: with the weights of some heads, ``in_proj_weight`` (3 * heads * head_dim, E).
-
-    Raises:
-        TypeError: it is of another kind than ``nn.MultiheadAttention(E, heads)``.
+    It returns no attention weights. Raises a TypeError for other kinds than ``nn.MultiheadAttention(E, heads)``.
     """
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
@@ -230,7 +222,7 @@ class HeadAttention(nn.Module):
         if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
             raise TypeError("attention with kdim, vdim, add_bias_kv or add_zero_attn has one number of heads only")
         self.dropout, self.batch_first, self.scale = attention.dropout, attention.batch_first, attention.head_dim**-0.5
-        # The units of a single head are not its parts of one size.
+        # A single head is not divided by its size.
         self.sizes = (3, -1, attention.head_dim) if attention.num_heads > 1 else (3, 1, -1)
         self.in_proj_weight: nn.Parameter = attention.in_proj_weight
         self.in_proj_bias: nn.Parameter | None = attention.in_proj_bias
@@ -249,7 +241,7 @@ class HeadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Attend from a batch (N, T, E), or (T, N, E) without ``batch_first``, to itself; masks as PyTorch's."""
+        """Attend from a sequence (N, T, E), or (T, N, E) without ``batch_first``, to itself; masks as in PyTorch."""
         sequence = query if self.batch_first else query.transpose(0, 1)
         packed = F.linear(sequence, self.in_proj_weight, self.in_proj_bias)
         heads = packed.unflatten(-1, self.sizes).permute(2, 0, 3, 1, 4)  # (3, N, heads, T, head_dim)
@@ -264,7 +256,7 @@ class HeadAttention(nn.Module):
 
 
 def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """A mask as numbers to add to scores, -inf where nothing may be attended to."""
+    """Return a mask as numbers to add to scores, -inf for masked entries."""
     if mask is None or mask.is_floating_point():
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)

@@ -1,7 +1,4 @@
-"""How each operator passes the axes of its inputs on: sources, arithmetic and shapes; layers are in `layer_rules`.
-
-A rule takes the variables, the node and the axes of its inputs, and returns those of its result.
-"""
+"""Rules of operators: from the axes of their inputs to those of their result. Rules of layers are in `layer_rules`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +30,7 @@ _IDENTITIES = (
 
 @dataclass(frozen=True)
 class Several:
-    """Values of which a later node takes one: several results, or the final states of a recurrent layer's layers."""
+    """Values of which a later node takes one: several results, or a recurrent layer's final states by layer."""
 
     values: tuple["Value | Several", ...]
 
@@ -60,7 +57,7 @@ def _source(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("parameter")
 def _parameter(variables: Variables, node: Node) -> Value:
-    """A parameter in arithmetic (positions, a scale a channel): its axes are what they meet, or units of its own."""
+    """A parameter in arithmetic, such as positions: its axes are variables, or fixed if they have one entry."""
     return tuple(
         variables.bind(node, VALUE, axis, None if size > 1 else fixed(1), writes=True)
         for axis, size in enumerate(node.shape)
@@ -75,7 +72,7 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
-    """The axes of values that are brought to one shape."""
+    """Return the axes of values that are broadcast to one shape."""
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
     return tuple(reduce(partial(_broadcast, variables, node), axes) for axes in zip(*aligned, strict=True))
@@ -85,13 +82,13 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
     if entries(one) == entries(other):
         return variables.unify(one, other, node)
     small, large = sorted((one, other), key=entries)
-    variables.pin(small)  # one unit that all others take must stay one unit
+    variables.pin(small)  # an entry that is broadcast must stay one entry
     return large
 
 
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """The axes that an operator works along must not move; along the others it is done for each unit alike."""
+    """The axes that an operator works along must not move; along others it treats all units alike."""
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:
@@ -107,7 +104,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Split both shapes into the smallest runs of equal products; an axis moves only within its run."""
+    """Divide both shapes into the smallest runs of equal products. An axis moves only within its run."""
     result: list[Axis] = []
     old, new = 0, 0
     while old < len(value) or new < len(node.shape):
@@ -120,7 +117,7 @@ def _reshape(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int]) -> list[Axis]:
-    """Take the axes of a run apart wherever one ends in either shape, and put the parts together again."""
+    """Divide the axes of a run wherever an axis of either shape ends, and join the parts to the new axes."""
     if not variables.moves(*old):
         return list(map(fixed, sizes))
     ends = sorted({1, *accumulate(map(entries, old), mul), *accumulate(sizes, mul)})
@@ -141,13 +138,13 @@ def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int])
         while parts and (not taken or prod(map(entries, taken)) < size) and entries(parts[0]) <= size:
             taken.append(parts.pop(0))
         result.append(_together(variables, taken, refusal))
-    for axis in parts:  # one unit whose axis is dropped
+    for axis in parts:  # of one entry, and dropped
         variables.pin(axis)
     return result
 
 
 def _together(variables: Variables, axes: Sequence[Axis], refusal: str) -> Axis:
-    """One axis of several, of which at most one may move."""
+    """Join axes, of which at most one may move, to one axis."""
     sizes = [entries(axis) for axis in axes]
     places = [place for place, axis in enumerate(axes) if variables.moves(axis)]
     if len(places) > 1:
@@ -189,7 +186,7 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
-    """Equal entries may be in any order: they are as whatever they meet."""
+    """Equal entries may be in any order, so an expanded axis is a new variable."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     for axis, size in zip(value, node.shape, strict=True):
         if entries(axis) != size:
@@ -208,7 +205,7 @@ def _pad(variables: Variables, node: Node, value: Value) -> Value:
 @rule("cat")
 def _cat(variables: Variables, node: Node, *values: Value) -> Value:
     dim = node.options.get("dim", 0) % len(node.shape)
-    values = tuple(value for value in values if len(value) > 1 or entries(value[0]))  # what has no entries adds none
+    values = tuple(value for value in values if len(value) > 1 or entries(value[0]))  # empty ones are left out
     result = list(values[0])
     for other in values[1:]:
         result = [
@@ -220,7 +217,7 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "glu")
 def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
-    """Parts of one size have the same units, as the two halves of which one gates the other (GLU)."""
+    """Parts of one size have the same units, such as the halves of a gated linear unit."""
     dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
     sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
@@ -233,14 +230,14 @@ def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
 
 @rule("unbind")
 def _unbind(variables: Variables, node: Node, value: Value) -> Several:
-    """The entries along an axis one by one, such as the words of a sentence."""
+    """The entries along an axis, such as the words of a sentence, which must not move."""
     dim = node.options["dim"] % len(value)
     variables.refuse_moving(node, [value[dim]])
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))
 
 
 def _dims(node: Node, rank: int) -> list[int]:
-    """The axes that an operator's options name; all of them, if they name none."""
+    """Return the axes in an operator's options, by default all axes."""
     dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims]

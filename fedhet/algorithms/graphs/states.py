@@ -1,8 +1,8 @@
-"""State dicts along permutation groups: reorder, widen, cut out, and the rows to be matched.
+"""Functions of state dicts along permutation groups: reorder, widen, cut out, and the rows to match.
 
-An *assignment* of a group is an integer array (L,): local unit l is unit ``assignment[l]`` of the other order.
-Assignments and sizes are given by group index; groups that are not named stay as they are. States may hold arrays or
-tensors (bfloat16 becomes float32); results hold arrays, and arrays that nothing moved are handed on, not copied.
+An *assignment* of a group is an integer array (L,): local unit l becomes unit ``assignment[l]`` of the other order.
+Assignments and sizes are given by group index; other groups do not change. States hold arrays or tensors (bfloat16
+becomes float32). Results hold arrays; arrays that do not change are not copied.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,16 +22,15 @@ Assignments = Mapping[int, ArrayLike]
 
 
 def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
-    """Units that each group has in a state; see `widths_of`."""
+    """Return the number of units of each group in a state (see `widths_of`)."""
     return widths_of({name: tuple(value.shape) for name, value in state.items()}, groups)
 
 
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
-    """Return the number of units of each group in parameters of these shapes; absent groups keep their exported width.
+    """Return the number of units of each group in parameters of these shapes; absent groups keep their width.
 
-    Of a group on no axis, it is the least number with which a model has all these parameters.
-
-    Raises a ValueError if two parameters disagree about a group, or if a name or rank is not the architecture's.
+    For a group along no axis, it is the least number that needs all these parameters. Raises a ValueError if two
+    parameters disagree, or if a name or rank is not the architecture's.
     """
     units_of: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
@@ -57,11 +56,10 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
 def expand(
     state: State, groups: PermutationGroups, assignments: Assignments, sizes: Mapping[int, int]
 ) -> dict[str, Array]:
-    """Embed a model in a wider one: its units take their assigned places, and all other entries are zero.
+    """Embed a network in a wider one: units take their assigned places, and other entries are zero.
 
-    With ReLU, BatchNorm, GroupNorm, attention or recurrent layers the wider model computes the same function, since
-    other entries are never read; with LayerNorm and other norms over all units it does not, since these count. Raises
-    a ValueError unless an assignment maps all local units to different global ones.
+    The wider network computes the same function, except with LayerNorm and other norms over all units. Raises a
+    ValueError unless an assignment maps all local units to different global ones.
     """
     local = widths(state, groups)
     units = {index: _checked(groups, index, each, local[index], sizes[index]) for index, each in assignments.items()}
@@ -79,9 +77,9 @@ def expand(
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
-    """Cut a client's model out of a wider one, with its units in the client's order (undoes ``expand``).
+    """Cut a network out of a wider one (the inverse of ``expand``).
 
-    Raises a ValueError if an assignment names a unit twice, or one that the state does not have.
+    Raises a ValueError if an assignment has a unit twice, or a unit that the state lacks.
     """
     local = widths(state, groups)
     units = {index: _checked(groups, index, each, None, local[index]) for index, each in assignments.items()}
@@ -95,9 +93,9 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return, for each array with axes of these groups, the entries of the units along each axis; None for all.
+    """Return the entries of these units along each axis of each array that they concern; None for a whole axis.
 
-    An array that a model of these units lacks has ().
+    An array that a network of these units lacks has ().
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -107,32 +105,29 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
 
 
 def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
-    """Reorder hidden units, which keeps the function: unit l moves to place ``permutations[group][l]``."""
+    """Reorder hidden units without changing the function: unit l moves to place ``permutations[group][l]``."""
     local = widths(state, groups)
     return expand(state, groups, permutations, {index: local[index] for index in permutations})
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """The matrix (L, D) to be matched for a group: a row a unit, what its ``rows`` slots hold stacked side by side.
+    """Return the matrix (L, D) to match for a group, with a row for each unit and the columns of its ``rows`` slots.
 
-    Filters are flattened channel-major, the four gates of an LSTM's W_ih lie side by side (4E columns), as do the
-    channels of a head or of a group.
+    Filters are flattened channel-major; the four gates of an LSTM's W_ih are concatenated (4E columns), as are the
+    channels of a head or of a convolution's group.
     """
     pieces = ((_front(state, slot)[places], len(places)) for slot, places in _row_places(state, groups, index))
     return np.hstack([piece.reshape(width, -1) for piece, width in pieces])
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
-    """Return the slot that each of the D columns of ``rows`` is from."""
+    """Return the slot of each of the D columns of ``rows``."""
     places = _row_places(state, groups, index)
     return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Write a matrix (L, D) back to the parameters from which ``rows`` took it.
-
-    Raises a ValueError unless the matrix has the shape of that of ``rows``.
-    """
+    """Write a matrix (L, D) to the parameters of ``rows``; raises a ValueError if it has another shape."""
     result, end = _arrays(state), 0
     if matrix.shape != (expected := (widths(state, groups)[index], len(columns(state, groups, index)))):
         raise ValueError(f"group {groups[index].name!r} has a matrix of shape {expected}, not {matrix.shape}")
@@ -145,7 +140,7 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
 
 
 def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
-    """The same state, its tied names holding what their first names hold."""
+    """Return the state with tied arrays equal to the first of them."""
     return state | {name: state[first] for name, first in groups.tied.items() if name in state and first in state}
 
 
@@ -154,7 +149,7 @@ def _arrays(state: State) -> dict[str, Array]:
 
 
 def _array(tensor: Tensor) -> Array:
-    """Return a copy as an array; of bfloat16, which NumPy does not know, as float32."""
+    """Return a copy as an array, in float32 for bfloat16, which NumPy lacks."""
     exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     return exact.detach().cpu().numpy().copy()
 
@@ -174,7 +169,7 @@ def _checked(
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the entries of some groups' units along an axis, and all of its other entries; None for no such group."""
+    """Return the entries of units along an axis, with all entries of other segments; None if they do not concern it."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []
