@@ -5,18 +5,15 @@ changed, and goes through handshake, opening, checking and aggregation without a
 """
 
 import copy
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedhet.config import client_setup
-from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict, read_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.flower.insides import identify
@@ -24,7 +21,7 @@ from fedhet.messages.protocol import FIRST, HANDSHAKE
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing import PARTIAL, Case
 
-from .changes import Change, changes, handshakes, shared
+from .changes import Change, changes
 from .runs import RecordedRun, differing, infinite, where
 
 Place = tuple[int, str, str, str]
@@ -143,13 +140,12 @@ class Recording:
 # ---- attacks
 
 
-def attack(recording: Recording, examples: int, folder: Path, *, repeat: bool = True) -> Counter[str]:
+def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Counter[str]:
     """Change one answer after the other; no change may end the run, and a refusal comes to the same as silence.
 
     Args:
         recording: of a run.
         examples: how many changes are tried.
-        folder: for files.
         repeat: whether they are the same in every call.
 
     Returns:
@@ -176,52 +172,9 @@ def attack(recording: Recording, examples: int, folder: Path, *, repeat: bool = 
     return found
 
 
-def attack_handshakes(recording: Recording, examples: int, folder: Path, *, repeat: bool = True) -> Counter[str]:
-    """Change one client's handshake after the other; none ends the run, and honest clients are admitted.
-
-    Unlike a reply to training, which is checked against the handshake, that is checked against nothing but itself and
-    those of the others. After each the first round is gone through with the answers that were recorded, and the
-    state is saved as it is after every round. Arguments and result as of `attack`.
-    """
-    found = Counter[str]()
-    places = [place for place in recording.answers if place[:3] == (0, "query", HANDSHAKE)]
-
-    @reproducible(examples, repeat=repeat)
-    @given(st.sampled_from(places), handshakes())
-    def one(place: Place, change: Change) -> None:
-        strategy = recording.after(0, {place: change})
-        _check_admitted(recording, strategy, place[3])
-        found["taken" if place[3] in strategy.federation.roster.nodes else "refused"] += 1
-        try:
-            strategy = recording.after(1, {}, strategy)
-        except FedhetError as error:  # no recorded answer is one to what is asked now
-            if "no client did its part in the first round" not in str(error):
-                raise
-        assert infinite(strategy.state) == []
-        json.dumps(strategy.matrices(), allow_nan=False).encode()
-        strategy.state.save(folder / "state.safetensors")
-
-    one()
-    return found
-
-
 def failed(strategy: Strategy) -> list[str]:
     """The clients, and nodes without a name, that did not do what they were asked in the last round."""
     return [failure["client"] for failure in strategy.run.round.failures]
-
-
-def _check_admitted(recording: Recording, strategy: Strategy, byzantine: str) -> None:
-    """All others are there, but for those of whom nobody can tell whether they or the Byzantine one are right.
-
-    That is one whose name it claims, and those who have an array that no other honest client has.
-    """
-    honest = recording.names - {byzantine}
-    contested = {name for name in strategy.federation.roster.refused.values() if name}
-    keys = {name: shared(recording.answers[0, "query", HANDSHAKE, name]) for name in honest}
-    owners = Counter(key for names in keys.values() for key in names)
-    unsure = {name for name, names in keys.items() if any(owners[key] == 1 for key in names)}
-    missing = honest - strategy.federation.roster.nodes.keys()
-    assert missing <= contested | unsure, failed(strategy)
 
 
 def reproducible(examples: int, *, repeat: bool) -> settings:

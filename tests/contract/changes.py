@@ -1,10 +1,9 @@
-"""Changes of a client's answer, drawn at random: of any record, and of what a handshake says."""
+"""Random changes of a client's answer."""
 
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -148,116 +147,3 @@ def _applied(chosen: Sequence[Change]) -> Change:
                 one(content)
 
     return change
-
-
-# ---- of what a handshake says: it adds fields, names arrays that nobody has, and claims the names of others
-
-NAMES = (
-    *("public", "Models", ".hidden", "global", "..", "con", "a/b", "a b", " a", "é" * 100, "é" * 101, "x" * 200),
-    *("\u202ekrow", "\x1b[2J", "\ud800", "$^$", "=1+1", "0", "1", "2", "3", "٣", "²"),
-)
-"""Names of clients, of which some are those of others."""
-
-KEYS = (
-    *("zz", "", "\ud800", "\x1b[31m", "x" * 3000, "a/b", "__metadata__", "head.weight", "body.1.weight"),
-    *("embedding.steps.0.x", "embedding.zz", "latents.weight.zz", "tiles.tile", "heads.zz.weight.base", "heads"),
-    *("heads.l.weight.bias", "heads.l.weight.dense", "heads.l.weight.left", "heads.l.weight.zz", "num_batches_tracked"),
-)
-"""Names of arrays that are shared."""
-
-SENT_SHAPES = (
-    *("", ",", ",0", ",1000000000,0", ",0,1000000000", ",-1", ",1e3", ",²", ",1.5", ",00", ",1", ",7", ",3,3"),
-    *(",1,1,1", ",2000000,100000", f",{2**62},{2**62}", f",{10**30}", ",1" * 32, ",1" * 33, ",2,3,4,5,6"),
-)
-SENT_DTYPES = ("float32", "float16", "float64", "int64", "bool", "bfloat16", "complex64", "object", "")
-"""Shapes and dtypes as they travel."""
-
-FIELDS: dict[str, tuple[Any, ...]] = {
-    "client": (*NAMES, None, 1, b"x", ["0"], 2.5),
-    "metric": ("auc", "r2", "loss", "", "\x1b", "x" * 201, None, 3),
-    "labels": (0, -1, 2, 65536, 65537, 2**62, True, 1.0, "1", None),
-    "architecture": (*NAMES, "mlp", "cnn-1-1", "torchvision/resnet18", "torchvision/nosuch", "os:system", "x" * 201, 7),
-    "partition": ([0, 1], [0, 0], [7, 10**15], [99, 100], [1, 0], [-1, 3], [0.5, 1.5], [1], [], "0,1", [0] * 10_000),
-    "own-data": (True, 1, "true", None),
-    "public": (*NAMES, "0" * 64, None, 5),
-    "public dataset-size": (0, 1, 7, -1, 2**62, 1.5, "8", None),
-    "device": ("\x1b]0;x\x07", "x" * 201, "gpu\n", "a device", 1),
-    "note": ("\x1b[2J", "a\nb", "a note", "x" * 201, b"x"),
-    "lost-state": (0, 3, -7, 2**62, "x", True),
-    "refusal": ("no", "", "x" * 10_000, "\x1b[2J", 7),
-    "lost": (True, "true"),
-}
-"""The fields of a report, and what each is set to; None takes it away."""
-
-OWN_VALUES: tuple[Any, ...] = (
-    *(None, True, False, b"x", 0.5, [b"x"], [True, False], ["\x1b"], ["x"] * 3, list(range(300)), [0] * 70_000),
-    *("[" * 10_000, '{"groups": [], "axes": {}, "fixed": ["x"], "tied": {}}', "x" * 2**20),
-    *(*TEXTS, *WHOLE, *REAL, *LISTS),
-)
-"""A method's own value."""
-
-
-def _named(kind: type[Any], name: str, choice: tuple[str, Any], pick: int, content: RecordDict) -> None:
-    """Set or take away a field of the record of this name, which is made if need be; one that is there for ''."""
-    if not isinstance(content.get(name), kind):
-        content[name] = kind()
-    record, (key, value) = content[name], choice
-    _set(record, key or _one(record, pick), value)
-
-
-def shared(content: RecordDict) -> list[str]:
-    """The names of the fields by which a report says which arrays are shared, sorted."""
-    report = content.get("report")
-    return sorted(key for key in report if key.startswith("spec.")) if isinstance(report, ConfigRecord) else []
-
-
-def _specified(choice: tuple[str | None, str, str], pick: int, content: RecordDict) -> None:
-    """Dtype and shape of an array that is shared; for None of one that is there."""
-    key, dtype, shape = choice
-    field = _one(shared(content), pick) if key is None else f"spec.{key}"
-    _named(ConfigRecord, "report", (field, dtype + shape), pick, content)
-
-
-def _fewer(part: float, pick: int, content: RecordDict) -> None:
-    keys = shared(content)
-    for key in keys[math.floor(part * len(keys)) :]:
-        del content["report"][key]
-
-
-def _many(count: int, pick: int, content: RecordDict) -> None:
-    if shared(content):  # Flower looks at each field for a thousand times as long
-        fields_of(content["report"]).update({f"spec.tiny.{number}": "float32" for number in range(count)})
-
-
-def _added(choice: tuple[str, str, tuple[int, ...], str, float], pick: int, content: RecordDict) -> None:
-    name, key, shape, dtype, value = choice
-    content[name] = encode_arrays({key: np.full(shape, value, dtype)})
-
-
-_WHAT = ("", "types", "edges", "unknown", "slots", "groups", "classes", "width", "reference", "blocks", "chosen")
-_MEASURED = (
-    *("num-examples", "test-examples", "validation-examples", "train-loss", "steps", "received-metric", "zz-metric"),
-)
-_ARRAYS = (
-    ("model", "probe", "alignment", "zz", "values"),
-    ("values", "exponent", "angles", "divergences", "zz"),
-    ((), (0,), (1,), (1, 1), (256, 3)),
-    ("float16", "float32", "int8", "int16"),
-    (0.0, 1.0, -1.0, 100.0),
-)
-_HANDSHAKE: tuple[Kind, ...] = (
-    *((_specified, product(keys, ["float32"], SENT_SHAPES)) for keys in (KEYS, [None])),
-    *((_specified, product(keys, SENT_DTYPES, SENT_SHAPES)) for keys in (KEYS, [None])),
-    (partial(_named, ConfigRecord, "report"), [(key, value) for key, values in FIELDS.items() for value in values]),
-    (_fewer, (0.0, 0.5, 0.9)),
-    (_many, (1, 500, 2**15 + 1)),
-    (partial(_named, ConfigRecord, "values"), product(_WHAT, OWN_VALUES)),
-    (partial(_named, MetricRecord, "metrics"), product(_MEASURED, (*WHOLE, *REAL, *NUMBERS))),
-    (_added, product(*_ARRAYS)),
-)
-_OF_HANDSHAKE = st.one_of(_drawn(_HANDSHAKE), changes())
-
-
-def handshakes() -> st.SearchStrategy[Change]:
-    """One change of a handshake, or up to three."""
-    return st.lists(_OF_HANDSHAKE, min_size=1, max_size=3).map(_applied)

@@ -46,18 +46,14 @@ from fedhet.testing import (
     run,
 )
 
-from .byzantine import Recording, attack, attack_handshakes
+from .byzantine import Recording, attack
 from .failures import Failures
 from .normal import NormalRuns
 from .privacy import Privacy
 from .runs import REPLIES, RecordedRuns, Stop, differing, run_on, where
 
-ATTACKS = [
-    *(("answers", 40, 4), pytest.param("answers", 200, 20, marks=pytest.mark.slow)),
-    *(("handshakes", 12, 0), pytest.param("handshakes", 100, 0, marks=pytest.mark.slow)),
-    *(pytest.param(*each, marks=pytest.mark.long) for each in [("answers", 5000, 0), ("handshakes", 1500, 100)]),
-]
-"""The part that changes, how often, and how many must at least be refused and taken; thousands differ at each call."""
+ATTACKS = [(40, 4), pytest.param(200, 20, marks=pytest.mark.slow), pytest.param(5000, 0, marks=pytest.mark.long)]
+"""Numbers of changes, and how many must at least be refused and accepted; thousands of changes differ in each call."""
 
 
 class Contract(NormalRuns, Failures, Privacy, MethodContract):
@@ -111,15 +107,14 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
             assert [failure["client"] for failure in spoilt.run.round.failures] == [place[3]]
             assert differing(recording.without(place), spoilt.state) == []
 
-    @pytest.mark.parametrize(("what", "examples", "least"), ATTACKS)
+    @pytest.mark.parametrize(("examples", "least"), ATTACKS)
     def test_nothing_that_one_client_says_ends_a_run(
-        self, case: Case, what: str, examples: int, least: int, cache: RecordedRuns, tmp_path: Path
+        self, case: Case, examples: int, least: int, cache: RecordedRuns
     ) -> None:
         """It is refused, which comes to the same as silence, or taken; honest clients are admitted."""
         logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
         try:
-            attacked = attack if what == "answers" else attack_handshakes
-            found = attacked(_recording(case, cache), examples, tmp_path, repeat=examples < 1000)
+            found = attack(_recording(case, cache), examples, repeat=examples < 1000)
         finally:
             logging.disable(logging.NOTSET)
         assert min(found["refused"], found["taken"]) >= least, "the attack can tell"
