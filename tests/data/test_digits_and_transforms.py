@@ -47,17 +47,13 @@ class TestNormalise:
         assert torch.equal(images, before)
 
 
-class TestResize:
-    def test_input_size(self) -> None:
-        small = data.load("digits", input_size=16)
-        batch = small.transform(small.test.inputs[:2])
-        assert small.input_shape == batch.shape[1:] == (1, 16, 16)
-        assert torch.equal(small.test.inputs, data.load("digits").test.inputs)
-
-    def test_keeps_a_plain_image_plain(self) -> None:
-        assert torch.allclose(
-            resized(torch.full((2, 3, 9, 9), 0.3), torch.Tensor.float, 4), torch.full((2, 3, 4, 4), 0.3)
-        )
+def test_input_size() -> None:
+    small = data.load("digits", input_size=16)
+    batch = small.transform(small.test.inputs[:2])
+    assert small.input_shape == batch.shape[1:] == (1, 16, 16)
+    assert torch.equal(small.test.inputs, data.load("digits").test.inputs)
+    plain = resized(torch.full((2, 3, 9, 9), 0.3), torch.Tensor.float, 4)
+    assert torch.allclose(plain, torch.full((2, 3, 4, 4), 0.3))
 
 
 class TestCropAndFlip:

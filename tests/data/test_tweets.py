@@ -1,10 +1,8 @@
 """Sentiment140: made-up files, and the sample of `FEDHET_DATA` (skipped without it)."""
 
 import lzma
-import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -133,16 +131,3 @@ def test_networks_read_words_and_vectors(shape: tuple[int, ...]) -> None:
         assert outputs.shape == (2, 2)
         assert not torch.allclose(outputs[0], outputs[1]), "words are read in order"
         assert model.lstm.num_layers == layers
-
-
-def test_the_sample_is_read() -> None:
-    folder = os.environ.get("FEDHET_DATA")
-    if not folder or not (Path(folder) / "sentiment140").is_dir():
-        pytest.skip("no sample of Sentiment140 here: set FEDHET_DATA to the folder that holds sentiment140")
-    dataset = tweets.sentiment140(Path(folder), min_tweets=5)
-    assert (len(dataset.train), len(dataset.test)) == (16_000, 4_000)
-    assert torch.bincount(torch.cat([dataset.train.labels, dataset.test.labels])).tolist() == [9_999, 10_001]
-    assert dataset.groups is not None
-    assert len(np.unique(dataset.groups.train)) == 1 + 40, "users with five tweets, and the others"
-    assert dataset.train.inputs.max() == models.text.VOCABULARY - 1
-    assert len(data.partition(dataset, "natural", clients=40, seed=0)) == 40

@@ -157,22 +157,3 @@ def test_fedharms_small_networks_halve_the_image_from_stage_to_stage(name: str) 
             )
         model(torch.randn(2, 1, side, side))
         assert maps == [side, side // 2, side // 4, side // 8]
-
-
-def test_squeeze_and_excitation_scales_channels_alike_wherever_a_pixel_lies() -> None:
-    gate = models.fedharm.SqueezeExcitation(4, 2, nn.SiLU, nn.Sigmoid)
-    maps = torch.rand(2, 4, 3, 3) + 1
-    scale = gate(maps) / maps
-    torch.testing.assert_close(scale, scale[:, :, :1, :1].expand_as(scale))
-    assert ((scale > 0) & (scale < 1)).all()
-
-
-@pytest.mark.parametrize(("fan_out", "stride", "shortcut"), [(4, 1, True), (4, 2, False), (6, 1, False)])
-def test_an_inverted_residual_has_a_shortcut_where_the_shape_stays(fan_out: int, stride: int, shortcut: bool) -> None:
-    block = models.fedharm.InvertedResidual(
-        4, 8, fan_out, kernel=3, stride=stride, activation=nn.ReLU, gate=None
-    ).eval()
-    nn.init.zeros_(block.body[-1][0].weight)  # what narrows, so that only the shortcut is left
-    maps = torch.randn(2, 4, 6, 6)
-    expected = maps if shortcut else torch.zeros(2, fan_out, 6 // stride, 6 // stride)
-    torch.testing.assert_close(block(maps), expected)
