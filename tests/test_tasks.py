@@ -240,7 +240,7 @@ def test_methods_refuse_tasks_with_the_reason(method, task, reason, run):
         ("inclusivefl", {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "2"}),
     ],
 )
-def test_numbers_are_learnt_where_nothing_is_distilled(method, settings, run):
+def test_numbers_without_distillation(method, settings, run):
     def model(client):
         return nn.Sequential(
             *(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
@@ -254,7 +254,7 @@ def test_numbers_are_learnt_where_nothing_is_distilled(method, settings, run):
 
 
 @pytest.mark.parametrize("squeezed", [False, True])
-def test_labels_and_logits_of_a_binary_task_come_in_any_shape(squeezed, run):
+def test_shapes_of_a_binary_task(squeezed, run):
     class Logit(nn.Sequential):
         def forward(self, inputs):
             return super().forward(inputs).squeeze(1) if squeezed else super().forward(inputs)
@@ -264,7 +264,7 @@ def test_labels_and_logits_of_a_binary_task_come_in_any_shape(squeezed, run):
     assert (summary["metric"], personal(summary) > 0.8) == ("accuracy", True)
 
 
-def test_one_logit_trains_as_two_logits_of_which_the_first_is_0(run):
+def test_one_logit_trains_like_two(run):
     class Two(nn.Sequential):
         def forward(self, inputs):
             logit = super().forward(inputs)
@@ -276,7 +276,7 @@ def test_one_logit_trains_as_two_logits_of_which_the_first_is_0(run):
         assert one[key] == two[key]
 
 
-def test_labels_of_pixels_that_do_not_count_are_left_out(run):
+def test_ignored_labels_of_pixels(run):
     def data(client):
         supplied = blobs(client)
         images, masks = supplied["train"]
@@ -303,14 +303,14 @@ def test_a_depth_for_each_pixel_is_one_target(run):
     assert (summary["metric"], personal(summary) > 0.8) == ("r2", True)
 
 
-def test_a_deployed_node_keeps_the_iou_of_classes_that_few_examples_have():
+def test_a_node_withholds_the_iou_of_rare_classes():
     policy, metric = Policy(None, 10, deployed=True), Metric((0.123456, 0.5, math.nan), (123456.0, 40.0, 0.0))
     told = policy.measured(metric, 0.1, examples=30, ranked=False, behind=[30, 9, 0]).metric
     assert told.weights == (123500.0, 0.0, 0.0)
     assert told.values[0] == 0.1235
 
 
-def test_a_row_of_a_public_dataset_is_a_token_drawn_alike_for_all(new_watch):
+def test_rows_of_a_public_dataset_are_tokens(new_watch):
     watch, grid = new_watch(), LocalGrid(make_client_app(tagger, tagged), 3)
     strategy = fedhet.FedMD(observers=[watch], rounds=2, public_epochs=0, subset=40, learning_rate=0.05)
     strategy.start(grid)
@@ -321,7 +321,7 @@ def test_a_row_of_a_public_dataset_is_a_token_drawn_alike_for_all(new_watch):
     assert watch.rows[-1]["failures"] == []
 
 
-def test_digests_of_tokens_pull_towards_the_mean_of_those_tokens(new_watch):
+def test_digests_of_tokens_converge(new_watch):
     """With labels of no meaning and the mean's own weight alone, clients come to agree on the public tokens."""
     grid = LocalGrid(make_client_app(tagger, tagged), 3)
     watch = new_watch()
@@ -334,7 +334,7 @@ def test_digests_of_tokens_pull_towards_the_mean_of_those_tokens(new_watch):
     assert distances[-1] < 0.2 * distances[0]
 
 
-def test_clients_with_other_numbers_of_tokens_are_refused(run):
+def test_other_numbers_of_tokens_are_refused(run):
     def data(client):
         supplied = tagged(client)
         short = 4 if client.partition_id == 2 else 5
@@ -345,7 +345,7 @@ def test_clients_with_other_numbers_of_tokens_are_refused(run):
     assert "client 2" in text
 
 
-def test_classes_that_look_like_labels_are_pointed_out(run, caplog):
+def test_one_hot_labels_are_pointed_out(run, caplog):
     def one_of_three(inputs):
         return F.one_hot(inputs[:, :3].argmax(1), 3)
 
@@ -361,7 +361,7 @@ def test_one_label_is_ranked_where_the_task_is_named(run):
     assert (summary["metric"], personal(summary) > 0.8) == ("auc", True)
 
 
-def test_several_labels_with_too_few_outputs_are_refused(run):
+def test_several_labels_need_as_many_outputs(run):
     text = refusal(run, "fedavg", network(2), with_public(several))
     assert "task = multi-label" in text
     assert "(n, 3)" in text
@@ -448,7 +448,7 @@ def test_a_loss_gets_labels_as_pytorchs_own_take_them(task, labels, shape, dtype
         (nn.BCEWithLogitsLoss(), r"Loss fails for outputs, float32 of shape \(8, 2\), and labels, int64"),
     ],
 )
-def test_a_loss_that_cannot_be_used_is_refused_before_training(loss, sentence, run):
+def test_unusable_losses_are_refused(loss, sentence, run):
     with pytest.raises(FedhetError, match=sentence):
         run("fedavg", network(2), with_public(yes), task=fedhet.Task(loss=loss))
 
@@ -463,12 +463,12 @@ def test_a_loss_that_cannot_be_used_is_refused_before_training(loss, sentence, r
         ({"loss": "focal"}, "loss must be a function of outputs and labels, not a str"),
     ],
 )
-def test_what_is_no_task_is_said_at_once(settings, sentence):
+def test_invalid_tasks(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         fedhet.Task(**settings)
 
 
-def test_weights_are_as_many_as_classes_and_a_task_is_of_data(run):
+def test_class_weights_match_classes(run):
     text = refusal(run, "fedavg", network(2), with_public(yes), task=fedhet.Task(class_weights=[1, 2, 3]))
     assert "class_weights has 3 weights, but its network has 2 classes" in text
     with pytest.raises(ConfigError, match="task is for data of your own"):

@@ -78,7 +78,7 @@ class TestCropAndFlip:
         assert not torch.equal(first, crop_and_flip(images, torch.Generator().manual_seed(2)))
 
 
-def test_black_borders_stand_where_reflected_ones_would() -> None:
+def test_black_borders() -> None:
     images = torch.randint(1, 256, (40, 3, 32, 32), dtype=torch.uint8)
     reflected, black = (
         crop_and_flip(images, torch.Generator().manual_seed(3), reflect=reflect) for reflect in (True, False)
@@ -92,7 +92,7 @@ def test_black_borders_stand_where_reflected_ones_would() -> None:
     assert torch.equal(outside, outside.all(2)[:, :, None] | outside.all(1)[:, None, :])
 
 
-def test_fedharms_augmentation_flips_brightens_and_blurs_each_image_by_itself():
+def test_fedharms_augmentation():
     ramp = (100 + 3 * torch.arange(16))[:, None] + torch.zeros(16)
     images = ramp.to(torch.uint8).expand(400, 3, 16, 16)
     out = flip_crop_brighten_blur(images, torch.Generator().manual_seed(0))

@@ -33,7 +33,7 @@ def settings(**changes):
     return configuration.resolve({"method": "local", "clients": 4, "test-split": "drawn", **changes})
 
 
-def test_every_seed_draws_other_test_examples_and_no_example_is_lost():
+def test_test_sets_are_drawn_by_the_seed():
     digits = data.load("digits")
     drawn = [data.with_drawn_test_set(digits, seed) for seed in (0, 0, 1)]
     for each in drawn:
@@ -47,7 +47,7 @@ def test_every_seed_draws_other_test_examples_and_no_example_is_lost():
     assert 40 < again < 110  # 70 of 355 by chance
 
 
-def test_examples_that_belong_together_stay_on_one_side():
+def test_examples_that_belong_together_stay_together():
     rng, digits = np.random.default_rng(0), data.load("digits")
     patients = Owners(rng.integers(0, 200, len(digits.train)), rng.integers(200, 250, len(digits.test)))
     # The owner is written into the image, so that it can be read from where the image is drawn to.
@@ -69,7 +69,7 @@ def test_natural_clients_refuse_it():
         data.with_drawn_test_set(dataset, 0)
 
 
-def test_clients_the_public_dataset_and_the_common_test_set_share_no_example():
+def test_drawn_parts_share_no_example():
     config = settings(method="fedhenn", **{"public-samples": 100})
     parts = [client_setup.data_of(ClientInfo(str(n), n, 4, config)) for n in range(4)]
     dataset, digits = client_setup.dataset_of(config), data.load("digits")
@@ -78,13 +78,13 @@ def test_clients_the_public_dataset_and_the_common_test_set_share_no_example():
     assert rows(*(each.test for each in parts)) == rows(dataset.test)
 
 
-def test_it_is_an_option_and_by_default_the_test_set_is_the_data_sets_own():
+def test_drawn_test_sets_are_cached():
     assert client_setup.dataset_of(settings(**{"test-split": "given"})) is data.load("digits")
     assert client_setup.dataset_of(settings()) is client_setup.dataset_of(settings())
     assert rows(client_setup.dataset_of(settings()).test) != rows(client_setup.dataset_of(settings(seed=1)).test)
 
 
-def test_a_share_of_all_examples_is_drawn_for_testing_and_of_what_a_client_keeps():
+def test_test_share():
     digits = data.load("digits")
     dataset = client_setup.dataset_of(settings(**{"test-share": 0.25}))
     assert (len(dataset.train), len(dataset.test)) == (1348, 449)
@@ -105,7 +105,7 @@ def own(test):
     return function
 
 
-def test_a_client_of_ones_own_data_draws_from_its_two_parts():
+def test_test_parts_of_own_data_are_drawn():
     function = own(lambda number: (100 * number + torch.arange(12.0, 16).view(4, 1), torch.tensor([0, 1] * 2)))
     clients = Clients(None, data_function(function), None)
     tested = []
@@ -121,7 +121,7 @@ def test_a_client_of_ones_own_data_draws_from_its_two_parts():
     assert len({*map(tuple, tested)}) == 3  # each client by itself
 
 
-def test_own_data_that_cannot_be_pooled_are_refused_and_an_empty_test_part_stays():
+def test_parts_of_unlike_shapes_are_not_pooled():
     small, large = (Examples(torch.zeros(4, size), torch.zeros(4).long()) for size in (2, 3))
     with pytest.raises(DataError, match=r"in memory, of one shape and dtype.*client\.split_seed"):
         data.with_drawn_test_part(ClientData(small, large), 0, "0")

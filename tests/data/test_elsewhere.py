@@ -21,7 +21,7 @@ def images_of(pixels: torch.Tensor, *, classes: int = 10, white: int = 255, name
     )
 
 
-def test_images_from_elsewhere_look_like_the_clients_own():
+def test_images_are_converted():
     white = torch.full((40, 3, 28, 28), 255, dtype=torch.uint8)
     white[::2] = 0  # the even classes are black
     public = data.public_dataset_of(images_of(white), data.load("digits"), 20, seed=0)
@@ -33,18 +33,18 @@ def test_images_from_elsewhere_look_like_the_clients_own():
     assert again.digest == public.digest
 
 
-def test_labels_of_other_classes_are_left_out():
+def test_labels_of_other_classes_are_dropped():
     public = data.public_dataset_of(images_of(torch.zeros(40, 1, 8, 8), classes=4), data.load("digits"), 20, seed=0)
     assert public.labels is None
 
 
-def test_only_images_can_stand_for_images():
+def test_other_inputs_are_refused():
     words = images_of(torch.zeros(40, 80), name="words")
     with pytest.raises(DataError, match="words has none"):
         data.public_dataset_of(words, data.load("digits"), 20, seed=0)
 
 
-def test_clients_keep_the_examples_that_a_held_out_public_dataset_would_have_taken(monkeypatch):
+def test_nothing_is_held_out_for_another_data_sets_images(monkeypatch):
     elsewhere = images_of(torch.randint(0, 256, (300, 1, 28, 28), dtype=torch.uint8))
     load = data.load
     monkeypatch.setattr(

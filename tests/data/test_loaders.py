@@ -340,7 +340,7 @@ class TestShakespeare:
         batch = dataset.transform(dataset.train.inputs[:3])
         assert batch.dtype == torch.int64
 
-    def test_what_is_wrong_is_said(self, tmp_path: Path) -> None:
+    def test_errors(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="name a folder"):
             data.load("shakespeare")
         with pytest.raises(DataError, match=r"looked for t8\.shakespeare\.txt"):

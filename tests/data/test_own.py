@@ -28,7 +28,7 @@ from fedhet.tasks import get_task
 INPUTS, LABELS = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 1])
 
 
-def test_a_digest_covers_content_type_shape_and_labels():
+def test_digest_of_a_public_dataset():
     labelled = PublicDataset(INPUTS, LABELS)
     assert labelled.digest == PublicDataset(INPUTS.clone().T.contiguous().T, LABELS.clone()).digest
     others = [PublicDataset(each) for each in (INPUTS, INPUTS + 1, INPUTS.view(4, 3), INPUTS.double(), INPUTS.flip(0))]
@@ -55,12 +55,12 @@ def test_forms_of_a_public_dataset(value):
         ((INPUTS, LABELS[:2]), "a public dataset has 3 inputs and 2 labels"),
     ],
 )
-def test_what_is_no_public_dataset_is_refused(value, message):
+def test_invalid_public_datasets(value, message):
     with pytest.raises(DataError, match=message):
         as_public_dataset(value)
 
 
-def test_data_include_the_public_dataset_and_the_common_test_set():
+def test_public_dataset_and_common_test_set_of_a_client():
     part = (INPUTS, LABELS)
     mapping = {"train": part, "test": TensorDataset(*part), "public": part, "common": TensorDataset(*part)}
     for given in (mapping, ClientData(Examples(*part), Examples(*part), PublicDataset(*part), Examples(*part))):
@@ -130,7 +130,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_data_in_the_forms_that_users_hold(form):
+def test_forms_of_data(form):
     data = as_client_data("3", (FORMS[form](), FORMS[form]()))
     assert torch.equal(data.train.labels, torch.arange(3))
     assert data.train.inputs[:].dtype == torch.uint8
@@ -139,7 +139,7 @@ def test_data_in_the_forms_that_users_hold(form):
     assert data.batch_size == {"a loader": 2, "its own collate": 1}.get(form)
 
 
-def test_rows_are_read_when_they_are_needed_and_not_before():
+def test_rows_are_read_on_demand():
     rows = Rows(lambda i: (torch.full((2,), float(i)), i))
     data = with_validation(as_client_data("3", (rows, (INPUTS, LABELS))), 0.5, 0, "3")
     assert rows.read == list(range(6))  # for the labels
@@ -172,7 +172,7 @@ def test_random_transforms_stay_random():
         (iter([]), "is of type list_iterator, whose rows cannot be read by number"),
     ],
 )
-def test_rows_that_cannot_be_used_are_told_in_a_sentence(part, message):
+def test_unusable_rows_are_refused(part, message):
     with pytest.raises(DataError, match=f"client 3: train {message}"):
         as_client_data("3", (part, (INPUTS, LABELS))).train.inputs[:]
 
@@ -203,7 +203,7 @@ AUGMENTS = {
 
 
 @pytest.mark.parametrize("form", AUGMENTS)
-def test_an_augmentation_keeps_its_options_and_gets_the_generator_it_asks_for(form):
+def test_arguments_of_an_augmentation(form):
     augment, expected = AUGMENTS[form]
     data = as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
     assert data.augment(INPUTS, "given") == expected
@@ -237,7 +237,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("dataset", [WHOLE, Rows(lambda i: (torch.tensor([float(i)]), i), 12)], ids=["memory", "rows"])
-def test_a_loaders_examples_are_the_rows_of_its_sampler(dataset, kind):
+def test_samplers(dataset, kind):
     options, expected = SAMPLERS[kind]
     loader = DataLoader(dataset, **options)
     if isinstance(expected, str):
@@ -249,7 +249,7 @@ def test_a_loaders_examples_are_the_rows_of_its_sampler(dataset, kind):
         assert data.batch_size == (None if kind == "own batches" else getattr(loader.batch_sampler, "batch_size", 1))
 
 
-def test_a_loader_that_makes_batches_itself_is_refused():
+def test_a_loader_with_its_own_batches_is_refused():
     mixing = type("Mixing", (DataLoader,), {"__iter__": lambda self: iter(())})
     with pytest.raises(DataError, match="train is a DataLoader that has an __iter__ of its own"):
         as_client_data("3", (mixing(WHOLE), WHOLE))
@@ -287,14 +287,14 @@ def changed(base):
         DataLoader(Subset(changed(Listed)(*WHOLE.tensors), range(12)), batch_size=5),
     ],
 )
-def test_the_rows_of_a_subclass_count_and_not_the_lists_behind_them(dataset):
+def test_rows_of_subclasses(dataset):
     train = as_client_data("3", (dataset, WHOLE)).train
     assert train.labels.tolist() == list(range(11, -1, -1))
     assert torch.equal(train.at(slice(2, 4))[0], torch.tensor([[-2.0], [-3.0]]))
     assert train.at(torch.tensor([3, 1]))[1].tolist() == [8, 10]
 
 
-def test_labels_of_torchvisions_data_sets_are_known_without_reading_rows(tmp_path):
+def test_labels_of_torchvision_datasets(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.txt").write_text(name)
@@ -306,7 +306,7 @@ def test_labels_of_torchvisions_data_sets_are_known_without_reading_rows(tmp_pat
     assert len(read) == 2
 
 
-def test_labels_of_a_hugging_face_partition_are_its_column_unless_a_transform_makes_its_rows(monkeypatch):
+def test_labels_of_a_hugging_face_partition(monkeypatch):
     monkeypatch.setattr(HuggingFaceLike, "__module__", "datasets.arrow_dataset")
     monkeypatch.setattr(HuggingFaceLike, "__getitems__", lambda self, rows: [{"x": 1.0, "y": 2}] * 3, raising=False)
     assert as_client_data("3", (HuggingFaceLike(), WHOLE)).train.labels.tolist() == [0, 1, 2]
@@ -314,7 +314,7 @@ def test_labels_of_a_hugging_face_partition_are_its_column_unless_a_transform_ma
     assert as_client_data("3", (HuggingFaceLike(), WHOLE)).train.labels.tolist() == [2, 2, 2]
 
 
-def test_a_collate_function_that_sorts_its_batch_keeps_labels_with_inputs():
+def test_a_collate_function_that_sorts():
     def falling(rows):
         return default_collate(sorted(rows, key=lambda row: -row[0]))
 
@@ -331,7 +331,7 @@ def test_a_collate_function_that_sorts_its_batch_keeps_labels_with_inputs():
     assert torch.equal(labels, inputs[:, 0].long() % 2)
 
 
-def test_a_collate_function_that_leaves_rows_out_is_refused():
+def test_a_collate_function_that_drops_rows_is_refused():
     loader = DataLoader(WHOLE, 4, collate_fn=lambda rows: default_collate(rows[1:]))
     with pytest.raises(DataError, match="train has a collate function that returned 11 inputs and 11 labels for 12"):
         as_client_data("3", (loader, WHOLE))
@@ -353,7 +353,7 @@ def test_a_collate_function_that_leaves_rows_out_is_refused():
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows \(input, label\) or the inputs and the labels"),
     ],
 )
-def test_what_can_be_read_in_two_ways_is_refused(value, message):
+def test_ambiguous_forms_are_refused(value, message):
     with pytest.raises(DataError, match=message):
         as_client_data("3", value)
 
@@ -366,7 +366,7 @@ def test_what_can_be_read_in_two_ways_is_refused(value, message):
         ([[0, 0], [1, 1]], [4, 7]),
     ],
 )
-def test_two_rows_are_two_examples_and_so_is_a_pair_of_two(part):
+def test_two_rows_and_a_pair_of_two(part):
     train = as_client_data("3", (part, WHOLE, INPUTS)).train
     assert train.inputs[:].tolist() == [[0, 0], [1, 1]]
     assert train.labels.tolist() == [4, 7]

@@ -36,7 +36,7 @@ def label_sets(dataset: DataSet, part: data.Part) -> tuple[set[int], set[int]]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_parts_are_disjoint_complete_and_follow_the_seed(name: str) -> None:
+def test_parts_are_disjoint_and_seeded(name: str) -> None:
     dataset = made()
 
     def dealt(seed: int) -> list[data.Part]:
@@ -64,7 +64,7 @@ def test_iid_is_even() -> None:
 
 @given(clients=st.integers(1, 40), k=st.integers(1, 10), seed=st.integers(0, 2**40))
 @settings(max_examples=25, deadline=None)
-def test_classes_gives_every_client_k_classes_and_every_class_a_client(clients: int, k: int, seed: int) -> None:
+def test_partition_by_classes(clients: int, k: int, seed: int) -> None:
     dataset = made(4000, 2000)
     parts = data.partition(dataset, "classes", clients=clients, seed=seed, classes_per_client=k)
     held = [label_sets(dataset, part) for part in parts]
@@ -78,7 +78,7 @@ def test_classes_gives_every_client_k_classes_and_every_class_a_client(clients: 
         assert sum(sizes) == int((dataset.train.labels == label).sum())
 
 
-def test_some_clients_keep_half_of_their_training_examples() -> None:
+def test_halved_clients() -> None:
     dataset, options = made(4000, 2000), {"clients": 10, "seed": 3, "classes_per_client": 2}
     whole = data.partition(dataset, "classes", **options)
     halved: set[int] = set()
@@ -95,7 +95,7 @@ def test_some_clients_keep_half_of_their_training_examples() -> None:
             assert label_sets(dataset, mine) == label_sets(dataset, before)
 
 
-def test_dirichlet_deals_test_as_training_and_follows_alpha() -> None:
+def test_dirichlet_follows_alpha() -> None:
     dataset = made(20_000, 20_000)
 
     def shares(examples: Examples, parts: list[np.ndarray]) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_dirichlet_deals_test_as_training_and_follows_alpha() -> None:
 
 @given(alpha=st.sampled_from([0.05, 0.5, 10.0]), clients=st.integers(2, 10), seed=st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
-def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, clients: int, seed: int) -> None:
+def test_dirichlet_keeps_its_minimum(alpha: float, clients: int, seed: int) -> None:
     # Ten clients rarely all get 10 with alpha .05: then, and only then, an error is right.
     expected = pytest.raises(DataError, match=r"alpha 0\.05") if alpha == 0.05 else nullcontext()
     try:
@@ -147,12 +147,12 @@ def test_dirichlet_keeps_its_minimum_or_says_that_it_cannot(alpha: float, client
         ),
     ],
 )
-def test_what_cannot_be_dealt_fails_at_once(name: str, options: dict[str, float], message: str) -> None:
+def test_impossible_partitions(name: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(DataError, match=message):
         data.partition(made(), name, **{"clients": 20, "seed": 0, **options})
 
 
-def test_labels_of_several_values_are_not_partitioned_by_class() -> None:
+def test_several_labels_cannot_be_partitioned_by_class() -> None:
     examples = Examples(torch.zeros(40, 1), torch.randint(2, (40, 3)))
     dataset = DataSet("many", examples, examples, 3, get_task("multi-label"), (1,), torch.Tensor.float)
     with pytest.raises(DataError, match="many has several labels for an example"):
@@ -187,7 +187,7 @@ class TestNatural:
             data.partition(self.dataset(), "natural", clients=8, seed=0)
 
 
-def test_samples_per_client_keeps_class_shares_and_the_test_part() -> None:
+def test_samples_per_client() -> None:
     dataset = made(5000, 300)
     whole = data.partition(dataset, "dirichlet", clients=6, seed=0)
     small = data.partition(dataset, "dirichlet", clients=6, seed=0, samples_per_client=60)
@@ -201,7 +201,7 @@ def test_samples_per_client_keeps_class_shares_and_the_test_part() -> None:
     assert all(np.array_equal(a.train, b.train) for a, b in zip(whole, generous, strict=True))
 
 
-def test_a_public_dataset_is_the_same_whatever_the_clients_and_no_client_has_it() -> None:
+def test_a_held_out_public_dataset() -> None:
     dataset = made()
     splits = [
         data.split(dataset, "iid", clients=4, seed=1, public_samples=200),

@@ -34,7 +34,7 @@ def rows(users: dict[str, int]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("place", "suffix"), [("", ""), ("sentiment140", ".xz")])
-def test_users_are_natural_clients_with_both_sentiments(tmp_path: Path, place: str, suffix: str) -> None:
+def test_natural_clients(tmp_path: Path, place: str, suffix: str) -> None:
     write(tmp_path / place, rows({"ann": 20, "bob": 2, "cleo": 30}), suffix)
     dataset = tweets.sentiment140(tmp_path, min_tweets=10)
     assert (len(dataset.train), len(dataset.test), dataset.classes) == (42, 10, 2)
@@ -106,7 +106,7 @@ def test_a_damaged_file_of_vectors_is_one_sentence(tmp_path: Path, content: str,
         tweets.sentiment140_glove(tmp_path)
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"name a folder with training\.1600000"):
         data.load("sentiment140")
     with pytest.raises(DataError, match=r"no sentiment140 in .*looked for training\.1600000"):

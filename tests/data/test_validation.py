@@ -29,7 +29,7 @@ def test_classes_have_their_share():
     assert torch.bincount(apart.validation.labels).tolist() == [8, 4, 2]
 
 
-def test_where_a_class_has_too_few_chance_and_not_its_number_decides():
+def test_chance_decides_between_small_classes():
     seen = {label for seed in range(40) for label in with_validation(own(range(10)), 0.2, seed, "0").validation.labels}
     assert {int(label) for label in seen} == set(range(10))
 
@@ -43,7 +43,7 @@ def test_at_least_one_example_is_in_each_part():
         assert with_validation(data, share, 0, "0") is data
 
 
-def test_it_is_drawn_from_the_seed_and_the_clients_name():
+def test_seed_and_name_decide():
     drawn = {
         (seed, client): tuple(with_validation(own([0] * 50), 0.2, seed, client).validation.inputs.tolist())
         for seed in (0, 1)
@@ -53,7 +53,7 @@ def test_it_is_drawn_from_the_seed_and_the_clients_name():
     assert drawn[0, "0"] == tuple(with_validation(own([0] * 50), 0.2, 0, "0").validation.inputs.tolist())
 
 
-def test_the_public_dataset_and_the_test_parts_are_what_they_were_and_training_parts_lose_it():
+def test_validation_parts_come_from_training_parts_only():
     plain = configuration.resolve({"method": "fedhenn", "public-samples": 50, "clients": 3, "samples-per-client": 20})
     apart = plain.but(validation=0.2)
     assert client_setup.public_dataset(apart).digest == client_setup.public_dataset(plain).digest
@@ -68,7 +68,7 @@ def test_the_public_dataset_and_the_test_parts_are_what_they_were_and_training_p
     assert client_setup.training_union(apart).digest == PublicDataset(union).digest
 
 
-def test_common_examples_are_of_all_classes_and_in_nobodys_parts():
+def test_common_validation_examples():
     """Clients of two classes each validate on all ten, on the same images, and keep all of their own."""
     settings = {"partition": "classes", "samples_per_client": 30, "public_samples": 100, "validation": 0.2}
     config = Config(clients=6, **settings)

@@ -55,7 +55,7 @@ def test_each_array_has_its_kind():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_batchnorm_that_is_kept_in_evaluation_mode_has_constants(training):
+def test_batchnorm_kept_in_evaluation_mode(training):
     model = Kept(nn.Linear(3, 3), nn.BatchNorm1d(3)).train(training)
     modes = [module.training for module in model.modules()]
     kinds = kinds_of(model)

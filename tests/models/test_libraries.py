@@ -29,7 +29,7 @@ class FakeTimm(SimpleNamespace):
 
 
 @pytest.mark.parametrize("name", PHI)
-def test_torchvision_networks_take_grey_images_and_have_a_head(name: str) -> None:
+def test_torchvision_networks(name: str) -> None:
     model = models.build(f"torchvision/{name}", (1, 32, 32), 7)
     images = torch.randn(2, 1, 32, 32)
     assert model.training
@@ -40,7 +40,7 @@ def test_torchvision_networks_take_grey_images_and_have_a_head(name: str) -> Non
     assert head.out_features == 7
 
 
-def test_only_the_channels_of_the_first_convolution_are_changed() -> None:
+def test_grey_images_change_the_first_convolution_only() -> None:
     torch.manual_seed(0)
     grey, colour = (models.build("torchvision/resnet18", (channels, 32, 32), 7).state_dict() for channels in (1, 3))
     assert grey["conv1.weight"].shape == (64, 1, 7, 7)
@@ -60,7 +60,7 @@ def test_unsuitable_inputs_are_refused() -> None:
         models.build("torchvision/resnet18", (80,), 80)
 
 
-def test_a_network_without_a_linear_layer_has_its_last_convolution_as_head() -> None:
+def test_the_head_can_be_a_convolution() -> None:
     found = Representation(models.build("torchvision/squeezenet1_1", (1, 32, 32), 7))
     assert found.head == "classifier.1"
     with pytest.raises(ModelError, match="must be a floating tensor of shape"):

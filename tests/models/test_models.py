@@ -76,7 +76,7 @@ def test_cnn_names_count_layers() -> None:
         assert name == f"cnn-{counts[0]}-{counts[1]}"
 
 
-def test_char_lstm_predicts_the_character_after_the_text() -> None:
+def test_char_lstm_reads_the_whole_text() -> None:
     model = models.build("char-lstm", SHAKESPEARE, 80)
     texts = torch.randint(80, (2, 80))
     logits = model(texts)
@@ -132,7 +132,7 @@ def test_architectures_are_assigned() -> None:
 
 
 @pytest.mark.parametrize(("family", "usual"), [("mlp-widths", "mlp"), ("lenet-widths", "lenet")])
-def test_families_of_widths_are_one_network_in_three_sizes(family: str, usual: str) -> None:
+def test_families_of_widths(family: str, usual: str) -> None:
     networks = [models.build(name, MNIST, 10).state_dict() for name in models.expand(family)]
     assert len({sum(tensor.numel() for tensor in network.values()) for network in networks}) == 3
     assert len({tuple((name, tensor.ndim) for name, tensor in network.items()) for network in networks}) == 1
@@ -140,7 +140,7 @@ def test_families_of_widths_are_one_network_in_three_sizes(family: str, usual: s
     assert {name: tensor.shape for name, tensor in networks[-1].items()} == {n: t.shape for n, t in same.items()}
 
 
-def test_fedharms_small_networks_are_two_of_each_family() -> None:
+def test_fedharms_small_networks() -> None:
     family = models.expand("fedharm-small")
     assert [name.split("-")[1] for name in family] == ["resnet", "efficientnet", "mobilenet"] * 2
     sizes = [parameters(models.build(name, DIGITS, 10)) for name in family]
@@ -148,7 +148,7 @@ def test_fedharms_small_networks_are_two_of_each_family() -> None:
 
 
 @pytest.mark.parametrize("name", models.expand("fedharm-small")[3:])
-def test_fedharms_small_networks_halve_the_image_from_stage_to_stage(name: str) -> None:
+def test_stages_of_fedharms_small_networks(name: str) -> None:
     for side in (8, 64):
         model, maps = models.build(name, (1, side, side), 10), []
         for stage in range(4):
