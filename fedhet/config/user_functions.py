@@ -1,7 +1,9 @@
 """A user's models, data and task, as functions of a client."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from inspect import Parameter
 from operator import attrgetter
 from typing import Any
@@ -56,14 +58,17 @@ class UserFunctions:
 
     def __post_init__(self) -> None:
         """Check that model, data and task can be used."""
-        model_function(self.model)
-        data_function(self.data)
-        as_task(self.task)
+        _ = model_function(self.model), self.data_of, as_task(self.task)
         if self.task is not None and self.data is None:
             raise ConfigError("task is for data of your own, but the configured data set has a task: give data, too")
 
     def __bool__(self) -> bool:
         return self.model is not None or self.data is not None
+
+    @cached_property
+    def data_of(self) -> DataFunction | None:
+        """The data as a function of a client, or None."""
+        return data_function(self.data)
 
     @property
     def words(self) -> dict[str, str]:
@@ -108,30 +113,29 @@ class UserFunctions:
 
     def common_test_set(self, config: Config) -> Examples | None:
         """Return the common test set of the first client's data, or None."""
-        function = data_function(self.data)
-        return None if function is None else _of_first(function, config).common
+        return None if self.data_of is None else self.data_of(_first(config)).common
 
     def public_dataset(self, config: Config) -> PublicDataset | None:
         """Return the server's public dataset: the configured one, or the first client's if the server needs one."""
-        function = data_function(self.data)
-        if function is None:
+        if self.data_of is None:
             return public_dataset(config)
-        return _of_first(function, config).public if registry.traits(config).public_at_server else None
+        return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, bool, int | None]:
         """Return whether the first client has a common test set and an unlabelled public dataset; its batch size."""
-        if (known := self._known.get(key := (config.clients, config.batch_size))) is None:
-            function = data_function(self.data)
-            assert function is not None
+        if (key := (config.clients, config.batch_size)) not in self._known:
+            assert self.data_of is not None
             try:
-                data = _of_first(function, config)
-            except Exception:  # the client reports it
-                known = True, False, None
-            else:
+                data = self.data_of(_first(config))
                 unlabelled = data.public is not None and data.public.labels is None
-                known = data.common is not None, unlabelled, data.batch_size
-            self._known[key] = known
-        return known
+                self._known[key] = data.common is not None, unlabelled, data.batch_size
+            except Exception:  # the client reports it
+                self._known[key] = True, False, None
+        return self._known[key]
+
+
+def _first(config: Config) -> ClientInfo:
+    return ClientInfo("0", 0, config.clients, config)
 
 
 @dataclass(frozen=True)
@@ -155,21 +159,15 @@ class Function:
 
     def __call__(self, client: ClientInfo) -> Any:
         """Return the value for a client; raises `ModelError`, `DataError` or `UserCodeError`."""
-        if self.argument == "model":
-            return self._call(client, ModelError)
-        with seeded(client.split_seed, self.argument, client.name):
-            return self._call(client, DataError)
-
-    def _call(self, client: ClientInfo, kind: type[ModelError] | type[DataError]) -> Any:
+        seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:
-            value = self.call(client)
-            doing = f"client {client.name}: reading what the {self.argument} function returned"
-            return self.accept(client.name, value)
-        except UserCodeError as error:
-            raise UserCodeError(f"{error}{origin(self)}") from error
-        except kind as error:
-            raise kind(f"{error}{origin(self)}") from error
+            with seeds:
+                value = self.call(client)
+                doing = f"client {client.name}: reading what the {self.argument} function returned"
+                return self.accept(client.name, value)
+        except (ModelError, DataError, UserCodeError) as error:
+            raise type(error)(f"{error}{origin(self)}") from error
         except FedhetError:
             raise
         except (Exception, SystemExit) as error:
@@ -184,14 +182,13 @@ def model_function(model: Any) -> ModelFunction | None:
     """
     if model is None:
         return None
-    if isinstance(model, nn.Module):
-        return Function("model", described(model), lambda client: model, _as_network)
     if not callable(model):
         raise ModelError(
             f"model must be a function of a client that returns an nn.Module, a class of networks or a network, not a "
             f"{type(model).__name__}"
         )
-    return Function("model", described(model), _of_client(model, "model"), _as_network)
+    call = (lambda client: model) if isinstance(model, nn.Module) else _of_client(model, "model")
+    return Function("model", described(model), call, _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
@@ -208,10 +205,6 @@ def data_function(data: Any) -> DataFunction | None:
             f"not a {kind}: def data(client): return train, test"
         )
     return Function("data", described(data), _of_client(data, "data"), as_client_data)
-
-
-def _of_first(function: DataFunction, config: Config) -> ClientData:
-    return function(ClientInfo("0", 0, config.clients, config))
 
 
 def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:
