@@ -194,9 +194,7 @@ AUGMENTS = {
     "a keyword": (lambda x, *, p=0.5: p, 0.5),
     "partial": (partial(lambda x, p=0.5, generator=1: (p, generator), p=0.3, generator=2), (0.3, 2)),
     "by name": (lambda x, p=0.5, generator=None: (p, generator), (0.5, "given")),
-    "by name only": (lambda x, *, generator: generator, "given"),
     "by place": (lambda x, g, **options: g, "given"),
-    "any": (lambda *args: len(args), 1),
     "an object": (type("Shift", (), {"__call__": lambda self, x, p=0.5: p})(), 0.5),
     "a module": (type("Noise", (torch.nn.Module,), {"forward": lambda self, x, generator: generator})(), "given"),
 }
@@ -219,7 +217,6 @@ WHOLE = TensorDataset(torch.arange(12.0)[:, None], torch.arange(12))
 CHOSEN = [9, 2, 5, 4]
 SAMPLERS = {
     "subset": ({"sampler": SubsetRandomSampler(CHOSEN)}, [2, 4, 5, 9]),
-    "tensor": ({"sampler": SubsetRandomSampler(torch.tensor(CHOSEN))}, [2, 4, 5, 9]),
     "list": ({"sampler": CHOSEN, "batch_size": 3, "drop_last": True}, [2, 4, 5, 9]),
     "batches": ({"batch_sampler": BatchSampler(SubsetRandomSampler(CHOSEN), 3, True)}, [2, 4, 5, 9]),
     "own batches": ({"batch_sampler": [[9, 2], [5, 4]]}, [2, 4, 5, 9]),
