@@ -30,7 +30,7 @@ BACKBONE = nn.Sequential(nn.Linear(12, 64), nn.ReLU())
 for each in BACKBONE.parameters():  # as of a file, the same in every process
     nn.init.normal_(each, std=0.3, generator=G)
 SETTINGS = {
-    **{"preset": "", "method": "local", "clients": CLIENTS, "rounds": 2, "local-epochs": 15, "learning-rate": 0.2},
+    **{"preset": "", "method": "local", "clients": CLIENTS, "rounds": 2, "local-epochs": 8, "learning-rate": 0.2},
     **{"momentum": 0.9, "report": False},
 }
 

@@ -34,7 +34,7 @@ def test_damaged_state_is_lost(tmp_path):
     assert read_tensors(tmp_path / "none.safetensors") is None
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool])
 def test_flipped_bit(tmp_path, kind):
     store = ClientStore(tmp_path, "", "0")
     store.save(1, {"w": torch.ones(3, 2).to(kind), "n": torch.tensor(1).to(kind)}, after=-1)
