@@ -3,20 +3,20 @@
 The paper's method has one round. In further rounds, clients start from their units of the global model.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
-from fedhet.algorithms.matching import Matching, assemble, average_rest, describe, match_networks, understand
-from fedhet.errors import FedhetError
+from fedhet.algorithms.matching import Matching, assemble, average_rest, describe, match_networks
 from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.methods.included import pfnm
-from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
+from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
+from fedhet.server.submodel import read_network
 from fedhet.utils.randomness import derive_seed
 
 from ._common import class_counts  # noqa: TID251 - this folder is fedhet.strategies
@@ -32,7 +32,7 @@ class MatchedState(State):
         assignments: the global unit of each unit, by client and group.
     """
 
-    groups: Any = None
+    groups: str = ""
     classes: bool | None = None
     assignments: ArraysBy = field(default_factory=dict)
 
@@ -46,35 +46,28 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     state_class = MatchedState
 
-    def compatibility(self, reply: Reply) -> Hashable:
-        """Return the default, the permutation groups (without widths if these may differ), and the kind of labels."""
-        groups = self._groups_of(reply)
-        alike = groups if self.config.shared_init else groups.with_widths([1] * len(groups))
-        return super().compatibility(reply), describe(alike), reply.values.flag("classes")
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return digests of the permutation groups (without widths if these may differ), and the kind of labels."""
+        groups, equal = self._groups_of(reply), self.config.shared_init
+        digest = sha256(describe(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
+        remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
+        kind = "classes" if reply.values.flag("classes") else "numbers"
+        return {
+            "digest of layers and connections": Common(digest[:12], remedy),
+            "kind of labels": Common(kind, "all clients need the same task"),
+        }
 
     def admit(self, reply: Reply) -> None:
-        """Check that the client's permutation groups differ from those of the others in width only."""
-        state, groups, classes = self.state, self._groups_of(reply), reply.values.flag("classes")
+        """Keep the permutation groups and the kind of labels."""
+        state = self.state
         if state.classes is None:
-            state.groups, state.classes = describe(groups), classes
-        if (groups, classes) == (self.groups, state.classes):
-            return
-        if groups.with_widths(self.groups.widths) != self.groups or classes != state.classes:
-            raise FedhetError(
-                f"{self.method.name} needs one architecture and task, and this one's layers are connected otherwise, "
-                "or its labels are of another kind"
-            )
-        if self.config.shared_init:
-            raise FedhetError(
-                f"{self.method.name} cannot start clients from one network if their widths differ, and this one has "
-                "other widths than the other clients: set shared-init = false"
-            )
+            state.groups, state.classes = reply.values.text("groups", longest=2**20), reply.values.flag("classes")
 
     def _groups_of(self, reply: Reply) -> PermutationGroups:
         """Read the groups that a client describes; raise a WireError if they do not fit its arrays."""
         shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
         try:
-            groups = understand(reply.values.text("groups", longest=2**20))
+            groups = read_network(reply.values.text("groups", longest=2**20))
             expected = groups.shapes(widths_of(shapes, groups))
             needed = {name for name in expected if groups.kinds.get(name) != "statistic"}
             if needed - shapes.keys() or not groups.fixed:
@@ -85,10 +78,10 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             raise WireError(f"its description of its layers cannot be used: {error}") from error
         return groups
 
-    @cached_property
+    @property
     def groups(self) -> PermutationGroups:
         """The permutation groups of the clients' architecture, with the first client's widths."""
-        return understand(self.state.groups)
+        return read_network(self.state.groups)
 
     def widths(self, client: str) -> tuple[int, ...]:
         """Return the number of units of each group that a client has."""

@@ -153,12 +153,7 @@ class Handshake:
         known = run.state.clients.setdefault(
             report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition)
         )
-        if known.examples != reply.examples:
-            log.warning(
-                "client %s has %d training examples now, and had %d before",
-                *(report.client, reply.examples, known.examples),
-            )
-            known.examples = reply.examples
+        known.examples = reply.examples
         roster.admit(reply, node)
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         if not report.own_data:

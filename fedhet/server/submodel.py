@@ -50,16 +50,12 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
 
     # ---- the handshake
 
-    def compatibility(self, reply: Reply) -> Any:
-        """Return the default; raise a WireError if the client's arrays are no part of the network that it describes."""
-        check_part(reply.report)
-        return super().compatibility(reply)
-
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return a digest of the network's description."""
+        """Return a digest of the network's description; raise a WireError if the client has no part of it."""
+        check_part(reply.report)
         size = self.parameters.size_name
         remedy = f"all clients need one architecture, of which each may have a part ({size})"
-        return {"whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
+        return {"digest of the whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
 
     def admit(self, reply: Reply) -> None:
         """Keep the description of the network, which is the same for all clients."""

@@ -97,14 +97,6 @@ def test_replies_are_fetched_one_by_one_as_they_are_asked_for(monkeypatch):
     assert list(replies) == []
 
 
-def test_fetching_one_by_one_has_one_deadline_for_all_and_still_takes_what_is_there(monkeypatch):
-    monkeypatch.setattr(federation, "POLL", 0.001)
-    grid = Slow(a=0, b=1, c=0)
-    # A message that could not be pushed has no id.
-    assert list(one_by_one(grid, 0.01).send(map(Asked, ("a", "", "b", "c")))) == ["reply of b"]
-    assert grid.asked.count("c") == 1
-
-
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_a_method_that_takes_replies_in_holds_one_at_a_time(around, one_by_one, home):
     made, held, order = [], [], count()

@@ -12,7 +12,7 @@ from fedhet.server.app import make_server_app
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedma", "pfnm", "lg-fedavg", "pfedhn", "local", "fd"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedma", "pfedhn"])
 def test_a_server_without_the_data_set_serves_clients_that_have_it(method, tiny, tmp_path, monkeypatch):
     def load(*arguments, **keywords):
         raise DataError("there are no images here")

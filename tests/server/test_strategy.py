@@ -13,7 +13,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode_arrays
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import Payload
-from fedhet.server import FederatedStrategy, roster
+from fedhet.server import roster
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -74,16 +74,6 @@ def test_unknown_settings_are_refused_by_name():
     assert fedhet.FedProx(mu=0.5, learning_rate=0.2).parameters.mu == 0.5
     with pytest.raises(AttributeError, match="FedNothing"):
         _ = fedhet.FedNothing
-
-
-@pytest.mark.parametrize("loop", [Strategy.start, FederatedStrategy.start])
-def test_initial_arrays_do_not_undo_what_a_method_without_a_shared_model_learns(loop, tiny):
-    strategy = fedhet.Local(learning_rate=0.2)
-    grid = LocalGrid(tiny.app(), 2)
-    result = loop(strategy, grid, initial_arrays=ArrayRecord(tiny.model().state_dict()), num_rounds=4)
-    losses = [result.train_metrics_clientapp[round]["train-loss"] for round in range(1, 5)]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0] - 0.01
 
 
 def test_replies_are_summed_in_order_of_name_whatever_order_they_come_in(start, tiny):

@@ -54,12 +54,6 @@ def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_learns_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    summary = ran(tmp_path / "run", "fedavg", rounds=4)
-    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
-    assert "never_took_part" not in summary
-
-
 def test_a_run_that_keeps_two_of_six_unlike_clients_says_so_and_what_would_take_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

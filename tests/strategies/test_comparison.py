@@ -46,11 +46,3 @@ def test_evaluation_is_on_the_clients_parts_the_common_test_set_or_both(federate
         scores.append(evaluate(model, dataset.test, dataset.task, dataset.transform).value)
     found = last["common"][which]["accuracy"]
     assert (found["mean"] if isinstance(found, dict) else found) == pytest.approx(np.mean(scores))
-
-
-@pytest.mark.parametrize("by", ["architecture", "type-order"])
-def test_a_model_put_together_of_shared_parts_is_scored_on_the_common_test_set_by_its_client(federate, by):
-    settings = {"architectures": "cnn-2-2,cnn-3-2", "layer-average.by": by}
-    summary = federate("layer-average", test_on="global", **settings).summary
-    assert summary["global_accuracy"] is None
-    assert 0 <= summary["personal_accuracy"]["weighted"] <= 1

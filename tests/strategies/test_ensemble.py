@@ -40,23 +40,6 @@ def test_the_mean_prediction_of_unlike_clients(federate):
     assert sorted(path.name for path in (done.folder / "models").iterdir()) == [f"{i}.safetensors" for i in "0123"]
 
 
-@pytest.mark.parametrize(("since", "disclosed"), [(2, False), (99, True)], ids=["late", "never"])
-def test_members_are_the_clients_own_networks_although_one_was_missing_at_first(federate, since, disclosed):
-    dealt = {"architectures": "mlp,cnn-1-1,cnn", "disclose_architecture": disclosed}
-    done = federate("ensemble", since={0: since}, **dealt)
-    clients = ["1", "2"] if since == 99 else ["0", "1", "2"]
-    assert done.rows[1]["participants"] == ["1", "2"]
-    assert done.failures == [] or since == 99
-    network = done.global_model
-    for client, member in zip(clients, network.members, strict=True):
-        own = done.network(client)
-        assert type(member) is type(own)
-        assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in member.state_dict().items())
-    dataset = client_setup.dataset_of(done.config)
-    score = evaluate(network, dataset.test, dataset.task, dataset.transform)
-    assert done.rows[-1]["common"]["received"]["accuracy"] == score.value
-
-
 def test_a_network_that_the_server_cannot_build_is_refused_before_anything_is_trained(federate):
     def model(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))

@@ -377,7 +377,7 @@ def test_other_layers_between_are_refused_by_name(tmp_path):
     done = run(tmp_path / "run", wire=Wire(app=app), test_on="local")
     (failure,) = done.rows[0]["failures"]
     assert failure["client"] == "2"
-    assert "connected otherwise" in failure["reason"]
+    assert "its digest of layers and connections is" in failure["reason"]
 
 
 # ---- going on
@@ -445,8 +445,8 @@ def test_a_client_wider_than_the_global_model_begins_with_weights_of_its_own(tmp
 
 
 def test_other_widths_cannot_start_from_one_network(tmp_path):
-    told = "fedma cannot start clients from one network if their widths differ, .*: set shared-init = false"
-    with pytest.raises(FedhetError, match=rf"client 0 alone.*\n  2 clients \(1, 2\): {told}"):
+    told = "its digest of layers and connections is .* in equal widths, or shared-init = false"
+    with pytest.raises(FedhetError, match=rf"client 0 alone.*\n  client 1: {told}"):
         run(tmp_path / "run", shared_init=True, **WIDTHS)
 
 

@@ -97,15 +97,6 @@ def test_a_round_is_one_exchange_and_the_last_one_tells_nothing(federate):
     assert set(closed.sent[2, "0"]) == {"scores"}
 
 
-def test_a_client_begins_when_it_comes(federate, phases):
-    done = federate("fedmd", rounds=3, since={2: 3}, **SMALL)
-    assert done.failures == []
-    work = [(phase.epochs, phase.examples is not None, bool(phase.terms)) for phase, _, _ in phases]
-    public, private, digest, revisit = (1, True, False), (3, False, False), (1, True, True), (2, False, False)
-    early, late = [digest, revisit], [public, digest, private]
-    assert work == [public, private] * 2 + early * 2 + early * 2 + late
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
