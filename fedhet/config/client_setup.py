@@ -23,12 +23,8 @@ from fedhet.utils.machine import memory
 class ClientInfo:
     """Identity and configuration of a client, the argument of a user's model and data functions.
 
-    Attributes:
-        name: Name of the client, which is its partition id if it has one.
-        partition_id: Index of the client's part of the data, or None.
-        num_partitions: Number of parts, or None.
-        config: Configuration of the run with this node's own settings.
-        node_config: Settings with which the node was started.
+    The name is the partition id if there is one. `config` is the run's configuration with this node's settings, and
+    `node_config` contains the settings with which the node was started.
     """
 
     name: str

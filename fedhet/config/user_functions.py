@@ -41,13 +41,7 @@ _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", 
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """The models, data and task that a user gives to a run in Python.
-
-    Attributes:
-        model: Argument of `model_function`; None for the configured architectures.
-        data: Argument of `data_function`; None for the configured data set.
-        task: Task of the data, or its name; None to infer it.
-    """
+    """The models, data and task that a user gives to a run in Python; None for configured models and data."""
 
     model: Any = None
     data: Any = None
@@ -140,16 +134,10 @@ def _first(config: Config) -> ClientInfo:
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function of a client.
+    """A user's function of a client, given as the `argument` `model`, `data` or `examples`.
 
-    Global generators are seeded for `data` and `examples`, so that a client's split is the same in every process and
-    run. Callers seed them for `model`.
-
-    Attributes:
-        argument: The argument by which the user gave it: `model`, `data` or `examples`.
-        name: Its name, for messages.
-        call: The function.
-        accept: Converts its value for a client, by the client's name, or raises an error.
+    `accept` converts its value for a client, by the client's name, or raises an error. Global generators are seeded for
+    `data` and `examples`, so that a client's split is the same in every process and run; callers seed them for `model`.
     """
 
     argument: str

@@ -21,13 +21,10 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Raw inputs (n, ...) and their labels.
+    """Raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
 
-    Attributes:
-        inputs: A tensor of any dtype, or rows that are read on demand (`[:]` reads all).
-        labels: (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; for tokens (n, tokens) int64
-            classes, for pixels (n, h, w) integer classes.
-        groups: Rows (k,) int64 of each group. A training step takes whole groups only, and no other examples.
+    Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; for tokens (n, tokens) int64, for
+    pixels (n, h, w) integers. If there are `groups` (rows of each), a training step takes whole groups only.
     """
 
     inputs: Tensor | LazyInputs
@@ -38,11 +35,7 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels of some examples, (k,) int64 or a slice.
-
-        Rows on demand are read once for both: a user's collate function may reorder them, so `labels` need not match
-        separately read inputs.
-        """
+        """Read inputs and labels together, since a user's collate function may reorder the rows."""
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
         if isinstance(rows, slice):
@@ -122,16 +115,9 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """A client's data.
+    """A client's training, test and validation parts, the public dataset and the common test set.
 
-    Attributes:
-        train: Training part.
-        test: Test part.
-        public: Public dataset, if there is one.
-        common: Test set that all clients have in common, if there is one (see the key `test-on`).
-        validation: Validation part, if there is one.
-        augment: Draws a random variant of a raw training batch with a generator.
-        batch_size: Replaces the configured batch size.
+    `augment` draws a random variant of a raw training batch with a generator. `batch_size` replaces the configured one.
     """
 
     train: Examples

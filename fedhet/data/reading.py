@@ -26,13 +26,8 @@ Collate = Callable[[Sequence[Any]], Any]
 class LazyInputs:
     """Inputs of some rows of a dataset, used like a tensor (n, ...) and read on demand.
 
-    Attributes:
-        dataset: The dataset.
-        collate: Combines rows into a batch; None to stack inputs.
-        rows: Row numbers (n,).
-        device: Device of the batches.
-        part: Name of the client's part, for messages.
-        relabel: Converts labels that are read together with inputs.
+    Without `collate`, inputs are stacked. `relabel` converts labels that are read together with inputs, and `part`
+    names the client's part in messages.
     """
 
     dataset: Any

@@ -15,13 +15,10 @@ from fedhet.utils.randomness import numpy_generator
 
 
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
-    """Choose a public dataset, stratified by class, from the training examples, whatever the partition.
+    """Return the training examples of a public dataset, stratified by class, and those left for the clients.
 
     If examples belong together, such as those of a patient, whole owners are chosen; the remaining examples of the last
     owner are not used at all. Raises a `DataError` if nothing is left for the clients.
-
-    Returns:
-        The public dataset's indices into the training examples, in random order, and those for the clients, ascending.
     """
     n = len(dataset.train)
     if not 0 <= size < n:

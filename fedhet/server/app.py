@@ -47,20 +47,12 @@ def serve(
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
-    """Run the server side on any grid, and record the run in a directory; raises what the strategy's `start` does.
+    """Run the server side on any grid, and record the run in a folder; raises what the strategy's `start` does.
 
-    Args:
-        config: Complete configuration.
-        grid: The clients.
-        folder: Run directory.
-        engine: Name of the engine, for the summary.
-        resume: Whether to continue the run in the folder.
-        public: Public dataset.
-        model: Models of the clients, if they are not the configured ones and the server needs them.
-        functions: The user's model and data, for the files of the run and for the server.
-        evaluate_fn: Evaluates the global model; by default on the common test set if `test-on` asks for it (of the
-            first client's data if a user gives data), unless clients evaluate it themselves.
-        observers: Objects notified of every round after it is recorded.
+    With `resume`, the run in the folder is continued. `model` is needed if the clients' models are not the configured
+    ones and the server uses them. By default the global model is evaluated on the common test set if `test-on` asks for
+    it (of the first client's data if a user gives data), unless clients evaluate it themselves. `observers` are
+    notified of every round after it is recorded.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)

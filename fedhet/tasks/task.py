@@ -48,15 +48,10 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """Metric and mean loss over `count` predictions; `a + b` is the score of the examples of both.
+    """The sum of losses over `count` predictions, and the columns of each batch for the metric; scores add up.
 
-    Values are copied from the device when `loss` or `metric` is read.
-
-    Attributes:
-        task: The task, which defines the metric.
-        loss_sum: Sum of the loss over the predictions, a scalar tensor.
-        count: Number of predictions; an example has several if it has several characters, tokens or pixels.
-        batches: Columns of each batch for the metric.
+    An example has several predictions if it has several characters, tokens or pixels. Values are copied from the device
+    when `loss` or `metric` is read.
     """
 
     task: "Task"

@@ -60,12 +60,9 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of training, without evaluation and training that is undone after an evaluation.
+    """The work of training: gradient steps on a client's own examples, all steps, and examples in forward passes.
 
-    Attributes:
-        private_steps: Number of gradient steps on a client's own examples.
-        steps: Number of all gradient steps.
-        forwards: Number of examples in forward passes, of the task and of other loss terms.
+    Evaluation, and training that is undone after an evaluation, are not counted.
     """
 
     private_steps: int = 0
@@ -86,21 +83,12 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
-    """Return statistics over clients: weighted mean, mean, population standard deviation, minimum and maximum.
+    """Return the `STATISTICS` over clients of metrics and losses, from each client's metric, loss and examples.
 
-    Metrics are weighted by their own weights, losses by examples. Sums are correctly rounded (`math.fsum`), so that the
-    order of the clients does not matter.
-
-    Args:
-        values: Metric, loss and number of examples of each client. Undefined metrics (NaN, such as the AUC of a single
-            class) are left out. A loss that is not finite makes the statistics of the loss None.
-
-    Returns:
-        `{"accuracy": {statistic: value}, "loss": {statistic: value}, "clients": number}`, or None without clients that
-        have examples.
-
-    Raises:
-        ValueError: Metrics have different numbers of labels.
+    Metrics are weighted by their own weights, losses by examples, with sums (`math.fsum`) that do not depend on the
+    order of clients. Undefined metrics (NaN, such as the AUC of a single class) are left out; a loss that is not finite
+    makes the statistics of the loss None. The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`,
+    or None without clients that have examples. Raises a ValueError if metrics have different numbers of labels.
     """
     evaluated = [value for value in values.values() if value[2] > 0]
     if not evaluated:
