@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from fedhet.methods.registry import module_of
 
 generate = module_of(str(Path(__file__).resolve().parents[1] / ".ci" / "generate.py"))
@@ -17,3 +19,8 @@ def test_the_stub_names_all_strategies_and_their_keys():
     assert "class FedHeNN(FederatedStrategy[Any, Any]):" in stub
     assert 'schedule: Literal["auto", "sqrt", "linear", "constant"]' in stub
     assert stub.count("**settings: Unpack[") == len(generate.registry.own_methods())
+
+
+@pytest.mark.slow
+def test_the_handshake_takes_heads_as_the_table_says():
+    assert {name: generate.heads_taken(name) for name in generate.registry.own_methods()} == generate.heads_so_far()

@@ -213,12 +213,6 @@ def test_the_contract_elsewhere_has_its_mark(app: Path) -> None:
     assert re.search(r"[1-9]\d*/\d+ tests collected \(\d+ deselected\)", done.stdout)
 
 
-def test_the_table_of_methods_has_all_and_no_others() -> None:
-    table = TEXT[ROOT / "run_configs" / "README.md"].split("\n## Methods\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
-    assert sorted(name for row in rows for name in re.findall(r"`([^`]+)`", row)) == registry.own_methods()
-
-
 def test_the_steps_of_a_round_name_functions_that_exist() -> None:
     steps = re.findall(r"`([a-z_/]+\.py):([a-z_]+)`", TEXT[ROOT / "fedhet" / "README.md"])
     assert len(steps) >= 10
