@@ -1,4 +1,4 @@
-"""Running a federation from beginning to end: what `fedhet run` and `fedhet.run` do."""
+"""Run a federation from beginning to end, for `fedhet run` and `fedhet.run`."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -121,7 +121,7 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
         raise ConfigError(f"{folder} holds no run to resume")
     there = configuration.read(folder / "config.toml", supplied)
     if not there:
-        raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
+        raise ConfigError(f"{folder / 'config.toml'} is empty: the run cannot be resumed")
     settings = configuration.from_file(
         folder / "config.toml", supplied, reference := changes.get("method"), of_run=True
     )
