@@ -74,20 +74,6 @@ def test_tied_weights_are_found_by_storage() -> None:
     assert graph.unused == ()
 
 
-def test_lstm_weights_have_their_roles() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(3, 4, 2, bidirectional=True, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.lstm(x)[0][-1]
-
-    (lstm,) = layers_in(architecture_graph(Last(), torch.zeros(5, 2, 3)))
-    assert lstm.parameters["weight_hh_l1_reverse"] == "lstm.weight_hh_l1_reverse"
-    assert len(lstm.parameters) == 8
-
-
 def assert_whole(graph: ArchitectureGraph, model: nn.Module) -> None:
     """Every parameter is in the graph or unused, and every node stands behind its inputs."""
     used = {name for node in graph for name in node.parameters.values()}
@@ -131,15 +117,6 @@ def test_layers_of_any_kind_are_read_with_their_parameters(
     assert_whole(graph, model)
 
 
-def test_attention_is_read_and_its_inputs_have_their_names() -> None:
-    model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    graph = architecture_graph(model, torch.zeros(2, 3, 4))
-    assert_whole(graph, model)
-    attention = next(node for node in graph if node.operator == "scaled_dot_product_attention")
-    assert attention.arguments == ("query", "key", "value")
-    assert layers_in(graph)[0].parameters == {"weight": "self_attn.in_proj_weight", "bias": "self_attn.in_proj_bias"}
-
-
 def test_a_computed_weight_flows_in_like_any_value() -> None:
     model = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
     graph = architecture_graph(model, torch.zeros(2, 3))
@@ -169,23 +146,6 @@ def test_what_is_written_into_a_part_is_there_when_the_whole_is_read() -> None:
     written = [node for node in graph if node.operator == "as_strided_scatter"]
     assert written
     assert all(node.shape == graph[node.inputs[0]].shape for node in written)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "side"),
-    [
-        ("resnet18", 32), ("mobilenet_v3_small", 32), ("efficientnet_b0", 32), ("shufflenet_v2_x0_5", 32),
-        ("vit_b_16", 224),
-    ],
-)  # fmt: skip
-def test_torchvisions_networks_are_read(name: str, side: int) -> None:
-    torchvision = pytest.importorskip("torchvision")
-    model = getattr(torchvision.models, name)(weights=None)
-    graph = architecture_graph(model, torch.zeros(2, 3, side, side))
-    assert_whole(graph, model)
-    assert graph.unused == ()
-    assert graph.nodes[-1].shape == (2, 1000)
 
 
 def test_what_cannot_be_exported_is_refused_by_name() -> None:

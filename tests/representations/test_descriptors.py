@@ -19,8 +19,6 @@ from fedhet.algorithms.alignment.descriptors import (
     channel_means,
     cosine,
     describe,
-    gathered,
-    log_odds,
     mean_descriptor,
     strongest,
     summarised,
@@ -98,34 +96,6 @@ def test_float32_chooses_as_float64_does() -> None:
         torch.testing.assert_close(chosen, exact_scores[block].gather(1, where[block].long()), rtol=1e-5, atol=1e-5)
 
 
-def test_the_score_ranks_as_cross_entropy_and_still_does_when_an_image_is_fitted() -> None:
-    torch.manual_seed(0)
-    features = torch.randn(20, 300, dtype=torch.float64, requires_grad=True)
-    head = torch.randn(300, 10, dtype=torch.float64) / 300**0.5
-    classes = (features @ head).argmax(1)
-
-    def ranked(scores: Tensor, inputs: Tensor) -> Tensor:
-        (gradient,) = torch.autograd.grad(scores.sum(), inputs)
-        return strongest(gradient.abs(), 100)
-
-    def overlap(one: Tensor, other: Tensor) -> float:
-        return float(np.mean([len(np.intersect1d(a, b)) for a, b in zip(one, other, strict=True)])) / 100
-
-    def logits(inputs: Tensor, margin: float) -> Tensor:
-        found: Tensor = inputs @ head.to(inputs.dtype) + margin * F.one_hot(classes, 10)
-        return found
-
-    single = features.detach().float().requires_grad_()
-    for margin in (1.0, 8.0, 30.0):
-        exact = ranked(log_odds(logits(features, margin), classes), features)
-        if margin < 30:  # in float64 the other classes are still there
-            entropy = F.cross_entropy(logits(features, margin), classes, reduction="none")
-            assert torch.equal(ranked(entropy, features), exact)
-        assert overlap(ranked(log_odds(logits(single, margin), classes), single), exact) >= 0.999
-    entropy = F.cross_entropy(logits(single, 30.0), classes, reduction="none")
-    assert overlap(ranked(entropy, single), exact) < 0.9
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=5),
@@ -156,24 +126,6 @@ def test_describing_leaves_no_trace_in_the_network() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_blocks_may_stand_side_by_side_and_be_written_into() -> None:
-    class Sides(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Linear(6, 5), nn.Linear(6, 5)
-            self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(5, 3)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            found: Tensor = self.head(self.relu(self.one(inputs)) + self.other(inputs))
-            return found
-
-    torch.manual_seed(0)
-    model, inputs = Sides(), torch.randn(7, 6)
-    values, places = describe(model, ["one", "other"], inputs, None, [5, 5], identity)
-    for name, value, place in zip(("one", "other"), values, places, strict=True):
-        torch.testing.assert_close(value, gathered(model.get_submodule(name)(inputs), place))
 
 
 def test_a_network_that_has_diverged_or_gives_no_logits_is_refused() -> None:
@@ -239,9 +191,3 @@ def test_agreement_is_with_the_others_alone_and_tells_images_apart() -> None:
     assert same[0] - other[0] > 0.8
     assert same[1] == pytest.approx(1)
     assert other[1] == pytest.approx(1)
-
-
-def test_slots_that_one_client_alone_has_are_left_out_of_agreement() -> None:
-    wide, narrow = torch.randn(12, 8), torch.randn(12, 5)
-    alone = agreement([[wide], [narrow]])
-    torch.testing.assert_close(torch.tensor(alone), torch.tensor(agreement([[wide[:, :5]], [narrow]])))
