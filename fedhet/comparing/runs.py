@@ -108,7 +108,7 @@ def prepared(
     console: Console | None,
 ) -> tuple[dict[str, Any], "Execution"]:
     """Check arguments of `compare` and `recommend`; return the complete settings, and what carries out runs."""
-    children.prepare("matplotlib.backends.backend_agg")  # for reports; meanwhile what is asked for is checked
+    children.prepare("matplotlib.backends.backend_agg")  # imported while the arguments are checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     settings = configuration.completed(config, functions.words.keys())
     check_out(Path(out))

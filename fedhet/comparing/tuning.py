@@ -7,7 +7,7 @@ is chosen. Nothing reads the results on test parts.
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -286,18 +286,8 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
         settings = shared.settings(variant, tuning.seeds[0], dict(zip(keys, values, strict=True))).flat()
         choices.append({key: settings[key] for key in keys})
     effective = [key for key in keys if len({each[key] for each in choices}) >= min(len({*grid[key]}), 2)]
-    return different({key: each[key] for key in effective} for each in choices)
-
-
-def different(choices: Iterable[Choice], number: float = math.inf) -> list[Choice]:
-    """Return the first `number` different choices, in their order."""
-    kept: list[Choice] = []
-    for choice in choices:
-        if len(kept) >= number:
-            break
-        if choice not in kept:
-            kept.append(choice)
-    return kept
+    found = [{key: each[key] for key in effective} for each in choices]
+    return [each for number, each in enumerate(found) if each not in found[:number]]
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
@@ -305,8 +295,15 @@ def _filled(choices: list[Choice], number: int) -> list[Choice]:
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
     if not rates or rates[0] <= 0:
         return choices
-    further = (choice | {RATE: float(f"{rate:.3g}")} for rate in _refined(rates) for choice in choices)
-    return different(itertools.chain(choices, further), number)
+    filled = list(choices)
+    for rate in _refined(rates):
+        for choice in choices:
+            further = choice | {RATE: float(f"{rate:.3g}")}
+            if len(filled) < number and further not in filled:
+                filled.append(further)
+        if len(filled) >= number:
+            break
+    return filled
 
 
 def _refined(rates: list[float]) -> Iterator[float]:
