@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedhet
@@ -189,17 +188,6 @@ def test_changing_networks(refused: Any) -> None:
     text = refused(changing)
     assert "its Sequential was built again as another network" in text
     assert "changing)" in text
-
-
-def test_network_that_draws_in_evaluation(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Noisy(nn.Linear):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return F.dropout(super().forward(inputs), 0.5, training=True)
-
-    fedhet.Local(rounds=1, head="").start(LocalGrid(make_client_app(lambda client: Noisy(4, 3), data), 2))
-    assert "its Noisy returns other outputs for the same inputs each time" in caplog.text
 
 
 def test_system_exit_in_user_code(new_watch: Any) -> None:
