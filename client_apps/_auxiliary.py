@@ -12,13 +12,13 @@ from fedhet import models
 from fedhet.client import Client, ClientSide
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.fml import BesideParameters
+from fedhet.methods.included.fml import AuxiliaryParameters
 from fedhet.models.arrays import kinds_of
 from fedhet.models.representation import Output, Representation, head_name, in_precision, precision
 from fedhet.training import Phase, reestimate
 from fedhet.utils.randomness import seeded
 
-B = TypeVar("B", bound=BesideParameters)
+B = TypeVar("B", bound=AuxiliaryParameters)
 
 SMALL = "small"
 """Name of the shared network's outputs among the values that loss terms receive."""

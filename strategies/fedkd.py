@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.messages.factors import apply, pack, unpack
 from fedhet.methods.included import fedkd
-from fedhet.methods.included.fml import BesideParameters
+from fedhet.methods.included.fml import AuxiliaryParameters
 from fedhet.server import FederatedStrategy, State
 
 
@@ -21,7 +21,7 @@ class FedKDState(State):
     holding: list[str] = field(default_factory=list)
 
 
-class FedKD(FederatedStrategy[BesideParameters, FedKDState]):
+class FedKD(FederatedStrategy[AuxiliaryParameters, FedKDState]):
     """Averages the shared network's changes; clients' own networks stay with them."""
 
     method = fedkd.method

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.fml import TRAITS, BesideParameters
+from fedhet.methods.included.fml import TRAITS, AuxiliaryParameters
 from fedhet.methods.method import Method
 from fedhet.methods.options import option
 
 
 @dataclass(frozen=True)
-class FedMRLParameters(BesideParameters):
+class FedMRLParameters(AuxiliaryParameters):
     """FedMRL's own keys, with the paper's values."""
 
     width: int = option(

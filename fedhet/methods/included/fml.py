@@ -7,17 +7,17 @@ from fedhet.methods.options import Parameters, option
 
 
 @dataclass(frozen=True)
-class BesideParameters(Parameters):
-    """The keys of methods with a shared network beside the clients' own."""
+class AuxiliaryParameters(Parameters):
+    """The keys of methods with an auxiliary network, which clients share."""
 
-    uses = ("architectures",)  # of the network that it builds beside the clients'
+    uses = ("architectures",)  # of the auxiliary network
     shared_model: str = option(
         "", "architecture of the shared network; empty: the first of architectures, mlp-20 for tabular data"
     )
 
 
 @dataclass(frozen=True)
-class FMLParameters(BesideParameters):
+class FMLParameters(AuxiliaryParameters):
     """FML's own keys."""
 
     alpha: float = option(
@@ -32,6 +32,6 @@ class FMLParameters(BesideParameters):
 
 
 TRAITS = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
-"""Those of methods with a shared network beside the clients' own."""
+"""The traits of methods with an auxiliary network."""
 
 method = Method("fml", traits=TRAITS, Parameters=FMLParameters)
