@@ -132,6 +132,6 @@ def train_at_server(
         with one_thread(), seeded(seed, "dropout", "server", round):
             trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
     except ModelError as error:
-        log.warning("round %d: the server's network stays as it was: %s", round, error)
+        log.warning("round %d: the server's network is unchanged: %s", round, error)
         return None
     return {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}

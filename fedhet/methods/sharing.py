@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # methods name their map, and are listed without torch
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """A client's network, as a sharing map sees it, with the names of its head's module and of its architecture."""
+    """A client's network with the names of its head's module and of its architecture, the input of a sharing map."""
 
     model: "nn.Module"
     head: str
@@ -34,11 +34,11 @@ class NetworkDescription:
 
 
 Keys = Callable[[NetworkDescription], Callable[[str], str | None]]
-"""From a network to the shared key of each of its arrays by name; None for one that is not shared."""
+"""A function of a network that returns the shared key for the name of an array; None if it is not shared."""
 
 Units = Callable[[int, int, int], Sequence[int]]
-"""From how many units of a hidden layer a client has, how many there are, and the round (from 0): which it has, in its
-order."""
+"""A function of the client's number of units in a hidden layer, the number of all units and the round (from 0): it
+returns the units that the client has, in the client's order."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,13 @@ class Sharing:
     """A sharing map, and how the server uses it.
 
     Attributes:
-        keys: the map; `"everything"`, each array under its own name, and `"nothing"` are said, not computed, so that
-            methods can be told apart by them: only a method that shares everything has a global model.
-        averaged: whether the server averages each key, so that its arrays must be alike for all clients that have it;
-            otherwise each client's arrays are its own, and are only sent.
+        keys: the map, or `"everything"`, each array under its own name, or `"nothing"`. Only a method that shares
+            everything has a global model.
+        averaged: whether the server averages each key, so that its arrays must be alike for all clients; otherwise
+            arrays are only sent.
         statistics: whether running statistics are always sent, or as configured (`batch-norm`).
-        units: where clients may have a part of what is shared, which units of each hidden layer they have: an index set
-            for each axis of each array, or none of the array. The server averages each entry over those who have it.
-            None: all have all.
+        units: if clients may have parts of arrays, the units of each hidden layer that they have; the server then
+            averages each entry over the clients that have it.
 
     Raises:
         ValueError: clients have parts of arrays that are not averaged.

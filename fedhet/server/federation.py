@@ -70,7 +70,7 @@ class Federation:
         wanted = list(clients)
         for client in wanted:
             if client not in self.roster.nodes:
-                self.run.round.fail(client, "is not there")
+                self.run.round.fail(client, "is absent")
         return [client for client in self.roster.nodes if client in wanted]
 
     # ---- messages

@@ -67,7 +67,7 @@ class Handshake:
         if len(roster.nodes) == 1 and roster.refused and self.run.traits.communicates:
             (left,) = roster.nodes
             raise FedhetError(
-                f"refusals leave {self.run.method.name} with client {left} alone, who has nobody to share with:\n"
+                f"refusals leave {self.run.method.name} with client {left} alone, and it needs at least two clients:\n"
                 f"{with_remedy(round.reasons())}"
             )
 

@@ -78,11 +78,9 @@ class Roster:
 
     def contest(self, name: str, others: Sequence[int]) -> str:
         """Return why a node cannot have a name that other nodes claim as well."""
-        also = f"nodes {', '.join(map(str, others))} do" if len(others) > 1 else f"node {others[0]} does"
-        whose = (
-            "which had it first" if name in self.nodes else "and nobody can tell whose it is: none of them is admitted"
-        )
-        return f"it goes by the name {name!r}, as {also}, {whose}; each needs its own partition-id (or name)"
+        nodes = f"node{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+        belongs = f"belongs to {nodes}" if name in self.nodes else f"is also claimed by {nodes}: none is admitted"
+        return f"its name {name!r} {belongs}; each node needs its own partition-id (or name)"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
         """Raise a FedhetError if a client does not fit the known ones.

@@ -290,7 +290,7 @@ class Hooks(Generic[P, S]):
         elif round.training:
             log.warning("round %d does not count: it has %d valid replies", round.number, len(trained))
             if round.number == 1 and not trained:
-                raise FedhetError(f"no client did its part in the first round:\n{round.reasons()}")
+                raise FedhetError(f"no client gave a valid reply in the first round:\n{round.reasons()}")
         self.state.round = round.number
         return metrics
 

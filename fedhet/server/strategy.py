@@ -157,7 +157,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
-            raise FedhetError(f"{named(gone)} cannot go on with this run:\n{self.run.round.reasons('it is not there')}")
+            raise FedhetError(f"{named(gone)} cannot continue this run:\n{self.run.round.reasons('it is absent')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         self._prepare()
         if any(self.run.noise.values()):
@@ -188,9 +188,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         if self.traits.communicates:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]
-                self.federation.refuse(
-                    client, f"{self.method.name} has nothing to give it: nobody who trained had layers like its"
-                )
+                reason = f"{self.method.name} has nothing to send it: no client that trained has such layers"
+                self.federation.refuse(client, reason)
         self.run.round.joining = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
@@ -211,7 +210,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         if last - counted >= min(LAST, math.ceil(last / 2)) > 0:
             raise FedhetError(
                 f"no round counted after round {counted} of {last}: too few clients gave a valid reply (min-clients = "
-                f"{self.config.min_clients}):\n{self.run.round.reasons('none was asked')}"
+                f"{self.config.min_clients}):\n{self.run.round.reasons('no client was asked')}"
             )
         if last and self.traits.whole and not self.has_global_model:
             raise FedhetError(

@@ -91,7 +91,7 @@ def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
     roster = roster_with(handshake("3"))
     assert roster.rivals({7: "3", 8: "4"}) == {7: [1]}
     assert roster.contest("3", [1]) == (
-        "it goes by the name '3', as node 1 does, which had it first; each needs its own partition-id (or name)"
+        "its name '3' belongs to node 1; each node needs its own partition-id (or name)"
     )
     roster.refused[7] = "3"
     assert roster.new_nodes(Present(1, 7), unseen_clients=False) == []
@@ -101,7 +101,7 @@ def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
 def test_a_name_that_new_nodes_go_by_together_is_nobodys_until_one_of_them_is_left():
     roster = Roster()
     assert roster.rivals({7: "3", 8: "3", 9: "3", 10: "4"}) == {7: [8, 9], 8: [7, 9], 9: [7, 8]}
-    assert roster.contest("3", [8, 9]).startswith("it goes by the name '3', as nodes 8, 9 do, and nobody can tell")
+    assert roster.contest("3", [8, 9]).startswith("its name '3' is also claimed by nodes 8, 9: none is admitted")
     roster.refused |= dict.fromkeys((7, 8, 9), "3")
     assert roster.rivals({11: "3"}) == {11: [7, 8, 9]}, "one that comes later is no better"
     assert roster.new_nodes(Present(7, 8, 9), unseen_clients=False) == []

@@ -109,7 +109,7 @@ def test_a_client_that_is_not_there_is_not_replaced(start, tiny):
     app = tiny.app()
     _, watch, _ = start(grid=Leaving(app, 3))
     assert watch.rows[1]["participants"] == ["0", "2"]
-    assert watch.rows[1]["failures"] == [{"client": "1", "reason": "is not there"}]
+    assert watch.rows[1]["failures"] == [{"client": "1", "reason": "is absent"}]
 
 
 def test_when_all_nodes_are_gone_the_run_ends_and_says_so(start, tiny):
@@ -160,7 +160,7 @@ def test_the_first_weights_come_from_whoever_answers(start, failing):
 
 def test_nobody_in_the_first_round_is_an_error_with_reasons(start, failing):
     with pytest.raises(
-        FedhetError, match="no client did its part in the first round:\n  3 clients .*: failed: .*order"
+        FedhetError, match="no client gave a valid reply in the first round:\n  3 clients .*: failed: .*order"
     ):
         start(app=failing((None, "train", None)))
 

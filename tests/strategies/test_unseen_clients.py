@@ -138,7 +138,7 @@ def test_one_for_whom_there_is_nothing_is_told_so(federate: Any) -> None:
         "rounds": 1,
     }
     done = federate("layer-average", **networks, **{"layer-average.by": "architecture"})
-    assert done.failures == [(2, "2", "layer-average has nothing to give it: nobody who trained had layers like its")]
+    assert done.failures == [(2, "2", "layer-average has nothing to send it: no client that trained has such layers")]
     assert "unseen_clients" not in done.summary
     assert done.summary["personal_accuracy"]
 
