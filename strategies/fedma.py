@@ -101,7 +101,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return payloads
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the last complete global model, or the groups of it that a client lacks.
+        """Return the last complete global model, or its groups that a client lacks.
 
         During training, payloads are empty in the middle of a pass, when there is no global model.
         """
@@ -145,7 +145,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.values.flag("lost", False):
             if "place" not in self._news(client).values:
-                raise WireError("it says that it lost what it kept of earlier rounds, and needed nothing of them")
+                raise WireError("it reports a lost state, but needed none in this round")
             return
         done = len(self._assignments(client))
         widths = [*sizes[:done], *self.widths(client)[done:]]
@@ -180,9 +180,9 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {}
 
     def _caught_up(self, client: str, update: Arrays, held: int, step: int) -> Arrays:
-        """Bring all groups of an update before this step into the global order, and keep the client's assignments.
+        """Bring the settled groups of an update into the global order, and keep the client's assignments.
 
-        Raises ValueError if the client is wider than a settled group.
+        Raises a ValueError if the client is wider than a settled group.
         """
         state = {
             name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in update.items()

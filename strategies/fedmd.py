@@ -23,10 +23,13 @@ from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa:
 
 @dataclass
 class ScoresState(State):
-    """The scores of so many classes that clients learn, as they travel; in FedMD their mean.
+    """The scores that clients learn, and what they are of.
 
-    They are on the subset of the public dataset of round `mean_round`; 0 where there are none. Where outputs are of
-    tokens, its examples have so many.
+    Attributes:
+        mean: the packed scores; in FedMD the mean of the clients' scores.
+        mean_round: the round whose subset of the public dataset they are of; 0 if there are none.
+        classes: number of classes.
+        tokens: number of tokens of a public example; above 1, a row is one token.
     """
 
     mean: Arrays = field(default_factory=dict)
@@ -40,7 +43,7 @@ T = TypeVar("T", bound=ScoresState)
 
 
 class Scores(FederatedStrategy[Q, T]):
-    """Receives each client's class scores of a round's public examples, and returns scores to learn in the next."""
+    """Receives each client's class scores on some public examples, and sends scores to learn in the next round."""
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return the numbers of classes and of tokens."""
@@ -66,7 +69,7 @@ class Scores(FederatedStrategy[Q, T]):
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that scores are there, of the examples that were asked for."""
+        """Check that the reply has scores of the requested examples."""
         reply.values.number("distance", 0.0)
         if not self._sent_in(self.state.round + 1):
             return
@@ -76,12 +79,12 @@ class Scores(FederatedStrategy[Q, T]):
             raise WireError(f"its scores have shape {list(scores.shape)}, expected {list(expected)}")
 
     def rows(self, round: int) -> np.ndarray[Any, Any]:
-        """The public dataset's rows that are X(t), (L,), drawn from the seed; of tokens a row is one."""
+        """Return X(t), drawn from the seed: (L,) row numbers of the public dataset."""
         generator = numpy_generator(self.config.seed, "subset", round)
         return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.subset)
 
     def _sent_in(self, round: int) -> bool:
-        """Whether clients send scores in a round."""
+        """Return whether clients send scores in a round."""
         return True
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:
@@ -89,7 +92,7 @@ class Scores(FederatedStrategy[Q, T]):
         return self._mean({client: unpack(reply.arrays["scores"]) for client, reply in replies.items()})
 
     def _mean(self, sent: Mapping[str, Tensor]) -> Tensor:
-        """The mean of the clients' scores, (n, C), or their average by the key `aggregation`."""
+        """Return the mean of the clients' scores, (n, C), or their average by another rule."""
         if self.aggregator.plain:
             return torch.stack(list(sent.values())).double().mean(0).float()
         arrays = {client: {"scores": scores.numpy()} for client, scores in sent.items()}
@@ -112,11 +115,11 @@ class FedMD(Scores[fedmd.FedMDParameters, ScoresState]):
     state_class = ScoresState
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average this round's scores, which are learnt in the next."""
+        """Average this round's scores, which clients learn in the next round."""
         if self._sent_in(round):
             self.teach(round, self.mean(replies))
         return self.distance(replies)
 
     def _sent_in(self, round: int) -> bool:
-        """All but the last, whose scores would not be used."""
+        """Return True except in the last round, whose scores would not be used."""
         return round != self.run.last_round

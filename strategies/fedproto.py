@@ -30,8 +30,8 @@ class ByClass(FederatedStrategy[P, C]):
     """The server side of FedProto and FD: averages the clients' vectors of each class.
 
     Attributes:
-        vectors: name of the vectors, for errors.
-        way_out: advice for errors about vectors of unequal width.
+        vectors: name of the vectors, for messages.
+        way_out: advice for clients with vectors of another width.
     """
 
     state_class = ClassState
@@ -58,9 +58,9 @@ class ByClass(FederatedStrategy[P, C]):
         check(arrays, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "its prototypes")
         classes = arrays["classes"]
         if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
-            raise WireError("its prototypes have classes that cannot be")
+            raise WireError("its prototypes have classes that are repeated or out of range")
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
-            raise WireError("its prototypes have numbers of examples that are not those of its training examples")
+            raise WireError("its prototypes have numbers of examples that do not fit its training examples")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that no client of the round has keeps its vector."""

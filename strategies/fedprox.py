@@ -1,10 +1,10 @@
-"""FedProx, server side: FedAvg's (Li et al., MLSys 2020)."""
+"""FedProx, server side: the same as FedAvg's (Li et al., MLSys 2020)."""
 
 from fedhet.methods.included import fedprox
 from fedhet.server import FederatedStrategy, State
 
 
 class FedProx(FederatedStrategy[fedprox.FedProxParameters, State]):
-    """Averages as FedAvg does; what differs is the clients' loss."""
+    """Averages like FedAvg; the clients' loss differs."""
 
     method = fedprox.method

@@ -13,7 +13,7 @@ class FedRep(FederatedStrategy[fedrep.FedRepParameters, State]):
     method = fedrep.method
 
     def check_reply(self, reply: Reply) -> None:
-        """A body must be there, but in the closing round, which trains heads only."""
+        """Check that the reply has a body, except in the closing round, which trains heads only."""
         if not self.run.round.closing:
             super().check_reply(reply)
 

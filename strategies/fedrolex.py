@@ -1,7 +1,7 @@
 """FedRolex, server side: windows that roll over each hidden layer's units (Alam et al., NeurIPS 2022, equation 2).
 
-Of K units a client of width r has in round t those from (t - 1) mod K on, ceil(r K) of them, past the last one again
-from the first: `fedhet.methods.sharing.ROLLING_UNITS`. The client side is HeteroFL's, and so is all else.
+Of K units, a client of width r has in round t the ceil(r K) units from (t - 1) mod K on, modulo K
+(`fedhet.methods.sharing.ROLLING_UNITS`). Everything else is HeteroFL's.
 """
 
 from fedhet.methods.included import fedrolex
@@ -10,6 +10,6 @@ from .heterofl import HeteroFL  # noqa: TID251 - this folder is fedhet.strategie
 
 
 class FedRolex(HeteroFL):
-    """Averages as HeteroFL does; what differs is which units a client has (`Sharing.units`)."""
+    """Averages like HeteroFL; clients have other units (`Sharing.units`)."""
 
     method = fedrolex.method

@@ -3,7 +3,7 @@
     W(t)[S] = sum_{i: S in S_i} n_i W_i(t)[S] / sum_{i: S in S_i} n_i
 
 where client i has the entries S_i: along each axis of units the first ceil(r_i K) of K. An entry that no client of the
-round has is as before.
+round has keeps its value.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 
 
 class HeteroFL(SubmodelStrategy[heterofl.SizedParameters, SubmodelState]):
-    """Averages as FedAvg does, of the head only the rows of classes that a client has."""
+    """Averages like FedAvg, but only the rows of the head whose classes a client has."""
 
     method = heterofl.method
 

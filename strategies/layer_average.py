@@ -13,7 +13,7 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
     method = layer_average.method
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's shared layers; by prefix, only those that all clients ever admitted have."""
+        """Return the client's shared layers; by prefix, only those that all clients have."""
         payload = super().payload_for(client)
         if self.parameters.by != "prefix":
             return payload
@@ -22,7 +22,7 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
         return Payload({"model": model} if model else {}, {"common": len(common)})
 
     def check_reply(self, reply: Reply) -> None:
-        """By prefix, check that the common layers are there, and nothing else."""
+        """Check that the reply has the shared layers; by prefix, exactly the common ones."""
         if self.parameters.by != "prefix":
             return super().check_reply(reply)
         spec = {key: of for key, of in self.federation.specs[reply.client].items() if key in self._common}

@@ -47,6 +47,8 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 class FederatedStrategy(FlowerLoop[P, S]):
     """The base of all strategies, a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
 
+    `round.py` has the hooks of methods and the round that calls them, `flower_loop.py` the hooks of Flower's own loop.
+
     Args:
         config: a complete configuration, or None if keys are given by keyword.
         settings: keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones

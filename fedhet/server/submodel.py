@@ -172,17 +172,17 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 def split(
     models: Mapping[str, Arrays], specs: Mapping[str, Spec], parts: Mapping[str, Parts], wholes: Arrays
 ) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Sequence[Indices] | None]]]:
-    """Split what clients sent into pieces such that all entries of a piece belong to the same clients.
+    """Split arrays of clients into pieces, so that the same clients have all entries of a piece.
 
     Args:
-        models: what each client sent, by key.
+        models: the arrays of each client, by key.
         specs: shapes and dtypes of each client's keys.
         parts: the parts that each client has.
         wholes: the whole arrays, by key.
 
     Returns:
-        Pieces by client and name, their shapes and dtypes by client, and by name the key of each piece and its entries
-        along each axis, None for an array that all clients have whole.
+        Pieces and their specifications by client and name; and for each name, the key of the piece and its entries
+        along each axis (None for an array that all clients have whole).
     """
     pieces: dict[str, Arrays] = {client: {} for client in models}
     kinds: dict[str, Spec] = {client: {} for client in models}
@@ -204,7 +204,7 @@ def split(
 
 
 def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | None]], before: Arrays) -> Arrays:
-    """Join pieces into whole arrays; entries without a piece keep their value of before."""
+    """Join pieces into whole arrays; entries without a piece keep their value."""
     whole: Arrays = {}
     for name, array in pieces.items():
         key, place = places[name]
@@ -218,7 +218,7 @@ def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | N
 def _pieces(
     parts: Mapping[str, Part | None], shape: tuple[int, ...]
 ) -> Iterator[tuple[list[str], tuple[Indices, ...]]]:
-    """Yield blocks of an array that the same clients have whole, with these clients."""
+    """Yield blocks of an array, each with the clients that have all of it."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)
