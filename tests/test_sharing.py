@@ -46,7 +46,7 @@ def names(sharing, of, *, statistics=True):
         (replace(BODY, statistics="always"), False, {*OWN, *STATISTICS}),
     ],
 )
-def test_what_travels(sharing, statistics, shared):
+def test_shared_arrays(sharing, statistics, shared):
     of = network()
     found = names(sharing, of, statistics=statistics)
     assert found.keys() == shared
@@ -54,13 +54,13 @@ def test_what_travels(sharing, statistics, shared):
     assert len(set(found.values())) == len(found), "no two arrays of one network go by one key"
 
 
-def test_a_head_goes_by_its_role_whatever_its_name():
+def test_key_of_a_head():
     first, other = network("2"), NetworkDescription(nn.ModuleDict({"fc": nn.Linear(3, 2)}), "fc", "large")
     assert names(HEAD, first) == {"2.weight": "head.weight", "2.bias": "head.bias"}
     assert names(HEAD, other) == {"fc.weight": "head.weight", "fc.bias": "head.bias"}
 
 
-def test_a_head_is_not_confused_with_a_module_whose_name_begins_alike():
+def test_similar_names_of_modules():
     of = NetworkDescription(nn.ModuleDict({"head": nn.Linear(1, 1), "head2": nn.Linear(1, 1)}), "head", "small")
     assert names(HEAD, of).keys() == {"head.weight", "head.bias"}
     assert names(BODY, of).keys() == {"head2.weight", "head2.bias"}
@@ -73,7 +73,7 @@ def convolutions():
     )
 
 
-def test_by_layer_the_kth_layer_of_a_kind_has_one_key_in_all_architectures():
+def test_keys_by_kind_and_order():
     one = NetworkDescription(convolutions(), "4", "one")
     inner = nn.ModuleDict({"a": nn.Conv2d(3, 3, 3), "b": nn.Conv2d(3, 3, 3), "c": nn.Conv2d(3, 3, 3)})
     other = NetworkDescription(nn.ModuleDict({"inner": inner, "out": nn.Linear(10, 2)}), "out", "other")
@@ -87,7 +87,7 @@ def test_by_layer_the_kth_layer_of_a_kind_has_one_key_in_all_architectures():
     assert alone & set(mine.values()) & set(theirs.values()) == set()
 
 
-def test_by_layer_a_normalisation_goes_with_the_layer_before_it():
+def test_keys_of_normalisations():
     def made(*shortcut):
         layers = (nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), *shortcut, nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3))
         return NetworkDescription(nn.Sequential(*layers, nn.Flatten(), nn.Linear(3, 2)), str(len(layers) + 1), "any")
@@ -98,7 +98,7 @@ def test_by_layer_a_normalisation_goes_with_the_layer_before_it():
     assert theirs["3.weight"] not in mine.values()
 
 
-def test_by_first_layers_only_networks_that_begin_alike_share():
+def test_keys_by_first_layers():
     def made(*widths):
         layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
         return NetworkDescription(nn.Sequential(*layers), str(len(layers) - 1), "any")

@@ -6,7 +6,7 @@ import pytest
 from fedhet.server import RunningMean, average_shared, weighted_average
 
 
-def test_the_weighted_average_is_in_the_models_precision_and_rounds_counters():
+def test_weighted_average():
     rng = np.random.default_rng(0)
     spec = {"w": ((3,), "float32"), "n": ((), "int64")}
     groups = [{"w": rng.normal(size=3).astype(np.float32), "n": np.array(n)} for n in (2, 3, 7)]
@@ -23,7 +23,7 @@ def test_the_weighted_average_is_in_the_models_precision_and_rounds_counters():
     np.testing.assert_allclose(same["w"], groups[0]["w"], rtol=2**-22)
 
 
-def test_a_running_mean_is_the_weighted_average():
+def test_running_mean_equals_weighted_average():
     rng = np.random.default_rng(1)
     spec = {"w": ((4, 3), "float32"), "d": ((2,), "float64"), "n": ((), "int64")}
     groups = [
@@ -41,14 +41,14 @@ def test_a_running_mean_is_the_weighted_average():
     assert mean.mean() == {}
 
 
-def test_a_running_mean_weighs_each_name_over_those_who_sent_it():
+def test_running_mean_of_partial_groups():
     spec, mean = {"all": ((), "float32"), "some": ((), "float32")}, RunningMean()
     mean.add({"all": np.array(1, np.float32)}, 3, spec)
     mean.add({"all": np.array(5, np.float32), "some": np.array(2, np.float32)}, 1, spec)
     assert mean.mean() == {"all": 2.0, "some": 2.0}
 
 
-def test_what_is_shared_is_averaged_over_those_who_sent_it():
+def test_average_over_the_clients_that_share():
     spec = {"all": ((), "float32"), "some": ((), "float32")}
     models = {
         "0": {"all": np.array(1, np.float32)},

@@ -32,7 +32,7 @@ def saying(byzantine, /, **said):
 
 
 @pytest.mark.parametrize(("place", "refused"), [([5, 10**15], True), ([5, 99_999], False), ([1, 7], False)])
-def test_a_client_that_names_another_partition_ends_no_run(place, refused, tmp_path):
+def test_false_partition(place, refused, tmp_path):
     config = Case.of("fedavg", {}).config(rounds=1)
     run_locally(config, tmp_path / "run", app=saying("1", partition=place))
     done = Run(tmp_path / "run")
@@ -40,7 +40,7 @@ def test_a_client_that_names_another_partition_ends_no_run(place, refused, tmp_p
     assert [client for _, client in done.failures] == ["1"] * refused
 
 
-def test_what_an_array_is_like_is_what_most_say_whoever_comes_first(tmp_path):
+def test_majority_decides_shapes(tmp_path):
     """Where networks may differ, one that comes first with arrays of other shapes has nobody else refused."""
     config = Case.of("lg-fedavg", {}).config(rounds=1)
     run_locally(config, tmp_path / "run", app=saying("0", **{"spec.head.bias": "float32,11"}))
@@ -69,14 +69,12 @@ def refusal(method, own, folder, *, client="1", rounds=1, **said):
         ("pfedhn", {}, "zz", "float32,3,0"),
     ],
 )
-def test_a_specification_with_nothing_in_it_is_refused_where_the_server_computes_by_it(
-    method, own, key, shape, tmp_path
-):
+def test_empty_arrays_are_refused(method, own, key, shape, tmp_path):
     assert "axes of at least 1" in refusal(method, own, tmp_path, **{f"spec.{key}": shape})
 
 
 @pytest.mark.parametrize(("key", "shape"), [("heads.x.weight.base", "float32,3,3"), ("zz", "float32,60000,60")])
-def test_a_hypernetwork_has_no_arrays_that_only_one_client_knows(key, shape, tmp_path, monkeypatch):
+def test_unknown_hypernetwork_arrays_are_refused(key, shape, tmp_path, monkeypatch):
     """Nothing is drawn for them."""
     drawn = []
     monkeypatch.setattr(
@@ -87,7 +85,7 @@ def test_a_hypernetwork_has_no_arrays_that_only_one_client_knows(key, shape, tmp
     assert key not in drawn
 
 
-def test_a_specification_is_of_so_many_arrays_at_most(tmp_path):
+def test_too_many_arrays_are_refused(tmp_path):
     said = {f"spec.{number}": "float32" for number in range(2**15 + 1)}
     assert "the server accepts at most 32768" in refusal("local", {}, tmp_path, **said)
 
@@ -104,7 +102,7 @@ def test_a_specification_is_of_so_many_arrays_at_most(tmp_path):
         ("lora", {}, "backbone"),
     ],
 )
-def test_what_all_have_in_common_is_what_most_say_whoever_comes_first(method, own, name, tmp_path):
+def test_majority_decides_common_values(method, own, name, tmp_path):
     """The client that says something else is the one that is refused."""
 
     def after(message, who, reply):
@@ -123,13 +121,13 @@ def test_what_all_have_in_common_is_what_most_say_whoever_comes_first(method, ow
     assert re.fullmatch(r"its .* is .*, that of the other clients .*: .*", failure["reason"])
 
 
-def test_the_server_makes_large_arrays_only_of_shapes_that_have_arrived(tmp_path, monkeypatch):
+def test_large_networks_must_be_sent(tmp_path, monkeypatch):
     """Clients that have such networks send them once; one that only says so is refused."""
     monkeypatch.setattr("fedhet.server.handshake.UNSEEN", 0)
     assert "its network: " in refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,30,300"})
 
 
-def test_what_the_server_makes_for_a_client_has_its_room(tmp_path, monkeypatch):
+def test_memory_is_checked_before_networks_are_made(tmp_path, monkeypatch):
     """Of a hypernetwork it holds several copies of what it writes for a client."""
     monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 4 * 10**9)
     why = refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,10000,10000"})
@@ -137,7 +135,7 @@ def test_what_the_server_makes_for_a_client_has_its_room(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["fml", "fedmrl", "fedkd", "pfedhn", "ensemble"])
-def test_a_client_that_refusals_leave_alone_ends_the_run(method, tmp_path):
+def test_refusals_that_leave_one_client_end_the_run(method, tmp_path):
     own = {"test-on": "both"} if method == "ensemble" else {}
     config = Case.of(method, own).config(rounds=1, clients=2)
     with pytest.raises(FedhetError, match=r"refusals leave [a-z]+ with client 0 alone, and it needs at least two"):
@@ -148,7 +146,7 @@ LABELLED = [("fedharm", {"fedharm.align": "spectral"}), ("fedmd", {}), ("local",
 
 
 @pytest.mark.parametrize(("method", "own"), LABELLED)
-def test_a_client_without_outputs_for_all_public_labels_is_refused_in_the_handshake(method, own, tmp_path):
+def test_too_few_outputs_for_public_labels_are_refused(method, own, tmp_path):
     def model(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 3 if client.name == "1" else 10))
 
@@ -168,7 +166,7 @@ def test_a_client_without_outputs_for_all_public_labels_is_refused_in_the_handsh
 
 
 @pytest.mark.parametrize("hook", ["configure_fit", "evaluation_payloads", "aggregate_fit"])
-def test_an_exception_of_a_hook_ends_the_run_and_names_the_hook(hook, around):
+def test_failing_hook_is_named(hook, around):
     def fail(self, *arguments, **keywords):
         raise ZeroDivisionError("a mistake")
 
@@ -177,7 +175,7 @@ def test_an_exception_of_a_hook_ends_the_run_and_names_the_hook(hook, around):
         strategy.start(LocalGrid(around(), 4))
 
 
-def test_a_network_is_not_built_at_the_server_before_it_is_known_to_be_the_clients(tmp_path, monkeypatch):
+def test_claimed_architectures_are_checked_without_memory(tmp_path, monkeypatch):
     """A client names an architecture of gigabytes: the server finds out that it has another without its weights."""
     built = []
 
@@ -197,7 +195,7 @@ def test_a_network_is_not_built_at_the_server_before_it_is_known_to_be_the_clien
 
 
 @pytest.mark.parametrize("client", ["0", "1"])
-def test_a_name_that_two_new_nodes_claim_is_neithers(client, tmp_path):
+def test_two_nodes_of_one_name_are_refused(client, tmp_path):
     """Whichever comes first: both are refused, each by a reason that names the other."""
     config = Case.of("fedavg", {}).config(rounds=1, clients=4)
     run_locally(config, tmp_path / "run", app=saying(client, client="1" if client == "0" else "0"))
@@ -212,7 +210,7 @@ HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slo
 
 
 @pytest.mark.parametrize("lost", [True, False, 0, "no", [1]])
-def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
+def test_false_report_of_a_lost_state(lost, tmp_path):
     """In FedMA's first round of a pass nobody was; a client that says so is refused, as one that says it otherwise."""
 
     def after(message, name, reply):
@@ -226,7 +224,7 @@ def test_a_client_has_not_lost_what_it_was_never_sent(lost, tmp_path):
     assert done.failures[:1] == [(1, "1")] * (lost is not False)
 
 
-def test_the_first_weights_are_not_one_clients_word_where_byzantine_ones_are_reckoned_with(around):
+def test_robust_choice_of_first_weights(around):
     """They are those of an honest client, whoever comes first."""
 
     def after(where, reply):

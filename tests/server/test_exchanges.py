@@ -24,7 +24,7 @@ def reply(source, replied_to="?"):
     return SimpleNamespace(metadata=SimpleNamespace(src_node_id=source, reply_to_message_id=replied_to))
 
 
-def test_a_reply_that_comes_before_its_turn_waits():
+def test_early_replies_wait():
     events = []
 
     def coming(*nodes):
@@ -37,7 +37,7 @@ def test_a_reply_that_comes_before_its_turn_waits():
     assert events == ["12 came", "13 came", "11 came", "11 taken", "12 taken", "13 taken", "14 came", "14 taken"]
 
 
-def test_one_that_does_not_answer_is_a_failure_and_keeps_nobody_back_for_good():
+def test_missing_reply_is_a_failure():
     round, roster = asked(11, 12, 13), Roster(nodes={"0": 11, "1": 12})
     found = [node for node, _ in by_node([reply(13), reply(12)], round, roster, 5.0)]
     assert found == [12, 13]
@@ -48,7 +48,7 @@ def test_one_that_does_not_answer_is_a_failure_and_keeps_nobody_back_for_good():
     assert silent.failures == [{"client": "at node 14", "reason": "no reply within 0.5 s"}]
 
 
-def test_the_superlink_may_answer_for_a_node_and_strangers_are_ignored():
+def test_replies_from_the_superlink():
     round = asked(11, 12)
     found = [node for node, _ in by_node([reply(1, "12"), reply(99), reply(11)], round, Roster(), 5.0)]
     assert found == [11, 12]
@@ -83,7 +83,7 @@ def one_by_one(grid, timeout):
     return federation
 
 
-def test_replies_are_fetched_one_by_one_as_they_are_asked_for(monkeypatch):
+def test_replies_are_fetched_one_by_one(monkeypatch):
     monkeypatch.setattr(federation, "POLL", 0.001)
     grid = Slow(a=3, b=1)
     messages = [Asked("a"), Asked("b")]
@@ -98,7 +98,7 @@ def test_replies_are_fetched_one_by_one_as_they_are_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_a_method_that_takes_replies_in_holds_one_at_a_time(around, one_by_one, home):
+def test_streaming_holds_one_reply_at_a_time(around, one_by_one, home):
     made, held, order = [], [], count()
 
     class OneByOne(fedhet.FedAvg):

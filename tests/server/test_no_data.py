@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("home", "no_report")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedma", "pfedhn"])
-def test_a_server_without_the_data_set_serves_clients_that_have_it(method, tiny, tmp_path, monkeypatch):
+def test_server_without_data_set(method, tiny, tmp_path, monkeypatch):
     def load(*arguments, **keywords):
         raise DataError("there are no images here")
 

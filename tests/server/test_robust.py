@@ -25,7 +25,7 @@ def of(groups, rule):
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum"])
-def test_one_of_five_that_is_far_off_moves_nothing_far(rule):
+def test_robust_rules_ignore_an_outlier(rule):
     for place in range(5):
         found = of([*HONEST[:place], FAR, *HONEST[place:]], rule)
         assert np.abs(found["w"] - [1.15, 2.15, 3.15, 4.15]).max() < 0.2
@@ -33,7 +33,7 @@ def test_one_of_five_that_is_far_off_moves_nothing_far(rule):
     assert np.abs(of([*HONEST, FAR], "mean")["w"]).max() > 1e7, "the mean does"
 
 
-def test_an_update_is_cut_to_the_median_norm_and_named():
+def test_updates_are_clipped_to_the_median_norm():
     before = {"w": np.ones(4, np.float32), "n": np.array(3)}
     models = {str(k): {"w": before["w"] + step, "n": np.array(9)} for k, step in enumerate((1, -1, 1, 30))}
     made, (cut,) = cut_to_bound(models, dict.fromkeys(models, before), 2.0)
@@ -49,7 +49,7 @@ def test_an_update_is_cut_to_the_median_norm_and_named():
 
 @pytest.mark.parametrize("method", ["FedAvg", "LGFedAvg", "FedProto", "LayerAverage"])
 @pytest.mark.parametrize("rule", ["median", "krum"])
-def test_a_byzantine_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, home, new_watch):
+def test_robust_runs_with_a_byzantine_client(method, rule, around, tiny, home, new_watch):
     from fedhet.flower.grid import LocalGrid
 
     def after(where, reply):
@@ -66,7 +66,7 @@ def test_a_byzantine_fifth_leaves_no_trace_in_a_run(method, rule, around, tiny, 
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "multi-krum"])
-def test_scores_and_descriptors_follow_the_rule_class_by_class_and_slot_by_slot(rule):
+def test_robust_rules_for_scores_and_descriptors(rule):
     """Of five clients the last is far off; what two alone have is theirs."""
     honest = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(1)
     told = {str(k): honest + k / 1000 for k in range(4)} | {"4": -1e4 * honest}
@@ -91,7 +91,7 @@ def test_scores_and_descriptors_follow_the_rule_class_by_class_and_slot_by_slot(
 
 
 @pytest.mark.parametrize(("method", "own"), [("fedma", {}), ("pfnm", {}), ("fedhenn", {"fedhenn.target": "kernel"})])
-def test_a_bound_keeps_a_byzantine_client_from_what_is_matched_and_aligned(method, own, tmp_path, no_report):
+def test_clipping_of_matching_and_alignment(method, own, tmp_path, no_report):
     def spoil(message, client, reply):
         for name in ("model", "update", "features"):
             if client == "2" and message.metadata.message_type == "train" and name in reply.content:
@@ -110,7 +110,7 @@ def test_a_bound_keeps_a_byzantine_client_from_what_is_matched_and_aligned(metho
     assert all(tensor.abs().max() < 30 for tensor in tensors.values())
 
 
-def test_what_was_cut_stands_in_the_history(around, home, watch):
+def test_history_names_clipped_updates(around, home, watch):
     from fedhet.flower.grid import LocalGrid
 
     def after(where, reply):
@@ -125,7 +125,7 @@ def test_what_was_cut_stands_in_the_history(around, home, watch):
     assert 49 < cut["norm"] < 51 > 1 > cut["to"]
 
 
-def test_a_rule_that_has_no_meaning_is_refused():
+def test_rules_without_effect_are_refused():
     for settings in (
         {"method": "local", "aggregation": "krum"},
         {"method": "fedma", "aggregation": "median"},
@@ -137,7 +137,7 @@ def test_a_rule_that_has_no_meaning_is_refused():
         configuration.resolve({"method": "fedavg", "aggregation": "median", "byzantine": 0.3})
 
 
-def test_arrays_without_axes_are_clipped_like_others():
+def test_scalars_are_clipped():
     models = {c: {"scale": np.array(value, np.float32)} for c, value in {"a": 1.0, "b": 1.5, "c": 5.0}.items()}
     made, cuts = cut_to_bound(models, {c: {"scale": np.array(0.5, np.float32)} for c in models}, 1.0)
     assert [cut["client"] for cut in cuts] == ["c"]

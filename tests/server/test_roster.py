@@ -26,7 +26,7 @@ def refused(roster, reply, *, networks="any", averaged=True):
     return str(caught.value)
 
 
-def test_clients_that_are_alike_are_taken_in_in_order_of_name():
+def test_clients_are_ordered_by_name():
     roster = Roster()
     for node, name in ((7, "10"), (8, "2"), (9, "north")):
         roster.check("fedthis", handshake(name), networks="equal", averaged=True)
@@ -35,7 +35,7 @@ def test_clients_that_are_alike_are_taken_in_in_order_of_name():
     assert roster.specs["north"] == WEIGHT
 
 
-def test_clients_need_one_metric():
+def test_different_tasks_are_refused():
     reason = refused(roster_with(handshake("3", metric="auc")), handshake("4", metric="accuracy"))
     assert reason == (
         "its task is measured by accuracy, that of client 3 by auc: all clients of a run need the same task, which "
@@ -43,7 +43,7 @@ def test_clients_need_one_metric():
     )
 
 
-def test_equal_architectures_are_asked_of_methods_that_need_them():
+def test_different_architectures_are_refused():
     roster, other = roster_with(handshake("3"), handshake("1")), handshake("4", {"w": ((4, 3), "float32")})
     assert refused(roster, other, networks="equal") == (
         "fedthis needs equal architectures, and this one is not that of client 1: its w has shape [4, 3], not [2, 3]"
@@ -52,7 +52,7 @@ def test_equal_architectures_are_asked_of_methods_that_need_them():
     roster.check("fedthis", other, networks="any", averaged=False)
 
 
-def test_one_architecture_in_several_widths_is_asked_of_methods_that_match():
+def test_different_widths():
     roster, wider = roster_with(handshake("3")), handshake("4", {"w": ((4, 5), "float32")})
     roster.check("fedthis", wider, networks="widths", averaged=True)
     for spec, told in (
@@ -66,7 +66,7 @@ def test_one_architecture_in_several_widths_is_asked_of_methods_that_match():
         )
 
 
-def test_what_goes_by_one_key_must_be_alike_where_it_is_averaged():
+def test_averaged_arrays_must_be_alike():
     roster = roster_with(handshake("0", {}), handshake("3"), handshake("5", {"v": ((1,), "float32")}))
     told = "what is shared must be alike"
     assert refused(roster, handshake("4", {"w": ((4, 3), "float32")})) == (
@@ -87,7 +87,7 @@ class Present:
         return self.nodes
 
 
-def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
+def test_name_belongs_to_the_first_node():
     roster = roster_with(handshake("3"))
     assert roster.rivals({7: "3", 8: "4"}) == {7: [1]}
     assert roster.contest("3", [1]) == (
@@ -98,7 +98,7 @@ def test_a_name_is_the_clients_that_had_it_first_until_its_node_leaves():
     assert roster.new_nodes(Present(7), unseen_clients=False) == [7]
 
 
-def test_a_name_that_new_nodes_go_by_together_is_nobodys_until_one_of_them_is_left():
+def test_name_claimed_by_new_nodes():
     roster = Roster()
     assert roster.rivals({7: "3", 8: "3", 9: "3", 10: "4"}) == {7: [8, 9], 8: [7, 9], 9: [7, 8]}
     assert roster.contest("3", [8, 9]).startswith("its name '3' is also claimed by nodes 8, 9: none is admitted")

@@ -62,13 +62,13 @@ def assert_equal(one, other):
             assert np.array_equal(array, others[name])
 
 
-def test_a_state_comes_back_as_it_was(tmp_path):
+def test_save_and_load(tmp_path):
     state = state_of()
     state.save(tmp_path / "checkpoint" / "state")
     assert_equal(Own.load(tmp_path / "checkpoint" / "state"), state)
 
 
-def test_a_crash_while_saving_leaves_the_state_before(tmp_path, monkeypatch):
+def test_crash_while_saving(tmp_path, monkeypatch):
     state_of(3).save(tmp_path / "state")
 
     def die(*args, **keywords):
@@ -80,7 +80,7 @@ def test_a_crash_while_saving_leaves_the_state_before(tmp_path, monkeypatch):
     assert Own.load(tmp_path / "state").round == 3
 
 
-def test_a_checkpoint_that_is_missing_or_damaged_says_so(tmp_path):
+def test_damaged_checkpoint(tmp_path):
     path = tmp_path / "state"
     with pytest.raises(FedhetError, match="state cannot be read as a checkpoint"):
         Own.load(path)
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_missing_or_damaged_says_so(tmp_path):
         Own.load(path)
 
 
-def test_the_state_of_another_method_is_refused(tmp_path):
+def test_state_of_another_method(tmp_path):
     state_of().save(tmp_path / "state")
     with pytest.raises(FedhetError, match="no arrays '(target|before-10)'"):
         State.load(tmp_path / "state")
@@ -103,7 +103,7 @@ def test_the_state_of_another_method_is_refused(tmp_path):
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @settings(max_examples=200, deadline=None)
-def test_one_flipped_bit_is_noticed_wherever_it_is(saved, place, bit):
+def test_flipped_bits_are_noticed(saved, place, bit):
     """In a value, a name, a shape, the text or the digest; or it is in what nobody reads."""
     path, content = saved
     place = int(place * len(content))
@@ -123,7 +123,7 @@ def saved(tmp_path_factory):
     return path, path.read_bytes()
 
 
-def test_a_checkpoint_without_a_digest_is_refused(tmp_path):
+def test_checkpoint_without_digest(tmp_path):
     text = json.dumps({"round": 3, "values": {}, "clients": {}})
     save_file({"model/w": np.ones(2)}, tmp_path / "state", metadata={"state": text})
     with pytest.raises(FedhetError, match="has no digest"):
@@ -131,7 +131,7 @@ def test_a_checkpoint_without_a_digest_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("run", ["../../elsewhere", "/", "a/b"])
-def test_a_state_names_no_folder_elsewhere(tmp_path, run):
+def test_run_identity_is_a_plain_name(tmp_path, run):
     State(run=run).save(tmp_path / "state")
     with pytest.raises(FedhetError, match="cannot be read as a checkpoint"):
         State.load(tmp_path / "state")

@@ -33,7 +33,7 @@ def start(tmp_path, tiny, new_watch):
     return start
 
 
-def test_it_takes_the_place_of_flowers_own_fedavg(tiny):
+def test_use_like_flowers_fedavg(tiny):
     initial = tiny.model()
     grid = LocalGrid(tiny.app(), 3)
     strategy = fedhet.FedAvg(learning_rate=0.05)
@@ -61,14 +61,14 @@ def test_it_takes_the_place_of_flowers_own_fedavg(tiny):
     initial.load_state_dict({name: torch.tensor(array) for name, array in decode_arrays(result.arrays).items()})
 
 
-def test_configurations_given_to_start_change_keys(start):
+def test_configurations_of_start(start):
     strategy, _, _ = start(arguments={"train_config": ConfigRecord({"learning-rate": 0.5, "local-epochs": 3})})
     assert (strategy.config.learning_rate, strategy.config.local_epochs) == (0.5, 3)
     with pytest.raises(ConfigError, match="did you mean 'learning-rate'"):
         start(arguments={"train_config": ConfigRecord({"learning-rat": 0.5})})
 
 
-def test_unknown_settings_are_refused_by_name():
+def test_unknown_settings_are_refused():
     with pytest.raises(ConfigError, match="did you mean 'learning-rate'"):
         fedhet.FedAvg(learning_rat=1.0)
     assert fedhet.FedProx(mu=0.5, learning_rate=0.2).parameters.mu == 0.5
@@ -76,7 +76,7 @@ def test_unknown_settings_are_refused_by_name():
         _ = fedhet.FedNothing
 
 
-def test_replies_are_summed_in_order_of_name_whatever_order_they_come_in(start, tiny):
+def test_order_of_replies_does_not_matter(start, tiny):
     class Shuffled(LocalGrid):
         def send_and_receive(self, messages, *, timeout=None):
             return list(super().send_and_receive(messages, timeout=timeout))[::-1]
@@ -91,14 +91,14 @@ def test_replies_are_summed_in_order_of_name_whatever_order_they_come_in(start, 
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.01, 1), (0.25, 3), (1.0, 10)])
-def test_so_many_clients_are_drawn(start, fraction, expected):
+def test_number_of_participants(start, fraction, expected):
     _, watch, _ = start(clients=10, fraction_train=fraction, rounds=3)
     drawn = [row["participants"] for row in watch.rows[1:4]]
     assert [len(clients) for clients in drawn] == [expected] * 3
     assert expected == 10 or len({tuple(clients) for clients in drawn}) > 1
 
 
-def test_a_client_that_is_not_there_is_not_replaced(start, tiny):
+def test_absent_clients_are_not_replaced(start, tiny):
     class Leaving(LocalGrid):
         calls = 0
 
@@ -112,7 +112,7 @@ def test_a_client_that_is_not_there_is_not_replaced(start, tiny):
     assert watch.rows[1]["failures"] == [{"client": "1", "reason": "is absent"}]
 
 
-def test_when_all_nodes_are_gone_the_run_ends_and_says_so(start, tiny):
+def test_no_nodes_left(start, tiny):
     class Gone(LocalGrid):
         calls = 0
 
@@ -124,14 +124,14 @@ def test_when_all_nodes_are_gone_the_run_ends_and_says_so(start, tiny):
         start(grid=Gone(tiny.app(), 2))
 
 
-def test_a_chosen_number_of_clients_must_be_there(monkeypatch, tiny):
+def test_chosen_number_of_clients(monkeypatch, tiny):
     monkeypatch.setattr(roster, "GRACE", 0.0)
     grid = LocalGrid(tiny.app(), 2)
     with pytest.raises(ConfigError, match="clients = 4, but there are 2 nodes"):
         fedhet.FedAvg(clients=4).start(grid)
 
 
-def test_when_nobody_can_serve_everyones_reason_is_told(start, tiny):
+def test_no_client_can_serve(start, tiny):
     def data(client):
         raise FedhetError(f"the disk of {client.name} is full")
 
@@ -139,7 +139,7 @@ def test_when_nobody_can_serve_everyones_reason_is_told(start, tiny):
         start(clients=2, app=tiny.app(data=data))
 
 
-def test_one_that_cannot_serve_is_left_out(start, tiny):
+def test_client_that_cannot_serve(start, tiny):
     def data(client):
         if client.name == "1":
             raise FedhetError("the disk is full")
@@ -151,21 +151,21 @@ def test_one_that_cannot_serve_is_left_out(start, tiny):
     assert all(row["failures"] == [] for row in watch.rows[1:])
 
 
-def test_the_first_weights_come_from_whoever_answers(start, failing):
+def test_first_weights_of_another_client(start, failing):
     strategy, watch, _ = start(app=failing((None, "first", "0")))
     assert watch.rows[0]["failures"][0]["client"] == "0"
     clean, _, _ = start()
     assert all(np.array_equal(array, clean.state.model[name]) for name, array in strategy.state.model.items())
 
 
-def test_nobody_in_the_first_round_is_an_error_with_reasons(start, failing):
+def test_no_reply_in_the_first_round(start, failing):
     with pytest.raises(
         FedhetError, match="no client gave a valid reply in the first round:\n  3 clients .*: failed: .*order"
     ):
         start(app=failing((None, "train", None)))
 
 
-def test_a_round_with_too_few_replies_does_not_count(start, failing, caplog):
+def test_round_with_too_few_replies(start, failing, caplog):
     strategy, watch, _ = start(app=failing((3, "train", "1"), (3, "train", "2")), rounds=3, min_clients=2)
     assert "the last round that counted is 2 of 3" in caplog.messages
     before, _, _ = start(rounds=2)
@@ -176,9 +176,7 @@ def test_a_round_with_too_few_replies_does_not_count(start, failing, caplog):
 
 
 @pytest.mark.parametrize(("rounds", "last"), [(1, 0), (3, 1), (5, 2)])
-def test_a_run_whose_last_half_or_last_three_rounds_came_to_nothing_fails_with_the_reasons(
-    start, failing, rounds, last
-):
+def test_last_rounds_that_do_not_count(start, failing, rounds, last):
     places = [(number, "train", None) for number in range(last + 1, rounds + 1)]
     with pytest.raises(FedhetError, match=f"(no round counted after round {last} of|first round)(.|\n)*out of order"):
         start(app=failing(*places), rounds=rounds)
@@ -186,7 +184,7 @@ def test_a_run_whose_last_half_or_last_three_rounds_came_to_nothing_fails_with_t
         start(app=failing(*places[1:]), rounds=rounds)
 
 
-def test_clients_without_test_examples_are_named_and_all_of_them_are_refused(start, tiny, caplog):
+def test_clients_without_test_examples(start, tiny, caplog):
     def without(*names):
         def data(client):
             train, (inputs, labels) = tiny.data(client)
@@ -218,7 +216,7 @@ def test_clients_without_test_examples_are_named_and_all_of_them_are_refused(sta
         (lambda reply: Message(RecordDict(), reply_to=reply) and reply.content.clear(), "fedhet.make_client_app"),
     ],
 )
-def test_a_reply_that_is_none_is_refused(start, change, reason, around):
+def test_damaged_replies_are_refused(start, change, reason, around):
     def after(where, reply):
         if where == (1, "train", "1"):
             change(reply)
@@ -230,7 +228,7 @@ def test_a_reply_that_is_none_is_refused(start, change, reason, around):
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 
-def test_a_client_that_turns_out_to_be_lost_when_it_is_asked_is_left_out_of_the_round(watch, around):
+def test_client_found_lost_by_a_question(watch, around):
     class Asking(fedhet.FedAvg):
         def configure_fit(self, round, clients):
             self.federation.ask("ping", dict.fromkeys(clients, Payload()))
@@ -249,7 +247,7 @@ def test_a_client_that_turns_out_to_be_lost_when_it_is_asked_is_left_out_of_the_
     assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 
-def test_a_client_that_is_refused_settles_nothing_for_the_others(start, tiny):
+def test_refused_client_changes_nothing(start, tiny):
     """The first clients' public dataset is too small: the run's is that of those who can take part."""
 
     def data(client):
@@ -264,7 +262,7 @@ def test_a_client_that_is_refused_settles_nothing_for_the_others(start, tiny):
     assert strategy.state.public_size == 16
 
 
-def test_initial_arrays_are_those_of_what_is_shared_and_others_are_named(start, tiny, caplog):
+def test_initial_arrays(start, tiny, caplog):
     arrays = {name: torch.full_like(tensor, 9.0) for name, tensor in tiny.model().state_dict().items()}
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:

@@ -37,7 +37,7 @@ def federate(tmp_path):
 
 
 @pytest.mark.parametrize(("method", "scored"), [("fedavg", "received"), ("local", "trained")])
-def test_every_evaluation_has_one_on_the_validation_part(federate, method, scored):
+def test_validation_in_every_evaluation(federate, method, scored):
     rows, summary = federate(method=method, validation=0.2, evaluate_every=2)
     assert [row["round"] for row in rows if "validation" in row] == [2, 4, 5]
     last = rows[-1]["validation"][scored]
@@ -46,14 +46,14 @@ def test_every_evaluation_has_one_on_the_validation_part(federate, method, score
     assert summary["examples"]["labelled"] == 3 * 16
 
 
-def test_ones_own_data_lose_their_part_of_the_training_examples(federate, tiny):
+def test_validation_part_of_own_data(federate, tiny):
     app = make_client_app(tiny.model, tiny.data)
     rows, summary = federate(app=app, validation=0.5, rounds=1)
     assert summary["examples"]["labelled"] == 7 + 9 + 11
     assert rows[-1]["validation"]["received"]["clients"] == 3
 
 
-def test_work_is_counted_by_round_and_summed(federate):
+def test_work_is_counted(federate):
     rows, summary = federate(local_epochs=2)
     assert [row["work"]["steps"] for row in rows] == [0, *[3 * 2 * 3] * 4, 0]
     assert summary["work"] == {"private_steps": 72, "steps": 72, "forwards": 4 * 3 * 2 * 20}

@@ -34,7 +34,7 @@ def said(rows: list[dict[str, Any]], **known: int) -> list[str]:
     return list(verdict(run, rows))
 
 
-def test_who_never_took_part_is_who_failed_and_is_no_participant() -> None:
+def test_clients_that_never_took_part() -> None:
     failed = [{"client": "1", "reason": "first"}, {"client": "2", "reason": "late"}]
     rows = [row(1.0, 1.0, failures=failed), row(1.0, 1.0, failures=[{"client": "1", "reason": "then"}])]
     rows.append(row(1.0, 1.0, participants=["0", "2"]))
@@ -54,9 +54,7 @@ def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_keeps_two_of_six_unlike_clients_says_so_and_what_would_take_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warning_about_refused_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     inputs, labels = torch.randn(20, 4), torch.arange(20) % 3
     widths = [5, 5, 6, 6, 7, 7]
 
@@ -81,7 +79,7 @@ def test_a_run_that_keeps_two_of_six_unlike_clients_says_so_and_what_would_take_
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
-def test_a_hypernetwork_that_diverged_in_the_first_round_is_a_failed_run(tmp_path: Path, rounds: int) -> None:
+def test_diverged_hypernetwork_fails_the_run(tmp_path: Path, rounds: int) -> None:
     with pytest.raises(FedhetError, match=f"no round counted after round 1 of {rounds}"):
         ran(tmp_path / "run", "pfedhn", rounds=rounds, **{"pfedhn.server-learning-rate": 1e30})
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

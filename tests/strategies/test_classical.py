@@ -36,7 +36,7 @@ def by_hand(method: str, train: np.ndarray, labels: np.ndarray, public: np.ndarr
 
 
 @pytest.mark.parametrize("method", ["nearest-neighbour", "logistic-regression", "label-spreading"])
-def test_accuracy_is_that_of_scikit_learn(method: str, tmp_path: Path) -> None:
+def test_accuracy_of_scikit_learn(method: str, tmp_path: Path) -> None:
     done = fedhet.run(SETTINGS | {"method": method}, out=tmp_path / "run")
     config = configuration.resolve(SETTINGS | {"method": method})
     transform = client_setup.dataset_of(config).transform
@@ -55,11 +55,11 @@ def test_accuracy_is_that_of_scikit_learn(method: str, tmp_path: Path) -> None:
     assert done.summary["bytes_up"] == 0
 
 
-def test_a_client_of_one_class_says_that_class(tmp_path: Path) -> None:
+def test_client_with_one_class(tmp_path: Path) -> None:
     settings = SETTINGS | {"method": "logistic-regression", "classes-per-client": 1}
     assert fedhet.run(settings, out=tmp_path / "run").summary["personal_accuracy"]["weighted"] == 1.0
 
 
-def test_keys_of_training_have_no_effect(tmp_path: Path) -> None:
+def test_keys_of_training_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="learning-rate has no effect with method = nearest-neighbour"):
         fedhet.run(SETTINGS | {"method": "nearest-neighbour", "learning-rate": 0.1}, out=tmp_path / "run")

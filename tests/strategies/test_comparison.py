@@ -20,7 +20,7 @@ OTHERS = {"fedma", "nearest-neighbour", "logistic-regression", "label-spreading"
 
 
 @pytest.mark.parametrize("method", sorted(set(registry.own_methods()) - OTHERS))
-def test_no_method_takes_more_steps_on_private_data_than_another(federate, method):
+def test_equal_numbers_of_steps(federate, method):
     own = OF_METHOD.get(method, {})
     done = federate(method, rounds=1, local_epochs=3, public_samples=64, **own)
     assert done.failures == []
@@ -29,7 +29,7 @@ def test_no_method_takes_more_steps_on_private_data_than_another(federate, metho
 
 @pytest.mark.parametrize("test_on", ["local", "global", "both"])
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_evaluation_is_on_the_clients_parts_the_common_test_set_or_both(federate, method, test_on):
+def test_test_sets(federate, method, test_on):
     done = federate(method, test_on=test_on)
     last, which = done.rows[-1], "received" if method == "fedavg" else "trained"
     assert (last[which] is not None) == (test_on != "global")

@@ -13,7 +13,7 @@ from fedhet.errors import FedhetError
 from fedhet.training import evaluate
 
 
-def test_the_mean_prediction_of_unlike_clients(federate):
+def test_mean_prediction_of_different_networks(federate):
     done = federate(
         "ensemble",
         partition="dirichlet",
@@ -40,7 +40,7 @@ def test_the_mean_prediction_of_unlike_clients(federate):
     assert sorted(path.name for path in (done.folder / "models").iterdir()) == [f"{i}.safetensors" for i in "0123"]
 
 
-def test_a_network_that_the_server_cannot_build_is_refused_before_anything_is_trained(federate):
+def test_networks_that_the_server_cannot_build(federate):
     def model(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
@@ -52,7 +52,7 @@ def test_a_network_that_the_server_cannot_build_is_refused_before_anything_is_tr
 
 
 @pytest.mark.parametrize("many_labels", [False, True])
-def test_outputs_give_the_mean_of_the_members_probabilities(many_labels):
+def test_mean_of_probabilities(many_labels):
     probabilities = torch.sigmoid if many_labels else partial(torch.softmax, dim=-1)
     members = [models.build("mlp", (1, 8, 8), 5) for _ in range(3)]
     inputs = torch.rand(4, 1, 8, 8)

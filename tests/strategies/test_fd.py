@@ -11,7 +11,7 @@ from fedhet.data import load
 OWN = {"partition": "classes", "classes_per_client": 6, "architectures": "mlp,cnn-1-1"}
 
 
-def test_a_client_receives_the_mean_logits_of_its_peers_and_not_its_own(federate):
+def test_mean_logits_of_peers(federate):
     done = federate("fd", rounds=3, **OWN)
     assert done.failures == []
     held = {client: set(done.sent[1, client]["prototypes"]["classes"].tolist()) for client in "012"}
@@ -28,7 +28,7 @@ def test_a_client_receives_the_mean_logits_of_its_peers_and_not_its_own(federate
                 np.testing.assert_allclose(mean, np.mean(of, axis=0), rtol=1e-5, atol=1e-6)
 
 
-def test_a_round_descends_cross_entropy_and_distillation(federate, phases):
+def test_step_of_distillation(federate, phases):
     settings = {"local_epochs": 1, "batch_size": 64, "fd.weight": 0.5, "architectures": "mlp", "learning_rate": 0.2}
     done = federate("fd", **settings)
     transform = client_setup.dataset_of(done.config).transform
@@ -46,7 +46,7 @@ def test_a_round_descends_cross_entropy_and_distillation(federate, phases):
             torch.testing.assert_close(after[name], parameter.detach() - 0.2 * parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_clients_of_other_classes_are_refused(federate):
+def test_different_classes_are_refused(federate):
     digits = load("digits", None)
 
     def data(client):

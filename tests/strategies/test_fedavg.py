@@ -9,7 +9,7 @@ import torch
 from fedhet.utils.files import read_tensors
 
 
-def test_it_is_the_mean_of_the_models_weighted_by_examples(federate):
+def test_weighted_mean_of_models(federate):
     done = federate("fedavg", rounds=1, partition="dirichlet", alpha=0.5, samples_per_client=0)
     models, examples = [done.sent[1, client]["model"] for client in "012"], [done.examples[c] for c in "012"]
     assert len(set(examples)) > 1
@@ -21,7 +21,7 @@ def test_it_is_the_mean_of_the_models_weighted_by_examples(federate):
     assert {row.client: row.examples for row in done.clients} == done.examples
 
 
-def test_all_clients_start_from_one_model_or_each_from_its_own(federate, phases):
+def test_shared_and_own_initial_weights(federate, phases):
     federate("fedavg", "one", rounds=1)
     starts = [before["head.weight"] for _, before, _ in phases]
     assert all(torch.equal(start, starts[0]) for start in starts)
@@ -31,7 +31,7 @@ def test_all_clients_start_from_one_model_or_each_from_its_own(federate, phases)
 
 
 @pytest.mark.parametrize("statistics", ["aggregate", "local"])
-def test_a_global_model_without_statistics_is_evaluated_by_the_clients_with_theirs(federate, statistics):
+def test_global_model_without_statistics(federate, statistics):
     own = {"architectures": "resnet8", "local_epochs": 1, "test_on": "global", "batch_norm": statistics}
     done = federate("fedavg", rounds=1, samples_per_client=16, **own)
     common = done.rows[-1]["common"]["received"]
@@ -40,7 +40,7 @@ def test_a_global_model_without_statistics_is_evaluated_by_the_clients_with_thei
 
 
 @pytest.mark.parametrize(("statistics", "travel"), [("aggregate", True), ("local", False)])
-def test_batchnorms_statistics_are_averaged_or_stay(federate, statistics, travel):
+def test_batchnorm_statistics(federate, statistics, travel):
     done = federate("fedavg", rounds=2, architectures="resnet8", local_epochs=1, batch_norm=statistics)
     names = set(done.sent[1, "0"]["model"])
     assert ("body.1.running_mean" in names) == travel
@@ -56,7 +56,7 @@ def test_batchnorms_statistics_are_averaged_or_stay(federate, statistics, travel
         assert not torch.equal(kept["0"]["model/body.1.running_mean"], kept["1"]["model/body.1.running_mean"])
 
 
-def test_half_precision_on_the_wire_halves_the_bytes_both_ways(federate):
+def test_half_precision_halves_the_bytes(federate):
     full, half = (federate("fedavg", name, wire_dtype=name).rows for name in ("float32", "float16"))
     assert [2 * row["bytes_up"] for row in half] == [row["bytes_up"] for row in full]
     assert [2 * row["bytes_down"] for row in half] == [row["bytes_down"] for row in full]
@@ -65,7 +65,7 @@ def test_half_precision_on_the_wire_halves_the_bytes_both_ways(federate):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_learning_rates_follow_the_schedule_and_the_closing_round_still_learns(federate, phases, changed, schedule):
+def test_learning_rate_schedule(federate, phases, changed, schedule):
     federate("fedavg", rounds=4, clients=1, lr_schedule=schedule, closing_epochs=3)
     rates = [phase.optimisation.learning_rate for phase, *_ in phases]
     assert rates[0] == 0.1

@@ -59,7 +59,7 @@ def adam(state, order, inputs, wanted, steps, size):
 
 @pytest.mark.parametrize(("teach", "who"), [(False, "all"), (True, "all"), (True, "two")])
 @pytest.mark.usefixtures("double")
-def test_three_rounds_are_its_papers(federate, teach, who, monkeypatch):
+def test_three_rounds_by_hand(federate, teach, who, monkeypatch):
     monkeypatch.setattr(FedDFParameters, "subset", 45)
     monkeypatch.setattr(FedDFParameters, "public_batch", 20)
     keys = {"feddf.server-model": "server-float64", "feddf.server-learning-rate": RATE, "feddf.teach": teach}
@@ -92,7 +92,7 @@ def test_three_rounds_are_its_papers(federate, teach, who, monkeypatch):
         np.testing.assert_allclose(done.saved("global")[name], tensor.detach(), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-def test_the_servers_network_is_of_its_own_architecture_scored_and_saved(federate):
+def test_network_of_the_server(federate):
     keys = {"feddf.server-model": "mlp-20", "feddf.server-steps": 100, "public_samples": 300, "samples_per_client": 0}
     keys["feddf.server-learning-rate"] = 0.01
     done = federate("feddf", architectures="cnn-2-2,mlp-30", momentum=0.9, local_epochs=4, **keys)
@@ -127,7 +127,7 @@ def two_labels(inputs):
 
 
 @pytest.mark.parametrize(("label", "outputs"), [(positive, 1), (two_labels, 2)], ids=["one logit", "many labels"])
-def test_a_network_for_a_users_task_predicts_what_clients_do(federate, label, outputs):
+def test_tasks_of_users(federate, label, outputs):
     def model(client):
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs))
 
@@ -141,7 +141,7 @@ def test_a_network_for_a_users_task_predicts_what_clients_do(federate, label, ou
     assert (predicted == label(public)).float().mean() > 0.8
 
 
-def test_a_server_without_the_public_dataset_is_told_so(federate):
+def test_server_without_public_dataset(federate):
     def model(client):
         return nn.Linear(4, 2)
 

@@ -86,7 +86,7 @@ def client_trained(done, client, round, state, generator, counts):
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_three_rounds_are_its_papers(federate, float64_travels, who):
+def test_three_rounds_by_hand(federate, float64_travels, who):
     keys = {f"fedgen.{name}": value for name, value in KEYS.items()}
     done = federate("fedgen", model=own_network, wire_dtype="float64", **SETTINGS, **keys, **WHO[who])
     assert done.failures == []

@@ -79,7 +79,7 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("who", ["all", "two"])
-def test_three_rounds_of_fedgh_are_its_papers(federate, who):
+def test_three_rounds_of_fedgh_by_hand(federate, who):
     keys = {"fedgh.width": WIDTH, "fedgh.server-learning-rate": RATE, "fedgh.server-epochs": 2}
     done = federate("fedgh", model=own_network, **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
@@ -106,7 +106,7 @@ def test_three_rounds_of_fedgh_are_its_papers(federate, who):
     [(100.0, "all"), (0.3, "all"), (100.0, "two")],
     ids=["widest", "threshold", "two of three"],
 )
-def test_three_rounds_of_fedtgp_are_its_papers(federate, threshold, who):
+def test_three_rounds_of_fedtgp_by_hand(federate, threshold, who):
     keys = {"width": WIDTH, "server-learning-rate": RATE, "server-epochs": 5, "weight": WEIGHT}
     keys = {f"fedtgp.{key}": value for key, value in keys.items()}
     done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **{"fedtgp.threshold": threshold}, **WHO[who])
@@ -150,14 +150,14 @@ def test_three_rounds_of_fedtgp_are_its_papers(federate, threshold, who):
     np.testing.assert_allclose(done.state.prototypes["means"], torch.stack(known).numpy(), rtol=1e-6)
 
 
-def test_where_the_servers_training_diverges_its_network_stays_as_it_was(federate, caplog):
+def test_diverged_training_at_the_server(federate, caplog):
     done = federate("fedgh", **{"fedgh.width": 16, "fedgh.server-learning-rate": 1e30, "rounds": 1})
     assert done.failures == []
     assert "the server's network is unchanged: training diverged" in caplog.text
     assert max(abs(array).max() for array in done.state.learner.values()) < 1
 
 
-def test_networks_with_heads_that_the_servers_cannot_stand_in_for_are_refused(federate):
+def test_unsuited_heads_are_refused(federate):
     def without_bias(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=client.partition_id != 1))
 

@@ -59,7 +59,7 @@ def double(monkeypatch, float64_travels):
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_three_rounds_are_its_papers(federate, double, who, monkeypatch):
+def test_three_rounds_by_hand(federate, double, who, monkeypatch):
     monkeypatch.setattr(fedkd, "FIRST", 0.6)
     monkeypatch.setattr(fedkd, "LAST", 0.9)
     done = federate("fedkd", model=own_network, **SETTINGS, wire_dtype="float64", **KEYS, **WHO[who])
@@ -105,7 +105,7 @@ def test_three_rounds_are_its_papers(federate, double, who, monkeypatch):
             np.testing.assert_allclose(saved[name], array, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-def test_a_client_that_trained_in_the_last_round_gets_the_change_and_others_the_whole(federate):
+def test_changes_and_whole_networks_are_sent(federate):
     done = federate("fedkd", **{**SETTINGS, "fraction_train": 0.6, "fedkd.shared-model": "mlp-20"})
     assert done.failures == []
     whole = models.build("mlp-20", (1, 8, 8), 10).state_dict()

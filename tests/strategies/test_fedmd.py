@@ -77,7 +77,7 @@ def plain_rounds(done, rounds):
     ids=["labelled", "unlabelled", "subset"],
 )
 @pytest.mark.usefixtures("exact")
-def test_three_rounds_are_those_of_a_plain_loop(federate, settings):
+def test_three_rounds_by_hand(federate, settings):
     few = {"partition": "classes", "classes_per_client": 4, "rounds": 3}
     done = federate("fedmd", **few, **settings)
     assert done.failures == []
@@ -86,7 +86,7 @@ def test_three_rounds_are_those_of_a_plain_loop(federate, settings):
             torch.testing.assert_close(done.saved(name)[key], tensor, rtol=0, atol=1e-5)
 
 
-def test_a_round_is_one_exchange_and_the_last_one_tells_nothing(federate):
+def test_arrays_of_each_round(federate):
     done = federate("fedmd", rounds=3, **SMALL)
     groups = [set(done.received[round, "0"]) for round in (1, 2, 3)]
     assert groups == [{"next-rows"}, {"rows", "mean", "next-rows"}, {"rows", "mean"}]
@@ -106,13 +106,13 @@ def test_a_round_is_one_exchange_and_the_last_one_tells_nothing(federate):
         ({"scores": pack(torch.full((47, 4), 0.25))}, r"shape \[47, 4\], expected \[48, 4\]"),
     ],
 )
-def test_scores_that_cannot_be_are_refused(arrays, message):
+def test_wrong_scores_are_refused(arrays, message):
     strategy = registry.strategy("fedmd")(configuration.resolve({"method": "fedmd"}))
     strategy.state.public_size, strategy.state.classes = 48, 4
     with pytest.raises(WireError, match=message):
         strategy.check_reply(Reply("0", 1, Payload(arrays)))
 
 
-def test_a_client_without_the_labelled_public_dataset_is_told_so(federate):
+def test_labelled_public_dataset_is_required(federate):
     with pytest.raises(FedhetError, match="there is no labelled public dataset to align on"):
         federate("fedmd", rounds=1, **{**SMALL, "public_samples": 0})

@@ -51,7 +51,7 @@ def double(monkeypatch, float64_travels):
     [(0, "all"), (3, "all"), (0, "two")],  # the first is wider than client 0's own
     ids=["as wide as it is", "pooled", "two of three"],
 )
-def test_three_rounds_are_its_papers(federate, double, width, who):
+def test_three_rounds_by_hand(federate, double, width, who):
     keys = {"fedmrl.shared-model": "small-float64", "fedmrl.width": width}
     done = federate("fedmrl", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys, **WHO[who]})
     assert done.failures == []
@@ -83,7 +83,7 @@ def test_three_rounds_are_its_papers(federate, double, width, who):
         assert_equal(done.saved(client), {f"projector.{name}": each for name, each in joined[client].items()})
 
 
-def test_saved_files_hold_what_was_scored(federate):
+def test_saved_files(federate):
     """The own network, the projector and the shared network of the end give the accuracy that was reported."""
     done = federate("fedmrl", model=own_network, **{**SETTINGS, "fedmrl.shared-model": "mlp-20"})
     saved, data = done.saved("1"), client_setup.data_of(done.info("1"))

@@ -41,7 +41,7 @@ def replies_of(*prototypes):
         ([0.0, 1.0], [1, 1], (2, 3)),
     ],
 )
-def test_prototypes_that_cannot_be_are_refused(classes, counts, means):
+def test_wrong_prototypes_are_refused(classes, counts, means):
     strategy = registry.strategy("fedproto")()
     strategy.state.width = 3
     (reply,) = replies_of((np.array(classes), np.array(counts), np.zeros(means, np.float32))).values()
@@ -66,26 +66,26 @@ def side_with(prototypes, labels, device="cpu", **own):
     return side
 
 
-def test_before_there_are_prototypes_none_are_on_the_clients_device():
+def test_device_of_missing_prototypes():
     side = side_with(None, torch.tensor([1, 2]), device="meta")
     assert {side.classes.device.type, side.prototypes.device.type} == {"meta"}  # with labels on a GPU, `isin` failed
 
 
-def test_the_common_test_set_may_have_classes_that_a_client_does_not_know(federate):
+def test_unknown_classes_in_the_common_test_set(federate):
     few = {"partition": "classes", "classes-per-client": 2, "fedproto.predict": "prototype"}
     done = federate("fedproto", **few, **{"test-on": "both"})
     assert not any(row["failures"] for row in done.rows)
     assert [row["common"]["trained"]["accuracy"]["max"] <= 0.25 for row in done.rows[1:]] == [True, True, True]
 
 
-def test_prediction_may_be_by_the_head(federate):
+def test_prediction_by_the_head(federate):
     done = federate("fedproto", **{"fedproto.predict": "head"})
     dataset, data = client_setup.dataset_of(done.config), client_setup.data_of(done.info())
     score = evaluate(done.network(), data.test, dataset.task, dataset.transform)
     assert [row.accuracy for row in done.clients if row.client == "0"][-1] == pytest.approx(score.value)
 
 
-def test_it_says_what_to_do_about_representations_of_unequal_width(federate):
+def test_different_widths_are_refused(federate):
     (failure,) = federate("fedproto", architectures="cnn-1-1,mlp", rounds=1).rows[0]["failures"]
     assert failure["client"] == "1"
     assert "its representation's width is 200, that of the other clients 512" in failure["reason"]
@@ -112,7 +112,7 @@ class Nested(nn.Module):
     ],
     ids=["sequential", "nested", "linear"],
 )
-def test_the_head_of_any_network_stands_on_the_projection(make, head, name):
+def test_projection_of_any_network(make, head, name):
     config = configuration.resolve({"method": "fedproto", "fedproto.width": 5, "head": head})
     side = registry.client_side("fedproto")
     torch.manual_seed(3)
@@ -133,7 +133,7 @@ def test_the_head_of_any_network_stands_on_the_projection(make, head, name):
     assert f"{prefix}head.weight" in adapted.state_dict()
 
 
-def test_a_head_that_is_no_linear_layer_is_refused_by_name():
+def test_other_heads_are_refused():
     config = configuration.resolve({"method": "fedproto", "fedproto.width": 5, "head": "1"})
     model = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 1))
     with pytest.raises(ModelError, match=r"fedproto.width needs an nn.Linear as head, not a Conv1d"):
@@ -141,7 +141,7 @@ def test_a_head_that_is_no_linear_layer_is_refused_by_name():
 
 
 @pytest.mark.parametrize(("predict", "expected"), [("prototype", [4, 2]), ("all-prototypes", [3, 2])])
-def test_prediction_is_among_the_clients_own_classes_or_all(predict, expected):
+def test_classes_of_predictions(predict, expected):
     means = np.array([[9.0, 9.0], [0.0, 0.0], [1.0, 0.0], [5.0, 5.0]], np.float32)
     side = side_with({"classes": np.array([2, 3, 4, 8]), "means": means}, torch.tensor([4, 2, 2, 0]), predict=predict)
     side.client.data.test = SimpleNamespace(labels=torch.tensor([4, 9]))
@@ -153,14 +153,14 @@ def test_prediction_is_among_the_clients_own_classes_or_all(predict, expected):
     assert scores.isfinite().all()
 
 
-def test_without_a_prototype_of_its_own_classes_a_client_predicts_by_its_head():
+def test_prediction_without_prototypes():
     side = side_with({"classes": np.array([2]), "means": np.zeros((1, 3), np.float32)}, torch.tensor([4, 5]))
     side.client.model = nn.Identity()
     assert side.evaluate("received") is side.client.model
 
 
 @pytest.mark.parametrize("width", [0, 7])
-def test_two_rounds_are_those_of_a_plain_loop(federate, width):
+def test_two_rounds_by_hand(federate, width):
     """Everything written out: equal networks, SGD with momentum, prototypes and their mean, over two rounds."""
     settings = {"fedproto.width": width, "fedproto.weight": 0.7, "partition": "classes", "classes-per-client": 4}
     done = federate("fedproto", momentum=0.5, **settings)

@@ -11,7 +11,7 @@ from fedhet.methods import registry
 from fedhet.training import Step
 
 
-def test_without_its_term_it_is_fedavg_to_the_byte(federate):
+def test_without_its_term_it_is_fedavg(federate):
     one = federate("fedprox", "prox", **{"fedprox.mu": 0.0})
     other = federate("fedavg", "avg")
     assert one.rows == other.rows
@@ -19,7 +19,7 @@ def test_without_its_term_it_is_fedavg_to_the_byte(federate):
     assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
-def test_the_gradient_is_that_of_the_formula():
+def test_gradient_of_the_proximal_term():
     torch.manual_seed(0)
     model, mu = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double(), 0.3
     client = SimpleNamespace(model=model, config=SimpleNamespace(parameters=SimpleNamespace(mu=mu)))

@@ -12,7 +12,7 @@ from fedhet.methods import registry
 from fedhet.training import evaluate
 
 
-def test_the_head_is_trained_on_a_frozen_body_then_the_body_under_that_head(federate, phases, changed):
+def test_head_then_body(federate, phases, changed):
     federate("fedrep", rounds=1, clients=1, local_epochs=5, architectures="resnet8", **{"fedrep.body-epochs": 2})
     (head, *first), (body, *then) = phases
     assert (head.epochs, body.epochs) == (3, 2)
@@ -21,7 +21,7 @@ def test_the_head_is_trained_on_a_frozen_body_then_the_body_under_that_head(fede
     assert not any(name.startswith("head.") for name in changed(*then))
 
 
-def test_heads_stay_where_they_are_and_bodies_are_averaged(federate):
+def test_only_bodies_are_averaged(federate):
     done = federate("fedrep")
     names = {name for arrays in done.sent.values() for name in arrays["model"]}
     whole = client_setup.model_of(done.info()).state_dict()
@@ -36,7 +36,7 @@ def test_heads_stay_where_they_are_and_bodies_are_averaged(federate):
     assert done.summary["global_accuracy"] is None
 
 
-def test_what_is_scored_and_saved_is_the_averaged_body_under_a_clients_own_head(federate, phases):
+def test_averaged_body_with_own_head_is_scored(federate, phases):
     done = federate("fedrep", clients=3)
     last = {phase: after for phase, (_, _, after) in enumerate(phases)}
     score, dataset = {}, client_setup.dataset_of(done.config)
@@ -54,7 +54,7 @@ def test_what_is_scored_and_saved_is_the_averaged_body_under_a_clients_own_head(
     assert done.summary["trained_accuracy"] is not None
 
 
-def test_the_closing_round_trains_all_heads_and_leaves_the_averaged_body(federate, phases, changed):
+def test_closing_round_trains_heads(federate, phases, changed):
     settings = {"fraction_train": 0.4, "architectures": "resnet8", "rounds": 1, "samples_per_client": 20}
     before = federate("fedrep", "before", **settings)
     phases.clear()
@@ -77,7 +77,7 @@ def test_the_closing_round_trains_all_heads_and_leaves_the_averaged_body(federat
     assert not torch.equal(own[0], own[1])
 
 
-def test_a_body_must_be_there_in_every_other_round():
+def test_missing_body_is_refused():
     strategy = registry.strategy("fedrep")()
     reply = Reply("0", 1, Payload())
     strategy.federation.roster.specs["0"] = {"body.weight": ((2,), "float32")}
@@ -85,7 +85,7 @@ def test_a_body_must_be_there_in_every_other_round():
         strategy.check_reply(reply)
 
 
-def test_a_model_that_is_all_head_is_refused_by_name(federate):
+def test_model_without_body_is_refused(federate):
     def model(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 

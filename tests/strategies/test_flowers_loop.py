@@ -58,7 +58,7 @@ def start(watch, tmp_path):
     return start
 
 
-def test_flowers_loop_has_no_closing_round(start, watch):
+def test_no_closing_round(start, watch):
     _, result = start(FedAvg, 2, **CLOSING)
     assert set(result.train_metrics_clientapp) == {1, 2}
     assert [(round, epochs) for round, epochs, *_ in watch.asked] == [(1, 1), (2, 1)]
@@ -67,13 +67,13 @@ def test_flowers_loop_has_no_closing_round(start, watch):
     assert set(result.evaluate_metrics_clientapp) == {1, 2}
 
 
-def test_fedhets_own_loop_closes_the_run_with_all_clients(watch, tmp_path):
+def test_closing_round_of_fedhets_loop(watch, tmp_path):
     FedAvg(state_dir=str(tmp_path), observers=[watch], **SETTINGS, **CLOSING).start(LocalGrid(watch, 3))
     assert [(round, epochs) for round, epochs, *_ in watch.asked] == [(1, 1), (2, 1), (3, 5), (3, 5), (3, 5)]
     assert watch.last == 3
 
 
-def test_fedmas_number_of_rounds_is_settled_there_too(start, watch):
+def test_rounds_of_fedma(start, watch):
     passes = 2 * (GROUPS + 1)
     strategy, result = start(FedMA, passes, passes=2, local_epochs=1)
     assert strategy.config.rounds == passes

@@ -19,7 +19,7 @@ def double(monkeypatch, float64_travels):
     monkeypatch.setitem(models._BUILDERS, "small-float64", lambda input_shape, classes: tanh_network(5, classes))
 
 
-def test_three_rounds_are_its_papers(federate, double):
+def test_three_rounds_by_hand(federate, double):
     keys = {"fml.shared-model": "small-float64", "fml.alpha": ALPHA, "fml.beta": BETA}
     done = federate("fml", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys})
     assert done.failures == []

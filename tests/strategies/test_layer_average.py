@@ -40,7 +40,7 @@ def layers(arrays):
 @pytest.mark.parametrize(
     ("by", "groups"), [("type-order", TYPE_ORDER), ("max-common", MAX_COMMON), ("prefix", MAX_COMMON[:1])]
 )
-def test_layers_are_averaged_over_the_clients_that_have_them(federate, by, groups):
+def test_averages_of_layers(federate, by, groups):
     own = {"layer-average.by": by, "rounds": 2}
     done = federate("layer-average", model=network, data=of_unequal_numbers, **own)
     assert done.failures == []
@@ -61,7 +61,7 @@ def test_layers_are_averaged_over_the_clients_that_have_them(federate, by, group
         assert len(received[client]) == len(expected)
 
 
-def test_by_prefix_what_is_not_common_stays_with_its_client(federate, phases):
+def test_by_prefix_other_layers_stay(federate, phases):
     done = federate("layer-average", model=network, data=of_unequal_numbers, **{"layer-average.by": "prefix"})
     clients = len(WIDTHS)
     for client, (_, _, after), (_, before, _) in zip(WIDTHS, phases[:clients], phases[clients:], strict=True):
@@ -72,7 +72,7 @@ def test_by_prefix_what_is_not_common_stays_with_its_client(federate, phases):
         }
 
 
-def test_averages_within_architectures_are_fedavg_run_apart_in_each(federate):
+def test_averages_within_architectures(federate):
     mixed = federate(
         "layer-average", "mixed", clients=4, architectures="mlp,cnn-1-1", **{"layer-average.by": "architecture"}
     )

@@ -6,7 +6,7 @@ from fedhet.config import client_setup
 from fedhet.errors import FedhetError
 
 
-def test_the_public_datasets_examples_are_trained_on_with_their_labels_like_the_clients_own(federate):
+def test_public_examples_in_local_training(federate):
     mixed = federate("local", public_samples=64, **{"local.public": "mixed"})
     alone = federate("local", "alone", public_samples=64)
     assert mixed.failures == []
@@ -22,6 +22,6 @@ def test_the_public_datasets_examples_are_trained_on_with_their_labels_like_the_
     assert right[0] > right[1] + 0.05
 
 
-def test_it_needs_a_public_dataset(federate):
+def test_public_dataset_is_required(federate):
     with pytest.raises(FedhetError, match="public-samples"):
         federate("local", public_samples=0, **{"local.public": "mixed"})

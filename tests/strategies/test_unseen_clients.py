@@ -28,7 +28,7 @@ def examples_of(done: Any, client: Any) -> tuple[ClientData, DataSet]:
     return client_setup.data_of(done.info(client)), client_setup.dataset_of(done.config)
 
 
-def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any) -> None:
+def test_hypernetwork_for_a_new_architecture(federate: Any) -> None:
     """Before its first epoch it is the network that the last hypernetwork writes, with statistics of its own images."""
     done = federate(
         "flha-ghn",
@@ -60,7 +60,7 @@ def test_a_hypernetwork_writes_for_an_architecture_that_nobody_had(federate: Any
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05])
-def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: Any, rate: float) -> None:
+def test_training_from_scratch(federate: Any, rate: float) -> None:
     """And where clients exchange nothing, what one receives is what it has, at the same rate."""
     keys: dict[str, Any] = {"unseen_epochs": 3, "unseen_learning_rate": rate, "test_on": "both", "momentum": 0.5}
     done = federate("local", unseen_clients=1, rounds=1, **keys)
@@ -85,7 +85,7 @@ def test_from_scratch_is_local_training_by_the_clients_own_examples(federate: An
         assert record[test]["scratch"][0] != record[test]["scratch"][-1]
 
 
-def test_unseen_clients_have_no_part_in_what_the_run_trains(federate: Any) -> None:
+def test_unseen_clients_do_not_train(federate: Any) -> None:
     """The others do as they would without them; their only messages are in the evaluation at the end."""
     done = federate("fedavg", unseen_clients=2, unseen_epochs=2, clients=5)
     alone = federate("fedavg", "alone", clients=5, unseen_clients=3, unseen_epochs=1)
@@ -104,7 +104,7 @@ def test_unseen_clients_have_no_part_in_what_the_run_trains(federate: Any) -> No
     assert received == [each["accuracy"]["weighted"] for each in record_of(done)["own"]["received"]]
 
 
-def test_a_resumed_run_meets_the_same_unseen_clients(tmp_path: Any, monkeypatch: Any) -> None:
+def test_unseen_clients_of_a_resumed_run(tmp_path: Any, monkeypatch: Any) -> None:
     settings = {"method": "layer-average", "architectures": "cnn-2-2,cnn-3-2", "assign": "blocks", "clients": 3}
     settings |= {"unseen-clients": 1, "unseen-epochs": 1, "samples-per-client": 32, "rounds": 2, "learning-rate": 0.1}
     settings |= {"device": "cpu"}
@@ -128,7 +128,7 @@ def test_a_resumed_run_meets_the_same_unseen_clients(tmp_path: Any, monkeypatch:
     )
 
 
-def test_one_for_whom_there_is_nothing_is_told_so(federate: Any) -> None:
+def test_nothing_to_send(federate: Any) -> None:
     """Averages within architectures have nothing for one that nobody had; averages of layers have."""
     networks = {
         "architectures": "mlp,cnn-1-1",
@@ -143,7 +143,7 @@ def test_one_for_whom_there_is_nothing_is_told_so(federate: Any) -> None:
     assert done.summary["personal_accuracy"]
 
 
-def test_who_are_the_last_must_be_known(tiny: Any, home: Any) -> None:
+def test_partitions_are_required(tiny: Any, home: Any) -> None:
     strategy = fedhet.FedAvg(unseen_clients=1, rounds=1)
     grid = LocalGrid(tiny.app(), 2)
     for context in grid._contexts.values():
