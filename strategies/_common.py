@@ -11,7 +11,7 @@ from fedhet.algorithms.alignment.packing import check_received_features, unpack
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Reply, WireError, check
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 from fedhet.training import Phase, train
 from fedhet.utils.machine import one_thread
 from fedhet.utils.randomness import seeded, torch_generator
@@ -127,7 +127,7 @@ def train_at_server(
     Returns:
         The metric `server_loss`, if there is a loss; None if training diverges.
     """
-    task, generator = get_task("classification"), torch_generator(seed, "server", round)
+    task, generator = Task("classification"), torch_generator(seed, "server", round)
     try:
         with one_thread(), seeded(seed, "dropout", "server", round):
             trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)

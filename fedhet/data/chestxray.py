@@ -18,7 +18,7 @@ from fedhet.data.files import cache_folder, locate_one, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.data.transforms import Normalise
 from fedhet.errors import DataError, FedhetError
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 from fedhet.utils.files import read_tensors, write_tensors
 from fedhet.utils.machine import cores
 from fedhet.utils.text import log
@@ -66,7 +66,7 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
         train=examples.subset(train),
         test=examples.subset(test),
         classes=len(FINDINGS),
-        task=get_task("multi-label"),
+        task=Task("multi-label"),
         input_shape=tuple(examples.inputs[:1].shape[1:]),
         transform=Normalise(255.0, mean=(0.52,), std=(0.25,)),
         together=Owners(owners[train], owners[test]),

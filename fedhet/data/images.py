@@ -18,7 +18,7 @@ from fedhet.data.files import check_labels, locate, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.errors import DataError
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 from fedhet.utils.randomness import numpy_generator
 
 MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -40,7 +40,7 @@ def _images(
     classes: int = 10,
 ) -> DataSet:
     """Return a data set of training and test images of one class each."""
-    (train, test), task = parts, get_task("classification")
+    (train, test), task = parts, Task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
     return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
 

@@ -12,7 +12,7 @@ from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.files import locate_one, read
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of 80. As in LEAF, other characters are read as the last one."""
@@ -125,7 +125,7 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet
         train=train,
         test=test,
         classes=len(CHARACTERS),
-        task=get_task("next-character"),
+        task=Task("next-character"),
         input_shape=(WINDOW,),
         transform=torch.Tensor.long,  # which embeddings take
         groups=Owners(train_owners, test_owners),

@@ -17,7 +17,7 @@ from fedhet.data.files import locate_one, read, rows_of
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
 from fedhet.models.text import VOCABULARY
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 
 WORDS = 25
 """Number of words at the start of a tweet that a network reads, as in LEAF."""
@@ -141,7 +141,7 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
         train=examples.subset(train),
         test=examples.subset(test),
         classes=len(POLARITIES),
-        task=get_task("classification"),
+        task=Task("classification"),
         input_shape=(WORDS,),
         transform=Tensor.long,  # which embeddings take
         groups=Owners(natural[train], natural[test]),

@@ -4,7 +4,6 @@ from fedhet.models import fedharm as fedharm
 from fedhet.models import flha as flha
 from fedhet.models import images as images
 from fedhet.models import text as text
-from fedhet.models.registry import ASSIGNMENTS as ASSIGNMENTS
 from fedhet.models.registry import FAMILIES as FAMILIES
 from fedhet.models.registry import build as build
 from fedhet.models.registry import build_auxiliary as build_auxiliary

@@ -4,8 +4,6 @@ from fedhet.tasks.classes import IGNORED as IGNORED
 from fedhet.tasks.kind import Outputs as Outputs
 from fedhet.tasks.task import LARGEST as LARGEST
 from fedhet.tasks.task import OUTPUTS as OUTPUTS
-from fedhet.tasks.task import TASKS as TASKS
 from fedhet.tasks.task import Score as Score
 from fedhet.tasks.task import Task as Task
 from fedhet.tasks.task import as_task as as_task
-from fedhet.tasks.task import get_task as get_task

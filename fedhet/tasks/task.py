@@ -273,14 +273,6 @@ def _name(loss: object) -> str:
     return getattr(loss, "__qualname__", type(loss).__name__)
 
 
-TASKS: dict[str, Task] = {name: Task(name) for name in OUTPUTS}
-
-
-def get_task(name: str) -> Task:
-    """Return the task of this name; raises a `ConfigError` if it is unknown."""
-    return TASKS[name] if name in TASKS else Task(name)
-
-
 def as_task(task: str | Task | None) -> Task:
     """Return a user's task, given as a task, by its name, or as None to infer it."""
     return task if isinstance(task, Task) else Task(task or "")

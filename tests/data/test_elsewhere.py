@@ -8,16 +8,14 @@ from fedhet.config import client_setup, configuration
 from fedhet.data import DataSet, Examples
 from fedhet.errors import ConfigError, DataError
 from fedhet.methods.options import Config
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 
 
 def images_of(pixels: torch.Tensor, *, classes: int = 10, white: int = 255, name: str = "other") -> DataSet:
     """A data set of these raw images, whose classes come one after the other."""
     examples = Examples(pixels, torch.arange(len(pixels)) % classes)
     shape = tuple(pixels.shape[1:])
-    return DataSet(
-        name, examples, examples, classes, get_task("classification"), shape, torch.Tensor.float, white=white
-    )
+    return DataSet(name, examples, examples, classes, Task("classification"), shape, torch.Tensor.float, white=white)
 
 
 def test_images_are_converted():

@@ -23,7 +23,7 @@ from fedhet.data import ClientData, Examples, PublicDataset, with_validation
 from fedhet.data.own import as_client_data, as_input, as_public_dataset
 from fedhet.data.reading import as_labels
 from fedhet.errors import DataError
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 
 INPUTS, LABELS = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 1])
 
@@ -323,7 +323,7 @@ def test_a_collate_function_that_sorts():
     for inputs, labels in [train.at(torch.tensor([1, 7, 3])), *train.batches(5)]:
         assert labels.tolist() == inputs[:, 0].tolist() == sorted(labels.tolist(), reverse=True)
     data = as_client_data("3", (DataLoader(WHOLE, 4, collate_fn=binary), WHOLE))
-    inputs, labels = data.relabelled(get_task("binary").outputs.labels).train.at(slice(0, 4))
+    inputs, labels = data.relabelled(Task("binary").outputs.labels).train.at(slice(0, 4))
     assert labels.dtype == torch.int64
     assert torch.equal(labels, inputs[:, 0].long() % 2)
 

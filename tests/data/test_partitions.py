@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedhet import data
 from fedhet.data import DataSet, Examples, Owners
 from fedhet.errors import DataError
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 
 OPTIONS: dict[str, dict[str, float]] = {
     "iid": {},
@@ -26,9 +26,7 @@ def made(train: int = 1000, test: int = 300, classes: int = 10, seed: int = 0) -
     def examples(n: int) -> Examples:
         return Examples(torch.arange(n)[:, None], torch.randint(classes, (n,), generator=generator))
 
-    return DataSet(
-        "made", examples(train), examples(test), classes, get_task("classification"), (1,), torch.Tensor.float
-    )
+    return DataSet("made", examples(train), examples(test), classes, Task("classification"), (1,), torch.Tensor.float)
 
 
 def label_sets(dataset: DataSet, part: data.Part) -> tuple[set[int], set[int]]:
@@ -154,7 +152,7 @@ def test_impossible_partitions(name: str, options: dict[str, float], message: st
 
 def test_several_labels_cannot_be_partitioned_by_class() -> None:
     examples = Examples(torch.zeros(40, 1), torch.randint(2, (40, 3)))
-    dataset = DataSet("many", examples, examples, 3, get_task("multi-label"), (1,), torch.Tensor.float)
+    dataset = DataSet("many", examples, examples, 3, Task("multi-label"), (1,), torch.Tensor.float)
     with pytest.raises(DataError, match="many has several labels for an example"):
         data.partition(dataset, "dirichlet", clients=2, seed=0)
     parts = data.partition(dataset, "iid", clients=2, seed=0, samples_per_client=5)

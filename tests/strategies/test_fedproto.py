@@ -16,7 +16,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Payload, Reply, WireError
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 from fedhet.training import evaluate
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
@@ -53,7 +53,7 @@ def side_with(prototypes, labels, device="cpu", **own):
     """A client side that has received global prototypes and holds examples of these labels."""
     parameters = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", **own})
     client = SimpleNamespace(
-        task=get_task("classification"),
+        task=Task("classification"),
         device=torch.device(device),
         outputs=3,
         data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None, common=None),

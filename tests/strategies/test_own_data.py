@@ -17,11 +17,11 @@ from fedhet.config.user_functions import UserFunctions
 from fedhet.data import Examples
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_run
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 from fedhet.training import evaluate
 from fedhet.utils.files import read_tensors
 
-CLASSIFICATION = get_task("classification")
+CLASSIFICATION = Task("classification")
 
 
 def drawn(seed, count):

@@ -8,10 +8,10 @@ from fedhet.algorithms.alignment import Alignment
 from fedhet.data import Examples
 from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.models.representation import RandomStream, Representation
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 from fedhet.training import Optimisation, Phase, batches, train
 
-META, TASK = torch.device("meta"), get_task("classification")
+META, TASK = torch.device("meta"), Task("classification")
 
 
 class Plain(Optimisation):

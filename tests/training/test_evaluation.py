@@ -9,11 +9,11 @@ from fedhet.config.user_functions import model_function
 from fedhet.data import Examples
 from fedhet.data.own import as_input
 from fedhet.models.representation import Representation
-from fedhet.tasks import Task, get_task
+from fedhet.tasks import Task
 from fedhet.training import evaluate, evaluation
 from fedhet.training.evaluation import read
 
-TASK = get_task("classification")
+TASK = Task("classification")
 
 
 def network():

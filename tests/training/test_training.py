@@ -8,10 +8,10 @@ from torch import nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import Output, RandomStream, Representation
-from fedhet.tasks import get_task
+from fedhet.tasks import Task
 from fedhet.training import Optimisation, Phase, Trained, batches, learning_rate, train
 
-TASK = get_task("classification")
+TASK = Task("classification")
 CPU = torch.device("cpu")
 
 
