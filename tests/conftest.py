@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from fedhet.algorithms.graphs import graph
 from fedhet.algorithms.matching import Matching
 from fedhet.client.app import make_client_app
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.methods import registry
 from fedhet.models.arrays import storage_place

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fedhet import cli, data
 from fedhet.client.policy import KINDS
 from fedhet.comparing import candidates, runs
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.engines import children, flower
 from fedhet.methods import registry
 from fedhet.server import FederatedStrategy

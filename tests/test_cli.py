@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import fedhet
 from fedhet import cli, data, models
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.results.run_result import RunResult

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.configuration import parse, parse_setting, read, resolve
 from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError

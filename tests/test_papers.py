@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedhet import models
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.configuration import parse_settings, resolve, run_configs
 from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fedhet import models
-from fedhet.config import configuration as configuration
-from fedhet.config import validation
+from fedhet.config import configuration, validation
 from fedhet.config.configuration import resolve
 from fedhet.data import registry as datasets
 from fedhet.data.text import shakespeare

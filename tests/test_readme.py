@@ -21,7 +21,7 @@ import fedhet
 from fedhet import cli, data
 from fedhet.algorithms import matching
 from fedhet.algorithms.alignment import cka
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedhet.client import ClientSide
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import fedhet
 from fedhet import cli
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
 from fedhet.results.observers import Observer, RunInfo

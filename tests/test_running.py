@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.user_functions import data_function, model_function
 from fedhet.engines.running import _resolved
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 from torchvision import datasets, transforms
 
 import fedhet
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.results.history import read_history
 from fedhet.server.app import serve
 

@@ -26,7 +26,7 @@ from fedhet.cli.arguments import (
     place,
     tuning_grid,
 )
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.toml import toml_value
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_words
 from fedhet.methods import registry

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedhet.client.policy import Policy, Refused
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError
 from fedhet.flower import ConfigRecord, Context, Message, read_request

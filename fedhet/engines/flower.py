@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.engines.superlink import (
     SIMULATION,

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.errors import ConfigError, check_kinds

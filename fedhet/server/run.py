@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.client_setup import ModelFunction
 from fedhet.data import PublicDataset
 from fedhet.flower import Message

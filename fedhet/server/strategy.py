@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.config import client_setup, user_functions
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration, user_functions
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import FedhetError

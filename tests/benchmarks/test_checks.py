@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.engines.local import run_locally
 from fedhet.methods import registry
 from fedhet.results.observers import Observer, RoundReport, RunInfo

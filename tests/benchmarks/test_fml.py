@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet import training
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.data import Examples
 from fedhet.engines.local import run_locally
 from fedhet.training import Phase, Trained

@@ -17,8 +17,7 @@ import fedhet
 from fedhet import models
 from fedhet.algorithms.alignment import Alignment
 from fedhet.algorithms.alignment.targets import cluster_rows
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.data import ClientData, load
 from fedhet.engines.local import run_locally
 from fedhet.engines.workers import WorkerGrid

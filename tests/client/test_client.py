@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedhet.client import Client
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.messages import Request
 
 

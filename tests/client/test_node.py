@@ -12,7 +12,7 @@ from torch import nn
 
 import fedhet
 from fedhet.client import app, memory, node, state
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid

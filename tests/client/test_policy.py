@@ -15,7 +15,7 @@ import fedhet
 from fedhet import data as datasets
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS, Policy
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.data.files import cache_folder
 from fedhet.errors import ConfigError, DataError, FedhetError
 from fedhet.flower import Encoder, read_reply, write_request

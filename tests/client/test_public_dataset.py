@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedhet.client import Client, ClientSide, ClientStore, LostState
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid

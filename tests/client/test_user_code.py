@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, random_split
 
 from fedhet.client.app import make_client_app
 from fedhet.client.model_check import ROWS, unsaved_state
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.local import run_locally
 from fedhet.errors import ModelError

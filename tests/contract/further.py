@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedhet
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.engines import local
 from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import (

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.client.app import make_client_app
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.flower import Array, ClientApp, Message, RecordDict, decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods.options import Value

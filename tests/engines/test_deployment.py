@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import fedhet
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.engines.local import run_locally
 from fedhet.engines.superlink import _free_port, command, end, environment_of_commands

@@ -19,7 +19,7 @@ from flwr.cli.config_utils import load_and_validate
 
 import fedhet
 from fedhet.cli import new_project
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.engines import flower
 from fedhet.engines.flower import make_app

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import fedhet
 from fedhet import cli
 from fedhet.client.app import make_client_app
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from tests.contract.runs import Stop

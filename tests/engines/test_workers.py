@@ -18,8 +18,7 @@ from torch import nn
 
 import fedhet
 from fedhet import data
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.data import Examples
 from fedhet.engines import local
 from fedhet.engines.local import run_locally

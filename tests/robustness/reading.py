@@ -26,7 +26,7 @@ from torch import nn
 
 from fedhet.algorithms.alignment.packing import unpack
 from fedhet.client.app import make_client_app
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.data import PublicDataset
 from fedhet.flower import Encoder, decode_arrays, write_request
 from fedhet.flower.grid import FIRST_NODE

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedhet
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.errors import ConfigError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.server.aggregation import average_shared, cut_to_bound

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedhet.client.app import make_client_app
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
 from fedhet.results.history import read_history

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.engines.local import run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.history import read_run

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedhet import make_client_app, training
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.flower import decode
 from fedhet.flower.grid import LocalGrid

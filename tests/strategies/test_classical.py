@@ -9,8 +9,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
 
 import fedhet
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError
 

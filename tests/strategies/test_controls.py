@@ -12,8 +12,7 @@ from fedhet import comparing, models
 from fedhet.algorithms.alignment import linear_cka, targets
 from fedhet.algorithms.alignment.packing import unpack, unpack_all
 from fedhet.algorithms.graphs import layer_graph
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.models.representation import Representation
 from fedhet.training import read
 

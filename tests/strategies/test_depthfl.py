@@ -12,8 +12,7 @@ from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture
 from fedhet.algorithms.graphs.exits import Exits, groups_by_depth
 from fedhet.client.submodel import Submodel
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, ModelError
 from fedhet.results.history import read_clients
 from tests.strategies.by_hand import THREE, WHO, rounds_of

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.packing import unpack
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.configuration import resolve
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 from fedhet.algorithms.alignment import packing
 from fedhet.algorithms.alignment.packing import pack
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.errors import FedhetError
 from fedhet.messages import Payload, Reply, WireError
 from fedhet.methods import registry

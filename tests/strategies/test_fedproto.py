@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from fedhet.client_apps.fedproto import FedProto
 from torch import nn
 
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, Reply, WireError
 from fedhet.methods import registry

@@ -12,8 +12,7 @@ from fedhet import FedAvg, make_client_app
 from fedhet.algorithms.graphs import layer_graph
 from fedhet.algorithms.hypernets import Design, catalogue, heads
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.messages import load_into

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.engines.local import run_locally
 from fedhet.methods import registry

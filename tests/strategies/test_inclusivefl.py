@@ -8,8 +8,7 @@ from fedhet.client_apps.inclusivefl import InclusiveFL, LastExit
 from torch import nn
 
 from fedhet.algorithms.graphs.exits import groups_by_depth
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import FedhetError
 from tests.small import SMALL

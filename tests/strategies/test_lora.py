@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.methods import registry

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
 from fedhet.comparing.settings import shared_settings, variants_of
-from fedhet.config import configuration as configuration
+from fedhet.config import configuration
 from fedhet.config.configuration import read
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import Examples

@@ -12,8 +12,7 @@ from fedhet import models
 from fedhet.algorithms.graphs import HeadAttention, architecture_graph, permutation_groups, widths_of
 from fedhet.algorithms.matching import describe
 from fedhet.client.submodel import Submodel
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Report, WireError, spec_of
 from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS
