@@ -175,24 +175,6 @@ def test_identity_takes_matching_away(kind, controls_of):
         np.testing.assert_allclose(outputs, expected.eval()(example).numpy(), atol=1e-5)
 
 
-def test_random_units_are_drawn_from_the_seed(controls_of):
-    networks = [build("lstm", seed) for seed in range(2)]
-    model, example = networks[0]
-    groups = permutation_groups(architecture_graph(model, example))
-    states, how = [arrays(network) for network, _ in networks], controls_of("fedma").Random(average="mean")
-
-    def places(seed):
-        settled, _ = match_networks(states, groups, how, np.random.RandomState(seed))
-        return [own for each in settled for own in each.match.assignments]
-
-    drawn, other = places(0), places(1)
-    assert all(np.array_equal(one, again) for one, again in zip(drawn, places(0), strict=True))
-    assert not all(np.array_equal(one, another) for one, another in zip(drawn, other, strict=True))
-    assert not any(np.array_equal(own, np.arange(len(own))) for own in drawn)
-    assert not any(np.array_equal(drawn[2 * i], drawn[2 * i + 1]) for i in range(len(groups)))
-    assert all(sorted(own) == list(range(len(own))) for own in drawn)
-
-
 def test_what_nobody_trains_is_not_drawn_towards_the_prior():
     """Frozen weights and BatchNorm that is kept in evaluation mode, in plain means; trained ones in posterior means."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))

@@ -189,15 +189,6 @@ def test_who_is_absent_keeps_the_last_known_descriptors(federate: Federate) -> N
         torch.testing.assert_close(mine, mean)
 
 
-def test_alpha_1_is_the_shared_set_without_alignment(federate: Federate, phases: Any) -> None:
-    settings = {key: value for key, value in OWN.items() if not key.startswith("fedharm.")}
-    done = federate("fedharm", **settings, closing_epochs=2, **{"fedharm.alpha": 1.0})
-    assert not any(done.received.values())
-    assert not any(done.sent.values())
-    assert [phase.examples is not None for phase, _, _ in phases][-3:] == [True, True, True]
-    assert all(phase.task_weight == 1 and not phase.terms for phase, _, _ in phases)
-
-
 def test_without_labels_the_class_is_predicted_and_the_tasks_loss_left_out(federate: Federate, phases: Any) -> None:
     done = harm(federate, **{"fedharm.alpha": 0.0})
     assert done.failures == []

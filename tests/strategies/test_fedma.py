@@ -148,18 +148,6 @@ def test_a_round_brings_one_group_up_and_the_one_before_down(ordinary):
     assert wire.answered[GROUPS + 1, "0"].arrays["update"]["head.weight"].shape == (10, widths[3])
 
 
-def test_bytes_are_those_of_the_layers_and_the_assignments(ordinary):
-    rows, (first, second, *_) = (
-        ordinary.rows,
-        [len(ordinary.watch.states[GROUPS].group[str(index)]["rows"]) for index in range(3)],
-    )
-    assert rows[1]["bytes_up"] == 3 * 4 * 32 * (9 + 1)
-    assert rows[1]["bytes_down"] == 0
-    assert rows[2]["bytes_up"] == 3 * 4 * 32 * (9 * first + 1)
-    assert rows[2]["bytes_down"] == 3 * 4 * (first * 10 + 32)
-    assert rows[3]["bytes_down"] == 3 * 4 * (second * (9 * first + 1) + 32)
-
-
 def test_the_rounds_of_all_passes_unless_told_otherwise(ordinary):
     assert ordinary.watch.last == 2 * (GROUPS + 1)
     assert ordinary.summary["rounds"] == 2 * (GROUPS + 1)
@@ -496,20 +484,6 @@ def test_permuted_copies_give_their_function_back(tmp_path):
     merged = resize(model, {name: to_tensor(array) for name, array in done.model.items()})
     with torch.no_grad():
         np.testing.assert_allclose(merged.eval()(inputs), model.eval()(inputs), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_options_reach_the_matching(tmp_path):
-    def widths(name, **own):
-        done = run(tmp_path / name, architectures="mlp", local_epochs=0, **own)
-        return [len(done.model[f"body.{index}.weight"]) for index in (1, 3)], done
-
-    usual, _ = widths("usual")
-    assert min(usual) > 200
-    assert widths("capped", fedma__max_growth=1.0)[0] == [200, 200]
-    assert widths("few", fedma__gamma=1e-6)[0] == [200, 200]
-    _, estimated = widths("estimated", fedma__variances="estimated")
-    assert estimated.watch.states[3].match["0"]["variances"][0] != 1
 
 
 @pytest.mark.parametrize("matching", ["identity", "random"])

@@ -176,14 +176,6 @@ def test_the_masked_loss_is_of_every_pixel_with_a_class(federate, float64_travel
     assert done.sent[1, "0"]["rows"]["2.weight"].tolist() == [0, 1]
 
 
-def test_entries_of_nobody_keep_their_value(sized):
-    done, _ = sized("heterofl", rounds=1, **{"heterofl.widths": "0.5"})
-    before, after = done.received[1, "0"]["model"]["three.weight"], done.state.model["three.weight"]
-    assert (before.shape, after.shape) == ((5, 12), (10, 24))
-    assert not np.allclose(after[:5, :12], before)
-    assert np.abs(after[5:]).min() > 0
-
-
 NETWORKS = {"torchvision/resnet18": (3, 32, 32), "char-lstm": (80,), "vit": (1, 8, 8)}
 
 
@@ -308,15 +300,6 @@ def test_every_rule_takes_each_entry_from_those_who_have_it(rule):
         np.testing.assert_allclose([found["w"][at] for at in entries], expected["w"], rtol=1e-12)
         if "b" in expected:
             np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-12)
-
-
-def test_an_entry_of_nobody_stays():
-    before, part = {"w": np.arange(6.0).reshape(2, 3)}, {"w": (np.array([1]), None)}
-    models, specs = {"0": {"w": np.full((1, 3), 9.0)}}, {"0": {"w": ((1, 3), "float64")}}
-    pieces, kinds, places = split(models, specs, {"0": part}, before)
-    found = joined(average_shared(pieces, {"0": 1.0}, kinds), places, before)
-    assert found["w"].tolist() == [[0, 1, 2], [9, 9, 9]]
-    assert before["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_bound_is_on_what_a_part_moved():
@@ -494,16 +477,6 @@ def test_a_part_of_another_network_is_refused(federate):
     ((_, client, reason),) = done.failures
     assert client == "0"
     assert "need one architecture, of which each may have a part (width)" in reason
-
-
-def test_the_table_of_clients_says_which_part_of_the_network_they_have(federate):
-    done = federate("heterofl", rounds=1, clients=4, architectures="cnn-2-2", **{"heterofl.widths": "1,0.5,0.3"})
-    assert [row.architecture for row in done.clients if row.round == 1] == [
-        "cnn-2-2",
-        "cnn-2-2, width 0.5",
-        "cnn-2-2, width 0.3",
-        "cnn-2-2",
-    ]
 
 
 def test_a_global_model_is_validated_as_it_is_tested(federate):
