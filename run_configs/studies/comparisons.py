@@ -228,8 +228,9 @@ def table_columns(comparison: Comparison, values: Values, methods: Sequence[str]
     for score, heading in comparison.scores.items():
         baseline, ps = comparison.baseline_of(score), p_values(values, comparison, score)
         yield [heading, *(spread_of(values, method, score) for method in methods)]
-        yield [f"minus `{baseline}`", *(difference_of(values, method, baseline, score) for method in methods)]
-        yield ["p", *(p_text(ps.get(method)) for method in methods)]
+        texts = {method: difference_of(values, method, baseline, score) for method in methods}
+        bold = [f"**{text}**" if ps.get(method, 1) < 0.05 else text for method, text in texts.items()]
+        yield [f"minus `{baseline}`", *bold]
     means = [values.get((method, "mean"), {}) for method in methods]
     shares = [mean.get("worse_off") for mean in means]
     yield ["worse off than alone", *(f"{float(share):.0%}" if share else "" for share in shares)]
@@ -284,11 +285,6 @@ def p_values(values: Values, comparison: Comparison, score: str) -> dict[str, fl
     ps = {name: each.p for name, each in found.items() if each is not None}
     known = {name: p for name, p in ps.items() if p is not None}
     return dict(zip(known, holm([*known.values()]), strict=True))
-
-
-def p_text(p: float | None) -> str:
-    """Return a p value as the tables show it."""
-    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def main() -> None:

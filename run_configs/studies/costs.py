@@ -126,11 +126,11 @@ def rows_of(method: str) -> Iterator[dict[str, Any]]:
 
 def table(rows: list[Mapping[str, Any]]) -> str:
     """Return the table of the page."""
-    lines = [["method", "bytes up", "bytes down", "multiplications", "memory", "seconds"]]
+    lines = [["method", "bytes up", "bytes down", "multiplications (M)", "memory (kB)", "seconds"]]
     for row in rows:
         sizes = (f"{int(row[name]):,}" for name in ("bytes_up", "bytes_down"))
         multiplications, memory = float(row["multiplications"]) / 1e6, float(row["memory"]) / 1e3
-        cells = (*sizes, f"{multiplications:.1f} M", f"{memory:,.0f} kB", row["seconds"])
+        cells = (*sizes, f"{multiplications:.1f}", f"{memory:,.0f}", row["seconds"])
         lines.append([f"`{row['method']}`{row['part'] and ', ' + row['part']}", *cells])
     return str(comparisons.markdown(lines))
 
