@@ -1,4 +1,4 @@
-"""Phi, the input of a model's head; forward passes that leave no trace in the model; the dtype that it computes in."""
+"""The representation Phi of a network, which is the input of its head, and other values inside networks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedhet.errors import ModelError
 
 ROWS_AT_ONCE = 512
+"""Number of examples in a forward pass without training."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -21,7 +22,7 @@ def head_name(model: nn.Module, head: str = "") -> str:
     The order is that of registration. Raises a ModelError if the model has none of these.
     """
     if head:
-        _submodule(model, head, " to take for its head")
+        _submodule(model, head, " that could be its head")
         return head
     modules: dict[str, nn.Module] = dict(model.named_modules())
     for kinds in (nn.Linear, _CONVOLUTIONS):
@@ -30,8 +31,8 @@ def head_name(model: nn.Module, head: str = "") -> str:
             return names[-1]
     present = sorted({type(module).__name__ for name, module in modules.items() if name})
     raise ModelError(
-        f"{model._get_name()} has no nn.Linear or convolution to take for its head, only "
-        f"{', '.join(present) or 'itself'}; name the head in the configuration"
+        f"{model._get_name()} has no nn.Linear or convolution that could be its head, only "
+        f"{', '.join(present) or 'itself'}: set head to the name of a module"
     )
 
 
@@ -44,21 +45,22 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
 
 
 class Captured:
-    """An inner value of the last complete forward pass inside a `capture`, which `read` gives once it is there."""
+    """A value of the last complete forward pass inside a `capture` context."""
 
     def __init__(self, read: Callable[[], Tensor]) -> None:
         self._read = read
 
     @property
     def features(self) -> Tensor:
-        """The value (n, ...), part of the pass's graph; a ModelError if the module did not run, or gave none."""
+        """The value (n, ...) with its graph; raises a ModelError if there was no forward pass or no such value."""
         return self._read()
 
 
 class Output:
-    """The output of a module, such as a block's feature maps; raises a ModelError if the model has no such module.
+    """The output of a module, such as a block's feature maps.
 
-    `site` says which value it is; it is equal for the same value of models that are built alike.
+    `site` identifies the value and is equal for networks of one architecture. Raises a ModelError if the network has no
+    such module.
     """
 
     def __init__(self, model: nn.Module, module: str) -> None:
@@ -68,7 +70,7 @@ class Output:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Context that captures the module's output in complete forward passes, as `features` of its value."""
+        """Capture the module's output in complete forward passes inside the context."""
         values: list[object] = []
 
         def read() -> Tensor:
@@ -81,14 +83,14 @@ class Output:
 
 
 class _HeadReached(Exception):
-    """Ends a forward pass at the head, whose input it carries."""
+    """Raised with the head's input to end a forward pass at the head."""
 
 
 class Representation:
-    """Phi of a model: what its head is given, `(n, d)` for n examples; of a head that runs twice, the first time.
+    """Phi of a network: the first input of its head, `(n, d)` for n examples.
 
-    Where outputs are of tokens, Phi is `(n, tokens, d)`; where they are of pixels, the mean over pixels. The head is
-    found by `head_name` once it is asked for, unless it is named; `site` is as of `Output`.
+    If `places` is `tokens`, Phi is `(n, tokens, d)`; if it is `pixels`, Phi is the mean over pixels. By default the
+    head is found by `head_name` when it is needed. `site` is as in `Output`.
     """
 
     def __init__(self, model: nn.Module, head: str = "") -> None:
@@ -98,22 +100,22 @@ class Representation:
 
     @cached_property
     def head(self) -> str:
-        """Name of the head; raises a ModelError if none is named and none can be guessed."""
+        """Name of the head; raises a ModelError if none is named and none is found."""
         return head_name(self.model, self._named)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the model's arrays, in the order of its state dict."""
+        """Names of the network's arrays, in the order of its state dict."""
         return tuple(self.model.state_dict())
 
     @cached_property
     def precision(self) -> torch.dtype | None:
-        """The floating dtype of the model's parameters; None without parameters."""
+        """Floating dtype of the network's parameters, or None without parameters."""
         return precision(self.model)
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Which value of a model it is."""
+        """Identity of the value, equal for networks of one architecture."""
         return "input", self.head, self.places
 
     @property
@@ -122,7 +124,7 @@ class Representation:
 
     @contextmanager
     def head_output(self) -> Iterator["Captured | None"]:
-        """Context that captures the head's output in complete forward passes; None for a model without a head."""
+        """Capture the head's output in complete forward passes inside the context; yield None without a head."""
         try:
             output = Output(self.model, self.head)
         except ModelError:
@@ -135,7 +137,7 @@ class Representation:
         """Return Phi `(n, d)` of n inputs, with its graph; the forward pass ends before the head.
 
         Raises:
-            ModelError: the pass does not reach the head, or the head's input is no `(n, d)` floating tensor.
+            ModelError: the pass does not reach the head, or the head's input is not a floating `(n, d)` tensor.
         """
         values: tuple[object, ...] = ()
         with self._module.register_forward_pre_hook(_stop, with_kwargs=True):
@@ -147,7 +149,7 @@ class Representation:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Context that captures the head's input in complete forward passes (see `Output.capture`)."""
+        """Capture the head's input in complete forward passes inside the context."""
         seen: list[object] = []  # the model's input, then the head's
 
         def start(_module: nn.Module, *args: Any) -> None:
@@ -163,7 +165,7 @@ class Representation:
             yield Captured(lambda: self._check(seen[1:], *seen[:1]))
 
     def _check(self, values: Sequence[object], inputs: object = None) -> Tensor:
-        """The first of the head's inputs in a pass of these inputs of the model."""
+        """Return the first of the head's inputs in a forward pass of `inputs`, after a check of its shape."""
         title = f"head {self.head or type(self._module).__name__!r} of {self.model._get_name()}"
         if not values:
             raise ModelError(f"the forward pass did not call {title}; name as head a module that it calls")
@@ -184,7 +186,7 @@ class Representation:
 
 
 Capturing = Output | Representation
-"""An inner value of a model that can be captured while the model runs."""
+"""A value inside a network that can be captured while the network runs."""
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -196,7 +198,7 @@ def _stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 class RandomStream:
-    """A random stream that replaces torch's global generators while it is active, and continues the next time."""
+    """A random stream that replaces torch's global generators while it is active, and continues when it is next."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -204,7 +206,7 @@ class RandomStream:
 
     @contextmanager
     def active(self, devices: set[torch.device]) -> Iterator[None]:
-        """Inside, the global generators of the CPU and of CUDA `devices` draw from this stream."""
+        """Let the global generators of the CPU and of CUDA `devices` draw from this stream inside the context."""
         generators = {device: torch.cuda.default_generators[device.index] for device in devices}
         generators[torch.device("cpu")] = torch.default_generator
         outside = {device: generator.get_state() for device, generator in generators.items()}
@@ -223,9 +225,9 @@ class RandomStream:
 
 @contextmanager
 def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
-    """Forward passes inside change no buffers and no global random generators; dropout draws from `stream`.
+    """Protect buffers and global random generators from forward passes inside the context.
 
-    Buffers are replaced by copies, so that graphs built before and inside stay valid.
+    Dropout draws from `stream`. Buffers are replaced by copies, so graphs from before and inside stay valid.
     """
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     devices = {parameter.device for parameter in model.parameters()}
@@ -240,7 +242,7 @@ def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
 
 
 def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities"]) -> Tensor:
-    """Return class scores `(n, C)`, float32, from a model's outputs for `count` examples; else raise a ModelError."""
+    """Return class scores `(n, C)` in float32 from outputs for `count` examples, else raise a ModelError."""
     if logits.ndim != 2 or len(logits) != count:
         raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
     logits = logits.float()
@@ -248,17 +250,17 @@ def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities
 
 
 def precision(model: nn.Module) -> torch.dtype | None:
-    """The dtype of a model's first floating parameter; None without one."""
+    """Return the dtype of a network's first floating parameter, or None."""
     return next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
 
 
 def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The tensor in a floating dtype, if that is given and the tensor is a floating one; else the same object."""
+    """Return a floating tensor in a dtype; return other tensors, or any if `dtype` is None, as they are."""
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def fitted(transform: Callable[[Tensor], Tensor], dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return a transform to float32 whose results are converted to a network's precision."""
+    """Return a transform whose float32 results are converted to a network's precision."""
     if dtype is None or dtype == torch.float32:
         return transform
     return lambda inputs: in_precision(transform(inputs), dtype)

@@ -58,7 +58,7 @@ def test_errors_name_the_client(federate, model, data, reason):
 def test_networks_without_a_head(federate):
     watch, _ = federate(lambda client: nn.PReLU(), name="FedAvg")
     assert watch.rows[0]["failures"] == []
-    with pytest.raises(FedhetError, match="PReLU has no nn.Linear or convolution to take for its head"):
+    with pytest.raises(FedhetError, match="PReLU has no nn.Linear or convolution that could be its head"):
         federate(lambda client: nn.PReLU(), name="FedRep")
 
 

@@ -46,7 +46,7 @@ class Exits(nn.Module):
     def __init__(self, network: nn.Module, count: int, names: str = "") -> None:
         super().__init__()
         if EXITS in network._modules:
-            raise ModelError(f"{type(network).__name__} has a module 'exits' of its own: give it another name")
+            raise ModelError(f"{type(network).__name__} has a module named 'exits': rename it")
         # The network itself is not a submodule, so that its arrays keep their names.
         self.__dict__.update(network=network, count=count, names=names)
         self._parameters, self._buffers = network._parameters, network._buffers

@@ -28,7 +28,7 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
     """Filters are units. In a grouped convolution a unit is a group, with its filters and their input channels."""
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
-        raise UnsupportedArchitecture(f"{node} takes an input without batch axis; the example must be a batch")
+        raise UnsupportedArchitecture(f"{node} has an input without batch axis: the example must be a batch")
     groups, channels = node.options["groups"], entries(value[1])
     variables.refuse_moving(node, value[2:])
     if groups == 1:
@@ -104,7 +104,7 @@ def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
 def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
     """Products of stacks of matrices. If an example has several matrices (heads), only the axes of the stack move."""
     if len(one) < 2 or len(other) < 2:
-        raise UnsupportedArchitecture(f"{node} multiplies a vector; fedhet knows products of matrices")
+        raise UnsupportedArchitecture(f"{node} multiplies a vector; fedhet supports products of matrices only")
     if prod(map(entries, one[:-2])) > variables.batch:
         variables.refuse_moving(node, [*one[-2:], *other[-2:]])
     variables.read.append(variables.unify(one[-1], other[-2], node))
@@ -122,9 +122,9 @@ ZEROS = ("zeros", "zeros_like", "new_zeros")
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
     """LSTM, GRU and RNN: a unit has a row in each gate of its layer, and an entry in outputs and states."""
     if "batch_first" not in node.options:
-        raise UnsupportedArchitecture(f"{node} runs over packed sequences, which fedhet cannot permute; pad them")
+        raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: pad them")
     if "weight_hr_l0" in node.parameters:
-        raise UnsupportedArchitecture(f"{node} has projections, which fedhet cannot permute; build it with proj_size=0")
+        raise UnsupportedArchitecture(f"{node} has projections, which are not supported: build it with proj_size=0")
     for name in node.inputs[1:]:
         if variables.graph[name].operator not in ZEROS:
             raise UnsupportedArchitecture(f"{node} starts from a computed state; fedhet supports zero states only")

@@ -117,8 +117,8 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
     """
     if graph.unused:
         raise UnsupportedArchitecture(
-            f"the forward pass in eval mode does not use {', '.join(graph.unused)}, so nothing says which axes they "
-            "read; remove them from the model"
+            f"the forward pass in evaluation mode does not use {', '.join(graph.unused)}, so their axes are unknown: "
+            "remove them from the model"
         )
     choices: dict[str, int] = {}
     while True:
@@ -183,7 +183,7 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
     if isinstance(first, Several) and node.operator in ("getitem", "select"):
         if node.options.get("dim", 0) != 0:
             raise UnsupportedArchitecture(
-                f"{node} cuts the final states of a recurrent layer along another axis than its layers"
+                f"{node} selects from final states of a recurrent layer along another axis than its layers"
             )
         return first.values[node.options["index"]]
     if node.operator == "getitem":  # results of a pooling and its indices have the same axes
@@ -191,8 +191,8 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
     _check(variables.graph, node)
     if any(isinstance(value, Several) for value in inputs):
         raise UnsupportedArchitecture(
-            f"{node} takes several results of an operator at once; of the final states of a recurrent layer take one "
-            "layer's (h_n[-1]), or the output at the last time step (output[:, -1])"
+            f"{node} uses several results of an operator at once: use one layer's final state (h_n[-1]) or the output "
+            "at the last time step (output[:, -1])"
         )
     result = RULES[node.operator](variables, node, *inputs)
     main = result.values[0] if isinstance(result, Several) else result
@@ -208,9 +208,9 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         raise UnsupportedArchitecture(
-            f"fedhet does not know how operator {name} (in {node.module or 'the forward'!r} of {graph.model}) moves "
-            "axes; use a supported layer (linear, convolution, pooling, flatten, dropout, activation, normalisation, "
-            "embedding, attention, LSTM, GRU, RNN, add, cat) or leave this model out of methods that match layers"
+            f"fedhet has no rule for operator {name} (in {node.module or 'the forward'!r} of {graph.model}): use a "
+            "supported layer (linear, convolution, pooling, flatten, dropout, activation, normalisation, embedding, "
+            "attention, LSTM, GRU, RNN, add, cat) or leave this model out of methods that match layers"
         )
     for role in node.arguments:
         if role.startswith(("weight", "bias", "running_")):

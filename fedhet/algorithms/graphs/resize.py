@@ -160,8 +160,8 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.hidden_dim = module.class_token.shape[-1]  # type: ignore[assignment]
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
-                f"parameters of {name!r} change their shape, but fedhet does not know the size attributes of "
-                f"{type(module).__name__}; keep its widths or build it from supported layers"
+                f"{name!r} cannot change its width: fedhet does not know the size attributes of "
+                f"{type(module).__name__}; build it from supported layers"
             )
 
 
@@ -215,7 +215,7 @@ class HeadAttention(nn.Module):
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
         if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
-            raise TypeError("attention with kdim, vdim, add_bias_kv or add_zero_attn has one number of heads only")
+            raise TypeError("attention with kdim, vdim, add_bias_kv or add_zero_attn is not supported")
         self.dropout, self.batch_first, self.scale = attention.dropout, attention.batch_first, attention.head_dim**-0.5
         # A single head is not divided by its size.
         self.sizes = (3, -1, attention.head_dim) if attention.num_heads > 1 else (3, 1, -1)
