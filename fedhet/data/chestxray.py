@@ -84,7 +84,7 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
     present = [row for row in rows if row["Image Index"] in images]
     if not present:
         raise DataError(
-            f"{table.parent} holds none of the {len(rows)} images of {table.name}, as PNG under their names"
+            f"{table.parent} contains none of the {len(rows)} images of {table.name}: put them there as PNG files"
         )
     return present
 
@@ -97,7 +97,7 @@ def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bo
     tested = np.array([row["Image Index"] in official for row in rows])
     if len(parted := np.intersect1d(owners[tested], owners[~tested])):
         patient = rows[int(np.argmax(owners == parted[0]))]["Patient ID"]
-        raise DataError(f"{listed}: has some images of patient {patient}, but not all")
+        raise DataError(f"{listed}: has some images of patient {patient}, but not all: list all or none")
     return tested
 
 

@@ -78,7 +78,7 @@ def _download(dataset: str) -> None:
     cache = cache_folder()
     if not _downloads.get():
         raise DataError(
-            f"{dataset} is not in {cache}, and nodes download nothing: name its folder, data = ... (or data-path)"
+            f"{dataset} is not in {cache}, and nodes do not download: set its folder, data = ... (or data-path)"
         )
     try:
         import torchvision  # imported late because it fails if its build does not match torch's

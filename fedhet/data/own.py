@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
-from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, labels_of, not_finite, pair_of
+from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, check_finite, labels_of, pair_of
 from fedhet.errors import DataError
 
 PARTS = ("train", "test", "public", "common", "validation")
@@ -85,8 +85,8 @@ def _part(name: str, value: Any, *, public: bool) -> Any:
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
             if isinstance(tensor, LazyInputs):  # rows are checked when they are read
                 tensor.part = tensor.part or name
-            elif tensor is not None and (odd := not_finite(tensor)) is not None:
-                raise DataError(f"has {odd[1]} in the {kind} of row {odd[0]}: leave such rows out or fill them in")
+            elif tensor is not None:
+                check_finite(tensor, kind, range(len(tensor)))
         return part
     except DataError as error:
         raise type(error)(f"{name} {error}") from error
@@ -115,7 +115,7 @@ def _examples(value: Any) -> Examples:
     if isinstance(value, tuple | list) and len(value) == 2 and not _two_rows(*value):
         inputs, labels = as_tensor(value[0]), as_labels(value[1])
         if len(inputs) != len(labels):
-            raise DataError(f"has {len(inputs)} inputs and {len(labels)} labels")
+            raise DataError(f"has {len(inputs)} inputs and {len(labels)} labels: give one label for each input")
         return Examples(inputs, labels)
     return _rows(value, None)
 
@@ -143,7 +143,7 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
     """
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         kind = "has batch_size = None" if loader.batch_sampler is None else "has an __iter__ of its own"
-        raise DataError(f"is a DataLoader that {kind}, so its batches may not consist of rows: give its dataset")
+        raise DataError(f"is a DataLoader that {kind}, so its examples are unknown: give its dataset")
     sampler: Any = loader.batch_sampler
     whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
     sampler = sampler.sampler if plain else sampler
@@ -171,9 +171,8 @@ def _rows(
     """Return all rows of a dataset as examples, or those that a loader's sampler yields."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise DataError(
-            f"is of type {type(value).__name__}, whose rows cannot be read by number: give a pair (inputs, "
-            f"labels), a torch Dataset with a length, or columns of which one is {'/'.join(INPUTS[:2])} and one "
-            f"{LABELS[0]}"
+            f"is of type {type(value).__name__}, whose rows cannot be read by number: give a pair (inputs, labels), a "
+            f"torch Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
     if collate is None and (pair := _in_memory(value)) is not None:

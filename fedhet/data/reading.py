@@ -52,8 +52,7 @@ class LazyInputs:
         rows = self.rows[index.cpu() if isinstance(index, Tensor) else index]
         try:
             inputs, labels = _read(self.dataset, rows.tolist(), self.collate)
-            if (odd := not_finite(inputs)) is not None:
-                raise DataError(f"has {odd[1]} in the inputs of row {rows[odd[0]]}")
+            check_finite(inputs, "inputs", rows)
         except DataError as error:
             raise type(error)(f"{self.part} {error}".lstrip()) from error
         return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
@@ -127,6 +126,12 @@ def not_finite(tensor: Tensor) -> tuple[int, float] | None:
     row = next(row for row, each in enumerate(tensor) if not each.isfinite().all())
     values = tensor[row].flatten()
     return row, values[~values.isfinite()][0].item()
+
+
+def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
+    """Raise a `DataError` that names the row if a tensor of inputs or labels has NaN or infinity."""
+    if (odd := not_finite(tensor)) is not None:
+        raise DataError(f"has {odd[1]} in the {kind} of row {rows[odd[0]]}: leave such rows out or fill them in")
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:

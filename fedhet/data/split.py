@@ -22,7 +22,7 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """
     n = len(dataset.train)
     if not 0 <= size < n:
-        raise DataError(f"{dataset.name} has {n} training examples, so public-samples = {size} cannot be held out")
+        raise DataError(f"public-samples = {size} must be less than the {n} training examples of {dataset.name}")
     rng = numpy_generator(seed, "hold-out")
     if not size or dataset.together is None:
         public = rng.permutation(proportional_sample(dataset.train.labels, size, rng))
@@ -32,7 +32,8 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     rest = np.flatnonzero(~np.isin(owners, owners[public]))
     if not len(rest):
         raise DataError(
-            f"{dataset.name}: {size} examples that are held out belong to all of its {len(np.unique(owners))} owners"
+            f"public-samples = {size} takes examples of all {len(np.unique(owners))} owners of {dataset.name}: set a "
+            "smaller number"
         )
     return public, rest
 
@@ -51,7 +52,8 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
     for each in (dataset, other):
         if len(each.input_shape) != 3:
             raise DataError(
-                f"a public dataset of {other.name} for {dataset.name} needs images in both: {each.name} has none"
+                f"{each.name} has no images, but public-dataset = {other.name} with dataset = {dataset.name} needs "
+                "images in both"
             )
     held = other.train.subset(hold_out(other, size, seed)[0])
     like = dataset.train.inputs[:1]

@@ -96,7 +96,7 @@ def test_a_public_dataset_has_whole_patients(tmp_path: Path) -> None:
     assert again is not None
     assert other is not None
     assert split.public.digest == again.digest != other.digest
-    with pytest.raises(DataError, match="71 examples that are held out belong to all of its 24 owners"):
+    with pytest.raises(DataError, match="public-samples = 71 takes examples of all 24 owners"):
         data.split(dataset, "iid", clients=3, seed=0, public_samples=71)
 
 
@@ -176,5 +176,5 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         data.load("chestxray14", folder)
     for path in folder.rglob("*.png"):
         path.unlink()
-    with pytest.raises(DataError, match="holds none of the 91 images"):
+    with pytest.raises(DataError, match="contains none of the 91 images"):
         data.load("chestxray14", folder)

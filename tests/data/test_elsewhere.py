@@ -37,7 +37,7 @@ def test_labels_of_other_classes_are_dropped():
 
 def test_other_inputs_are_refused():
     words = images_of(torch.zeros(40, 80), name="words")
-    with pytest.raises(DataError, match="words has none"):
+    with pytest.raises(DataError, match="words has no images"):
         data.public_dataset_of(words, data.load("digits"), 20, seed=0)
 
 

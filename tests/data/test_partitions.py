@@ -218,5 +218,5 @@ def test_a_held_out_public_dataset() -> None:
         assert set(owned) | set(held_out) == set(range(1000))
         assert len(owned) + len(held_out) == 1000
     assert data.split(dataset, "iid", clients=4, seed=1).public is None
-    with pytest.raises(DataError, match="1000 training examples, so public-samples = 1000"):
+    with pytest.raises(DataError, match="public-samples = 1000 must be less than the 1000"):
         data.hold_out(dataset, 1000, seed=0)
