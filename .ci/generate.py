@@ -205,7 +205,7 @@ def refused(method: str, *, width: int, outputs: int) -> bool:
     settings = {"dataset": "digits", "clients": 2, "samples-per-client": 32, "public-samples": 32, "test-on": "local"}
     settings |= {"method": method, "rounds": 1, "closing-epochs": 0, **SMALL.get(method, {})}
     with tempfile.TemporaryDirectory() as folder:
-        config = configuration.resolve(settings, strict=False).but(state_dir=folder)
+        config = configuration.resolve(settings, strict=False).replace(state_dir=folder)
         strategy = registry.strategy(method)(config, public=client_setup.public_dataset(config), model=model)
         try:
             strategy.handshake(LocalGrid(make_client_app(model), 2))

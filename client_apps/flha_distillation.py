@@ -94,4 +94,4 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         rate = config.learning_rate
         if not self.teaching:
             rate = self.parameters.student_learning_rate or 0.1 * rate
-        return replace(client, config=config.but(rounds=rounds, learning_rate=rate), request=request).optimisation()
+        return replace(client, config=config.replace(rounds=rounds, learning_rate=rate), request=request).optimisation()

@@ -114,7 +114,7 @@ class Case:
     def of(cls, method: str | Method, settings: Mapping[str, Value], architectures: str = "") -> Self:
         """Return the case of a method, which is given by name, by reference or as a Method."""
         if isinstance(method, Method):
-            registry.give(method)
+            registry.register(method)
             method = method.name
         return cls(method, tuple(settings.items()), architectures)
 
@@ -326,7 +326,7 @@ def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resume a run as another process does, in which a method given by reference is not known yet."""
     named: dict[str, Value] = {}
     if ":" in case.reference:
-        monkeypatch.setattr(registry, "_given", {})
+        monkeypatch.setattr(registry, "_registered", {})
         named = {"method": case.reference}
     fedhet.run(named, resume=folder)
 

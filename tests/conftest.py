@@ -269,7 +269,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.fixture(autouse=True)
 def _methods_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods that a test makes known are forgotten behind it."""
-    monkeypatch.setattr(registry, "_given", dict(registry._given))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhet.config import configuration
-from fedhet.config.configuration import parse, parse_setting, read, resolve
-from fedhet.config.toml import to_toml
+from fedhet.config.configuration import parse, read, resolve
+from fedhet.config.toml import parse_setting, to_toml
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.options import Config
@@ -99,16 +99,16 @@ def test_all_problems_are_told_at_once():
         ({"architectures": ","}, "no architecture given"),
         (
             {"task": "regression"},
-            "task is no key of the configuration but an argument: give it to fedhet.run(..., task=",
+            "task is not a key but an argument of fedhet.run, fedhet.compare and fedhet.make_client_app: pass task=",
         ),
-        ({"model": "net"}, "model is no key of the configuration but an argument: give it to fedhet.run"),
+        ({"model": "net"}, "model is not a key but an argument of fedhet.run"),
         ({"assign": "round-robbin"}, "unknown way to assign architectures 'round-robbin'; did you mean 'round-robin'?"),
         ({"clients": 2, "min-clients": 3}, "min-clients = 3: must be at most clients = 2"),
         ({"clients": 2, "unseen-clients": 2}, "unseen-clients = 2: must be fewer than clients = 2"),
         ({"unseen-clients": 0, "unseen-epochs": 3}, "unseen-epochs has no effect with unseen-clients = 0"),
         (
             {"method": "fedmd", "unseen-clients": 2},
-            "unseen-clients = 2: fedmd has no weights to give a client that comes after",
+            "unseen-clients = 2: fedmd has no weights for clients that join after",
         ),
         ({"clients": 0}, "clients = 0: must be at least 1"),
         ({"rounds": 2.0}, "rounds = 2.0: must be a whole number"),
@@ -121,8 +121,8 @@ def test_all_problems_are_told_at_once():
         ({"test-on": "globl"}, "must be one of local, global, both"),
         ({"rounds": [1]}, "rounds = [1]: must be a whole number"),
         ({"momentum": 1}, "momentum = 1.0: must be below 1"),
-        ({"seed": 2**63}, "seed: is a whole number of 64 bits, must be of 64 at most"),
-        ({"alpha": 10**400}, "alpha: is a whole number of 1329 bits, must be of 64 at most"),
+        ({"seed": 2**63}, "seed: must be a whole number of at most 64 bits, not of 64"),
+        ({"alpha": 10**400}, "alpha: must be a whole number of at most 64 bits, not of 1329"),
         ({"method": 2**20000}, "method: must be text, not int"),
         ({"preset": 2**20000}, "preset: must be text, not int"),
         ({"head": "\x1b[2J"}, "head = '\\x1b[2J': must be text without control characters"),
@@ -180,8 +180,8 @@ def test_toml_and_text_give_the_configuration_back(data, rate, seed, shared, mu)
     chosen = {"method": "fedprox", "data": data, "learning-rate": rate, "seed": seed, "shared-init": shared}
     config = resolve({**chosen, "fedprox.mu": mu})
     told = {"chosen": config.chosen, "remarks": config.remarks}
-    assert resolve(tomllib.loads(to_toml(config.flat()))).but(**told) == config
-    assert parse(config.text).but(**told) == config
+    assert resolve(tomllib.loads(to_toml(config.flat()))).replace(**told) == config
+    assert parse(config.text).replace(**told) == config
 
 
 def test_a_file_that_is_missing_or_no_toml(tmp_path):
@@ -298,18 +298,10 @@ def test_extra_keys_carry_those_that_flowers_table_cannot_declare():
     text = '"fedprox.mu" = 0.25\nrounds = 4\n[fedprox]\n'
     config = resolve({"method": "fedprox", "extra-keys": text})
     assert (config.parameters.mu, config.rounds) == (0.25, 4)
-    assert config == resolve({"method": "fedprox", "fedprox.mu": 0.25, "rounds": 4}).but(chosen=config.chosen)
+    assert config == resolve({"method": "fedprox", "fedprox.mu": 0.25, "rounds": 4}).replace(chosen=config.chosen)
     assert resolve({"method": "fedprox", "extra-keys": ""}) == resolve({"method": "fedprox"})
     assert "extra-keys" not in config.flat()
     with pytest.raises(ConfigError, match="extra-keys = 'mu is 3': must be TOML"):
         resolve({"method": "fedprox", "extra-keys": "mu is 3"})
     with pytest.raises(ConfigError, match="did you mean 'fedprox.mu'"):
         resolve({"method": "fedprox", "extra-keys": "fedprox.muu = 1"})
-
-
-@pytest.mark.parametrize(
-    ("key", "ours"), [("lr", "learning-rate"), ("num_clients", "clients"), ("fedproto.lambda", "fedproto.weight")]
-)
-def test_names_that_others_use_are_known(key: str, ours: str) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean '{ours}'"):
-        resolve({"method": "fedproto", key: 1})

@@ -8,7 +8,8 @@ import pytest
 
 from fedhet import models
 from fedhet.config import configuration
-from fedhet.config.configuration import parse_settings, resolve, run_configs
+from fedhet.config.configuration import resolve, run_configs
+from fedhet.config.toml import parse_settings
 from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of
 from fedhet.utils.files import read_csv

@@ -40,7 +40,7 @@ something_else = 3
 @pytest.fixture(autouse=True)
 def _only_ours(monkeypatch):
     """Methods that a test gives or installs are forgotten after it."""
-    monkeypatch.setattr(registry, "_given", {})
+    monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     for name in ("of_mine", "evil"):
@@ -115,7 +115,7 @@ class TestInstalled:
             ({"mine": "of_mine:nothing"}, r"\(of_mine:nothing\) cannot be imported: .*nothing"),
             (
                 {"mine": "of_mine:something_else"},
-                "installed package .* is a int, no fedhet.methods.method.Method",
+                "installed package .* is a int, not a fedhet.methods.method.Method",
             ),
             ({"yours": "of_mine:method"}, "method 'yours' calls itself 'mine': the names must be the same"),
         ],
@@ -140,7 +140,7 @@ class TestWorkingFolder:
         [
             ("nowhere:method", "method = 'nowhere:method': cannot be imported: No module named 'nowhere'"),
             ("of_mine:nothing", "method = 'of_mine:nothing': cannot be imported: .*nothing"),
-            ("of_mine:something_else", "is a int, no fedhet.methods.method.Method"),
+            ("of_mine:something_else", "is a int, not a fedhet.methods.method.Method"),
             (":method", "write package.module:name"),
         ],
     )
@@ -224,34 +224,34 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
 
 class TestHalves:
     def test_by_default_they_are_the_bases_themselves(self):
-        registry.give(Method("plain"))
+        registry.register(Method("plain"))
         assert registry.strategy("plain") is FederatedStrategy
         assert registry.client_side("plain") is ClientSide
 
     @pytest.mark.parametrize("half", ["nowhere:Half", "fedhet.server:Nothing", "fedhet.server"])
     def test_one_that_is_missing_is_named(self, half):
-        registry.give(Method("broken", server=half, client=half))
+        registry.register(Method("broken", server=half, client=half))
         for which, find in (("server", registry.strategy), ("client", registry.client_side)):
             with pytest.raises(ConfigError, match=f"the {which} side of method 'broken', '{half}', cannot be imported"):
                 find("broken")
 
     def test_one_that_is_no_half_is_named(self):
         server, client = "fedhet.server:FederatedStrategy", "fedhet.client:ClientSide"
-        registry.give(Method("crossed", server=client, client=server))
-        with pytest.raises(ConfigError, match=f"server side of method 'crossed', '{client}', is no fedhet.server"):
+        registry.register(Method("crossed", server=client, client=server))
+        with pytest.raises(ConfigError, match=f"server side of method 'crossed', '{client}', is not a fedhet.server"):
             registry.strategy("crossed")
-        with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is no fedhet.client"):
+        with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is not a fedhet.client"):
             registry.client_side("crossed")
-        registry.give(Method("value", server="fedhet.server.round:P"))
-        with pytest.raises(ConfigError, match="is no fedhet.server"):
+        registry.register(Method("value", server="fedhet.server.round:P"))
+        with pytest.raises(ConfigError, match="is not a fedhet.server"):
             registry.strategy("value")
 
 
 class TestGiven:
     def test_a_method_that_is_given_takes_the_place_of_one_given_before(self):
-        registry.give(Method("mine"))
+        registry.register(Method("mine"))
         other = Method("mine", common={"rounds": 3})
-        registry.give(other)
+        registry.register(other)
         assert registry.method("mine") is other
         assert configuration.resolve({"method": "mine"}).rounds == 3
 
@@ -259,11 +259,11 @@ class TestGiven:
         install(mine="of_mine:method")
         for name in ("fedavg", "mine"):
             with pytest.raises(ConfigError, match=f"there is a method '{name}' already: give yours another name"):
-                registry.give(Method(name))
+                registry.register(Method(name))
 
     def test_what_is_no_method_is_refused(self):
         with pytest.raises(ConfigError, match="a method is a fedhet.methods.method.Method, not a str"):
-            registry.give("fedavg")
+            registry.register("fedavg")
 
     def test_apps_serve_methods_that_they_are_given(self, tiny, watch, home):
         @dataclass(frozen=True)
@@ -281,22 +281,16 @@ class TestGiven:
         assert strategy.state.model.keys() == {"head.weight", "head.bias"}
 
     def test_a_client_that_does_not_know_the_method_says_so(self, tiny, monkeypatch, home):
-        registry.give(Method("heads"))
-        config, known = configuration.resolve({"method": "heads", "rounds": 1}), registry._given
+        registry.register(Method("heads"))
+        config, known = configuration.resolve({"method": "heads", "rounds": 1}), registry._registered
 
         def forgetful(message, context):
-            monkeypatch.setattr(registry, "_given", {})
+            monkeypatch.setattr(registry, "_registered", {})
             configuration.parse.cache_clear()
             try:
                 return tiny.app()(message, context)
             finally:
-                monkeypatch.setattr(registry, "_given", known)
+                monkeypatch.setattr(registry, "_registered", known)
 
         with pytest.raises(FedhetError, match="client 0: unknown method 'heads'"):
             FederatedStrategy(config).start(LocalGrid(forgetful, 1))
-
-
-def test_names_of_what_fedhet_brings() -> None:
-    assert "cnn" in registry.models()
-    assert "digits" in registry.datasets()
-    assert {"iid", "classes", "dirichlet"} <= set(registry.partitions())

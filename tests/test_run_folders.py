@@ -210,14 +210,14 @@ class TestMethodsThatAFolderNames:
         settings = {"method": "mine:method", "clients": 2, "rounds": 1, "architectures": "mlp", "local_epochs": 0}
         fedhet.run({**settings, "preset": "", "workers": 1}, out="run", progress=False)
         resume = ["run", "--resume", "run", "--set"]
-        registry._given.clear()  # as in another process
+        registry._registered.clear()  # as in another process
         assert command(*resume, "rounds=2").exit_code == 2
         assert "run with another method" in command(*resume, "rounds=2", "--method", "fedavg").stderr
         assert command(*resume, "rounds=2", "--method", "mine:method").exit_code == 0
         assert command(*resume, "rounds=3").exit_code == 0, "it is known in this process"
-        registry._given.clear()
+        registry._registered.clear()
         assert fedhet.run({"method": "mine:method", "rounds": 4}, resume="run").summary["rounds"] == 4
-        registry._given.clear()
+        registry._registered.clear()
         Path("run/config.toml").write_text(Path("run/config.toml").read_text().replace("mine:method", "mine"))
         assert "--method MODULE:NAME" in command(*resume, "rounds=5").stderr
         assert command(*resume, "rounds=5", "--method", "mine:method").exit_code == 0
@@ -226,14 +226,14 @@ class TestMethodsThatAFolderNames:
     def test_of_a_file_of_ones_own_are_imported(self) -> None:
         Path("own.toml").write_text('method = "mine:method"\nrounds = 1\nclients = 2\narchitectures = "mlp"\n')
         assert command("run", "own.toml", "--out", "run", "--set", "local-epochs=0").exit_code == 0
-        registry._given.clear()
+        registry._registered.clear()
         assert command("run", "run/config.toml", "--out", "again").exit_code == 2
         assert command("run", "run/config.toml", "--out", "again", "--method", "mine:method").exit_code == 0
 
 
 CUT, JUNK, NESTED, GONE = "cut", b"\xff\xfe\x00", b"[" * 100_000, "gone"
 VALUES = {
-    "config.toml": {"method": 7, "clients": 2**70, "own": "$^$", "ran": "/"},
+    "config.toml": {"method": 7, "rounds": -1, "clients": 2**70, "architectures": [], "own": "$^$", "ran": "/"},
     "summary.json": {
         "personal": [],
         "metric": {},

@@ -172,7 +172,7 @@ def test_equal_however_they_are_run(program: dict[str, Any], tmp_path: Path) -> 
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(config.but(state_dir=str(tmp_path / "state")), grid, tmp_path / "ray", engine="ray")
+        serve(config.replace(state_dir=str(tmp_path / "state")), grid, tmp_path / "ray", engine="ray")
 
     resources: Any = {"client_resources": {"num_cpus": 1}}
     run_simulation(app, fedhet.make_client_app(**program), CLIENTS, backend_config=resources)

@@ -27,7 +27,7 @@ from fedhet.cli.arguments import (
     tuning_grid,
 )
 from fedhet.config import configuration
-from fedhet.config.toml import toml_value
+from fedhet.config.toml import parse_settings, toml_value
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_words
 from fedhet.methods import registry
 from fedhet.methods.options import Config
@@ -264,7 +264,7 @@ def keys(
 
 def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
     """The keys set by `--set` or by an option of their own; a ConfigError for one without value, or set twice."""
-    chosen: dict[str, Any] = configuration.parse_settings(settings or ())
+    chosen: dict[str, Any] = parse_settings(settings or ())
     for key, value in options.items():
         if value is None:
             continue

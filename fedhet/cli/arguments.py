@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhet.config import configuration
+from fedhet.config.toml import parse_setting
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 
@@ -81,5 +82,5 @@ def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
             raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
         if name.strip() in grid:
             raise ConfigError(f"--tune {text}: {name.strip()} is tuned twice; name all of its values at once")
-        grid[name.strip()] = [configuration.parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
+        grid[name.strip()] = [parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
     return grid

@@ -66,7 +66,7 @@ def make_client_app(
         FedhetError: a method has the name of another, the task does not exist, or `model` or `data` cannot be used.
     """
     for method in methods:
-        registry.give(method)
+        registry.register(method)
     clipping = [mod for mod in mods or () if clips(mod)]
     others = [in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None
     user_functions.UserFunctions(model, data, task)  # raises for what cannot be used

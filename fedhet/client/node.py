@@ -8,7 +8,6 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from fedhet.client.policy import Policy, Refused
@@ -18,7 +17,7 @@ from fedhet.errors import ConfigError
 from fedhet.flower import ConfigRecord, Context, Message, read_request
 from fedhet.messages import Request
 from fedhet.methods import registry
-from fedhet.methods.options import Config, keys_about, keys_that
+from fedhet.methods.options import keys_about, keys_that
 from fedhet.utils.files import plain_name, state_folder
 from fedhet.utils.machine import proof
 
@@ -61,7 +60,9 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
     node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
-    config = _settings(settings, here, tuple((key, node[key]) for key in keys_that("at_node") if key in node))
+    config = configuration.at_node(
+        settings, tuple((key, node[key]) for key in keys_that("at_node") if key in node), here=here
+    )
     if in_cluster and not (folder := state_folder(config.state_dir, request.run)).is_dir():
         raise ConfigError(
             f"there is no folder {folder}, where clients keep their state: a simulation on several machines needs a "
@@ -110,12 +111,3 @@ def _pin(context: Context, now: dict[str, Any]) -> None:
             f"its data are split as at the beginning of the run until the run ends, and the request has another "
             f"{', '.join(changed)}: start another run"
         )
-
-
-@lru_cache(maxsize=256)
-def _settings(text: str, here: bool, node: tuple[tuple[str, Any], ...]) -> Config:
-    config = configuration.parse(text)
-    elsewhere = {} if here else dict.fromkeys(keys_that("path"), "")
-    if not node and all(config.flat()[key] == "" for key in elsewhere):
-        return config
-    return configuration.resolve({**config.flat(), **elsewhere, **dict(node)}, strict=False, trusted=False)

@@ -86,7 +86,7 @@ def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
     """Return why the run in the folder had another model, data or task; None if it had not, or if there is none."""
     if not any(run.folder.glob("checkpoint/*.safetensors")):
         return None
-    config = functions.adapted(run.settings).but(device="cpu")
+    config = functions.adapted(run.settings).replace(device="cpu")
     try:
         shake_hands(config, functions, functions.public_dataset(config), begun=run.folder)
     except FedhetError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from fedhet.client.app import make_client_app
 from fedhet.comparing.chosen import PLACES, SET_HERE, Variant, keys_of_siblings, without_effect
 from fedhet.config import client_setup, configuration
-from fedhet.config.toml import toml_value
+from fedhet.config.toml import parse_settings, toml_value
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
@@ -59,7 +59,7 @@ def _variant(text: str) -> Variant:
         raise ConfigError(f"{text}: write METHOD, or NAME=METHOD,KEY=VALUE,... for a variant with settings of its own")
     method = match["method"]
     name = match["name"] or registry.method(method).name
-    settings = configuration.parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
+    settings = parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
         raise ConfigError(f"{name}: {', '.join(same)} must be the same for all variants of a comparison")
     prefix = registry.method(method).family
@@ -140,7 +140,7 @@ def shared_settings(
 
     def complete(resolved: Config, names: frozenset[str]) -> Config:
         remarks = tuple((key, why) for key, why in resolved.remarks if key in names)  # and not what presets set
-        return functions.adapted(resolved.but(chosen=names, remarks=remarks), strict=False)
+        return functions.adapted(resolved.replace(chosen=names, remarks=remarks), strict=False)
 
     completed = {
         variant.name: complete(resolve(variant, variant.settings), by_hand | variant.settings.keys())
@@ -300,7 +300,7 @@ def shake_hands(
     Raises a `FedhetError` if no client can serve, or if a client cannot continue the run in the folder `begun`.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
-        config = config.but(state_dir=str(begun / "state") if begun else folder, out="")
+        config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")
         strategy = registry.strategy(config.method_name)(config, public=public, model=functions.model)
         for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():
             strategy.state = strategy.state_class.load(path)

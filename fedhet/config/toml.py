@@ -1,32 +1,33 @@
-"""TOML files and flat settings: a table in a file (`[fedhenn] eta0`) is a dotted key elsewhere (`fedhenn.eta0`)."""
+"""Settings as TOML, JSON and `KEY=VALUE`. A table in a file (`[fedhenn] eta0`) is a dotted key (`fedhenn.eta0`)."""
 
 import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from fedhet.errors import ConfigError
-from fedhet.methods.keys import Value
+from fedhet.methods.keys import Value, fits, kebab
 
 NOTED = ("versions", "ran", "own")
-"""The tables in which a run notes beside its settings what it ran with."""
+"""Tables in which a run notes what it ran with."""
 
 DEEPEST = 16
-"""How many tables of a file may be nested; settings need two."""
+"""Maximum depth of nested tables in a file."""
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A TOML file as it stands, its tables nested; a ConfigError if it is missing or is not TOML."""
+    """Return the nested tables of a TOML file; raises a ConfigError if it is missing or is not TOML."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if _depth(table) > DEEPEST:
             raise RecursionError
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
-    except (ValueError, OSError) as error:  # numbers of thousands of digits among them
+    except (ValueError, OSError) as error:  # ValueError also for numbers with thousands of digits
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
     except RecursionError:
         raise ConfigError(f"{path} is not a TOML file of settings: it is nested too deeply") from None
@@ -37,7 +38,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """Return how many tables and lists are nested."""
+    """Return the depth of nested tables and lists."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1
@@ -46,7 +47,7 @@ def _depth(value: Any) -> int:
 
 
 def from_json(text: str, subject: str) -> dict[str, Any]:
-    """Parse a flat table of settings from JSON; raises a ConfigError, which names it by `subject`."""
+    """Parse a flat table of settings from JSON; raises a ConfigError that starts with `subject`."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -57,12 +58,12 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
 
 
 def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables as dotted keys, those left out that are `""`: not chosen, as in Flower's app table."""
+    """Return nested tables as dotted keys, without values `""`, which mean not chosen as in Flower's app table."""
     return {key: value for key, value in flatten(table).items() if value != ""}
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables as dotted keys."""
+    """Return nested tables as dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -73,7 +74,7 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested tables, the inverse of `flatten` but for empty tables."""
+    """Return dotted keys as nested tables, the inverse of `flatten` except for empty tables."""
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *path, name = key.split(".")
@@ -85,10 +86,40 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(flat: Mapping[str, Value]) -> str:
-    """Flat keys as TOML text: plain keys in their order, then tables and their keys by name."""
+    """Return flat keys as TOML: plain keys in their order, then tables sorted by name."""
     return tomli_w.dumps(nest(dict(sorted(flat.items(), key=lambda item: item[0] if "." in item[0] else ""))))
 
 
 def toml_value(value: Value) -> str:
-    """A value as TOML writes it."""
+    """Return a value as TOML."""
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
+    """Parse several `KEY=VALUE`; raises a ConfigError if one has no key or value, or a key is set twice."""
+    settings: dict[str, Value] = {}
+    for text in texts:
+        key, value = parse_setting(text)
+        if value == "":
+            raise ConfigError(f"--set {text}: there is no value; write KEY=VALUE, or leave the key out for its default")
+        if key in settings:
+            raise ConfigError(f"--set {text}: {key} is set twice, to {settings[key]!r} before; set it once")
+        settings[key] = value
+    return settings
+
+
+def parse_setting(text: str) -> tuple[str, Value]:
+    """Parse `KEY=VALUE`, the value as TOML if possible, else as text; raises a ConfigError without `=` or a key."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: write KEY=VALUE, such as rounds=5")
+    number = re.sub(r"^([+-]?)\.(?=\d)", r"\g<1>0.", value.strip())  # .05 is not TOML
+    try:
+        parsed = tomllib.loads(f"value = {number}")["value"]
+    except (ValueError, RecursionError):  # also for numbers with thousands of digits and deep nesting
+        parsed = None
+    if type(parsed) is int and not fits(parsed):
+        parsed = None
+    prefix, dot, name = key.strip().rpartition(".")
+    # Dates and lists are TOML as well, but no key accepts them.
+    return f"{prefix}{dot}{kebab(name)}", parsed if isinstance(parsed, Value) else value

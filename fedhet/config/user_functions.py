@@ -101,8 +101,10 @@ class UserFunctions:
             specs, own = config.specs(), f"{config.family}.{name}"
             if (key := own if own in specs else name) not in config.chosen:
                 changed: dict[str, Any] = {specs[key].name: value}
-                config = config.but(**changed if key == name else {"parameters": replace(config.parameters, **changed)})
-                config = config.but(remarks=(*config.remarks, (key, f"{key} = {toml_value(value)}, {why}")))
+                changed = changed if key == name else {"parameters": replace(config.parameters, **changed)}
+                config = config.replace(
+                    **changed, remarks=(*config.remarks, (key, f"{key} = {toml_value(value)}, {why}"))
+                )
         return effective(config, registry.traits(config), config.chosen, self.replacing(config), strict=strict)
 
     def common_test_set(self, config: Config) -> Examples | None:

@@ -151,7 +151,7 @@ def effective(
         raise ConfigError("\n".join(refused))
     common = {specs[key].name: value for key, value in reset.items() if "." not in key}
     of_method = {specs[key].name: value for key, value in reset.items() if "." in key}
-    return config.but(
+    return config.replace(
         **common,
         parameters=dataclasses.replace(config.parameters, **of_method),
         chosen=config.chosen if written or not strict else config.chosen.difference(vain),

@@ -30,13 +30,13 @@ def run_locally(
     Args:
         config: the configuration.
         folder: the run directory.
-        resume: whether to resume the run in the folder.
+        resume: go on with the run in the folder.
         observers: notified of every round.
         app: the ClientApp; by default fedhet's, with the user's model and data.
         functions: the user's model and data.
     """
     if not config.state_dir:
-        config = config.but(state_dir=str(folder / "state"))
+        config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(functions.model, functions.data, task=functions.task)
     device = device_of(config.device)
     workers = config.workers or (1 if device.type == "mps" else cores())

@@ -1,4 +1,4 @@
-"""Run a federation from beginning to end, for `fedhet run` and `fedhet.run`."""
+"""Running a federation from beginning to end: what `fedhet run` and `fedhet.run` do."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -62,7 +62,7 @@ def run(
     if resume is not None:
         out = Path(resume)
     if engine is not None:
-        complete = complete.but(engine=engine)
+        complete = complete.replace(engine=engine)
         complete = effective(complete, registry.traits(complete), complete.chosen, strict=resume is None)
     complete = functions.adapted(complete, strict=resume is None)
     if functions and complete.engine != "local":
@@ -120,7 +120,7 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
         raise ConfigError(f"{folder} holds no run to resume")
     there = configuration.read(folder / "config.toml", supplied)
     if not there:
-        raise ConfigError(f"{folder / 'config.toml'} is empty: the run cannot be resumed")
+        raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
     settings = configuration.from_file(
         folder / "config.toml", supplied, reference := changes.get("method"), of_run=True
     )

@@ -145,7 +145,7 @@ class WorkerGrid(LocalGrid):
             self._alone(f"worker processes end at their start, with exit code {exit_code}")
 
     def _start(self) -> None:
-        """Start as many workers as have room."""
+        """Start workers, as many as there is room for."""
         if self._room:
             self._number = min(self._number, self._room(), len(self._contexts))
         if self._number < 2:
@@ -251,7 +251,7 @@ class Worker:
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
     """Return the message that sets up workers: the app, a user's methods and default dtype, and loaded data sets."""
     loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
-    return SharedMessage((app, registry.given(), loaded, torch.get_default_dtype()))
+    return SharedMessage((app, registry.registered(), loaded, torch.get_default_dtype()))
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int) -> None:
@@ -263,7 +263,7 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int) ->
     app, methods, datasets, dtype = receive(connection)
     torch.set_default_dtype(dtype)
     for method in methods:
-        registry.give(method)
+        registry.register(method)
     data.LOADED.update(datasets)
     be_server()
     logged: set[str] = set()

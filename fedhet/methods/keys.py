@@ -1,4 +1,4 @@
-"""A key of a configuration: a dataclass field with default, meaning, subject and permitted values."""
+"""A configuration key: a dataclass field with a default, a description, a subject and accepted values."""
 
 import math
 import operator
@@ -14,7 +14,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader"]
-"""Parts that a user supplies: data, models, and training examples in a DataLoader with another batch size."""
+"""What a user passes: data, models, or training examples in a DataLoader with another batch size than configured."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
@@ -42,27 +42,26 @@ def option(
     replaced_by: tuple[OwnPart, ...] = (),
     at_need: tuple[Value, ...] = (),
 ) -> Any:
-    """Make a dataclass field that is a configuration key.
+    """Return a dataclass field that is a configuration key.
 
     Args:
-        default: its value unless another is chosen.
-        help: its meaning.
-        choices: its values, if they are few.
-        at_least: the least of its values.
-        above: they are greater.
-        at_most: the greatest of them.
-        below: they are less.
-        about: which data clients have (`data`), what is computed (`training`; `optimiser`: how a step is made), how the
-            server waits (`server`), how a client computes on its machine (`node`), where and how the run is carried out
-            (`place`), or how it is measured and logged (`output`). A comparison sets what is about data, place and
-            output for all variants.
-        at_node: whether a node may set it for itself.
-        resumable: whether it may change when a run is resumed.
-        path: whether it becomes a path, which only its own machine may choose.
-        needs: other keys with the values that give it an effect, listed or as limits (`{"below": 1}`); no values: any
-            but 0 and "".
-        trait: the trait of a method (`Traits`) that gives it an effect: true, or a list with its value.
-        replaced_by: what a user supplies that takes its place, if all of it is supplied.
+        default: the default value.
+        help: a description in one line.
+        choices: all accepted values, if there are few.
+        at_least: smallest accepted number.
+        above: exclusive lower limit.
+        at_most: largest accepted number.
+        below: exclusive upper limit.
+        about: the subject: the clients' data (`data`), training (`training`, `optimiser`), waiting at the server
+            (`server`), computing on a client's machine (`node`), where a run takes place (`place`), or its measurements
+            (`output`). A comparison sets keys about data, place and output for all variants.
+        at_node: a node may set it for itself.
+        resumable: it may change when a run is resumed.
+        path: it is a path, which only its own machine may choose.
+        needs: other keys and the values with which this key has an effect, as a tuple or as limits (`{"below": 1}`); an
+            empty tuple stands for all values except 0 and "".
+        trait: the trait of a method (`Traits`) with which this key has an effect: true, or a tuple with its value.
+        replaced_by: this key has no effect if the user passes all of these.
         at_need: values of a method's own key that `fedhet recommend` sets if the method cannot serve the clients
             otherwise.
     """
@@ -81,13 +80,13 @@ def option(
 
 
 def default_of(key: Field[Value]) -> Value:
-    """The default of a key."""
+    """Return the default of a key."""
     assert key.default is not MISSING, f"option {key.name} needs a default"
     return key.default
 
 
 def takes(key: Field[Any]) -> str:
-    """The values that a key takes, in words: its choices, or its kind and limits."""
+    """Describe the values that a key accepts: its choices, or its type and limits."""
     if choices := key.metadata["choices"]:
         return " | ".join(choices)
     kind = {bool: "true | false", int: "whole number", float: "number", str: "text"}[type(default_of(key))]
@@ -96,7 +95,7 @@ def takes(key: Field[Any]) -> str:
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
-    """Return how a key must be set to be as another key needs it (`option(needs=...)`), empty if it is so already."""
+    """Return how to set a key to one of the wanted values (`option(needs=...)`); empty if it has one."""
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())
@@ -107,20 +106,20 @@ def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float
 
 
 def kebab(name: str) -> str:
-    """A field's name as a key."""
+    """Return a field's name as a key."""
     return name.replace("_", "-")
 
 
 def fits(number: int) -> bool:
-    """Whether a whole number is one of TOML's, of 64 bits."""
+    """Return whether a whole number has at most 64 bits, as TOML requires."""
     return -(2**63) <= number < 2**63
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Value:
-    """A key's value in the type of its default; a ConfigError, with what would be right, if it does not take it."""
+    """Return a key's value in the type of its default; raises a ConfigError that names accepted values."""
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
-        raise ConfigError(f"{key}: is a whole number of {value.bit_length()} bits, must be of 64 at most")
+        raise ConfigError(f"{key}: must be a whole number of at most 64 bits, not of {value.bit_length()}")
     if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
         value = wanted(value)
     if must_be := _must_be(value, spec):
@@ -129,7 +128,7 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
 
 
 def _must_be(value: Any, spec: Field[Any]) -> str:
-    """Name the property that a value lacks; empty if the key takes it."""
+    """Describe what the value must be; empty if the key accepts it."""
     wanted, choices = type(default_of(spec)), spec.metadata["choices"]
     if type(value) is not wanted:
         return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]

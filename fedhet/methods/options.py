@@ -1,7 +1,4 @@
-"""Options: the keys of a configuration as dataclass fields, and a whole configuration as a value.
-
-A key has a default, a meaning and the values that it takes; a method's own keys are the fields of its `Parameters`.
-"""
+"""The configuration: its common keys are the fields of `Config`, a method's own keys the fields of its `Parameters`."""
 
 import dataclasses
 import json
@@ -17,10 +14,10 @@ from fedhet.methods.keys import Value as Value
 from fedhet.methods.keys import option as option
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
-"""How what clients send may be averaged."""
+"""Aggregation rules."""
 
 OWN = "own"
-"""The value of `dataset` where clients have data of a user's own."""
+"""Value of `dataset` for the user's own data; name of the preset for the user's own data and models."""
 
 _split = partial(option, about="data", at_node=True)
 _files = partial(_split, replaced_by=("data", "model"))  # without models, these are made for the data set's examples
@@ -35,71 +32,71 @@ _place = partial(option, about="place", resumable=True)
 
 @dataclass(frozen=True)
 class Parameters:
-    """A method's own keys: subclasses add fields made with `option`, each with the paper's value."""
+    """A method's own keys. Subclasses add fields made with `option`, with the paper's values as defaults."""
 
     widths = "1"
     size_name = "width"
-    """The setting of a node by which it says its client's size, where clients have parts of one network."""
+    """Name of the setting by which a node chooses its client's size, if clients have parts of one network."""
     uses: ClassVar[Collection[str]] = ()
-    """Common keys that the method uses even if the user's data or models replace them (`option(replaced_by=...)`)."""
+    """Common keys that keep their effect if the user's data or models replace them (`option(replaced_by=...)`)."""
     without: ClassVar[Collection[str]] = ()
-    """Common keys that have no effect under the method."""
+    """Common keys without effect on the method."""
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """The sizes that clients may have, as a node says them, the largest first."""
+        """Return the sizes that a node may choose, the largest first."""
         return tuple(sorted({*self.all_widths}, reverse=True))
 
     @property
     def all_widths(self) -> tuple[float, ...]:
-        """The widths to assign to clients that have parts of one network; raises a ConfigError for a wrong one."""
+        """Return the widths to assign to clients with parts of one network; raises a ConfigError for a wrong one."""
         return tuple(width(each, "widths") for each in listed(self.widths)) or (1.0,)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
-        """Return the width that a node's config sets, None without one; raises a ConfigError if it is wrong."""
+        """Return the width in a node's config, or None; raises a ConfigError for a wrong one."""
         chosen = node_config.get("width")
         return None if chosen is None else width(chosen, "the node's width")
 
     @property
     def changes_heads(self) -> bool:
-        """Whether clients' networks get other heads, so that only the handshake tells what they share."""
+        """Whether clients' networks get other heads, so that what they share is known after the handshake only."""
         return False
 
     @property
     def makes_public_dataset(self) -> bool:
-        """Whether the method takes its public dataset from elsewhere than `public-samples`."""
+        """Whether the method has a source of public examples other than `public-samples`."""
         return False
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return keys that take another value than the default or a preset's for what a user supplies.
+        """Return values that suit a user's models and data better than the preset's or the defaults.
 
         Args:
-            own_models: whether the clients have models of the user's own.
-            unlabelled: whether the public examples have no labels.
+            own_models: the clients have the user's own models.
+            unlabelled: the public examples have no labels.
 
         Returns:
-            By the method's own key, or else by a common one, the value and the reason in words.
+            The value and the reason by key, which is one of the method's or a common one.
         """
         return {}
 
     def check(self, config: "Config") -> None:
-        """Check the method's keys against the common ones; raises a ConfigError if they do not fit."""
+        """Check the method's keys together with the common ones; raises a ConfigError if they contradict each other."""
 
 
 def width(value: object, name: str) -> float:
-    """Read a share of units, above 0 and at most 1; raises a ConfigError that names the setting."""
+    """Parse a fraction of a layer's units; raises a ConfigError that names the setting."""
     try:
         share = float(str(value))
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ConfigError(f"{name}: {value} is no share of a layer's units: a width is above 0 and at most 1")
+        raise ConfigError(f"{name}: {value} is not a fraction of a layer's units: a width is above 0 and at most 1")
     return share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A complete, valid configuration. Fields are the keys with `_` for `-`; see `fedhet keys` for a table."""
+    """A complete, valid configuration. The fields are the keys with `_` for `-`; `fedhet keys` lists them."""
 
     method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
     dataset: str = _files("digits", "data set: a name (`fedhet list`), or own for the data function's")
@@ -269,54 +266,54 @@ class Config:
     out: str = option("", "run directory; empty: a new folder in runs/", about="place", path=True)
 
     parameters: Any = None  # the method's own keys, an instance of its `Parameters`
-    method_name: str = ""  # its own name, where `method` is package.module:name
-    family: str = ""  # the method under whose name its keys stand: itself, or the one that it is a variant of
-    preset: str = dataclasses.field(default="", compare=False)  # whose values count where the user set none
-    chosen: frozenset[str] = frozenset()  # keys that the user set, as against presets and defaults
-    remarks: tuple[tuple[str, str], ...] = ()  # keys with another value than was set, and why
+    method_name: str = ""  # the method's name, also if `method` is package.module:name
+    family: str = ""  # prefix of the method's keys: its name, or that of the method that it is a variant of
+    preset: str = dataclasses.field(default="", compare=False)
+    chosen: frozenset[str] = frozenset()  # keys that the user set
+    remarks: tuple[tuple[str, str], ...] = ()  # keys whose value was changed, with the reason
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
-        """Return the field of every key, the method's fields under its name."""
+        """Return the field of every key."""
         of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.parameters.__class__).items()}
         return {**fields_of(Config), **of_method}
 
     def flat(self) -> dict[str, Value]:
-        """Every key and value, the method's own under its name: what `fedhet.config.resolve` takes."""
+        """Return every key and value, as `fedhet.config.configuration.resolve` accepts them."""
         return {key: getattr(self.parameters if "." in key else self, f.name) for key, f in self.specs().items()}
 
     @cached_property
     def text(self) -> str:
-        """`flat` as one line of JSON, the method by its own name: how the server tells its clients."""
+        """Return `flat` as a line of JSON for messages to clients; the method goes by its own name."""
         return json.dumps(self.flat() | {"method": self.method_name})
 
     def on_own_test_parts(self) -> "Config":
-        """Return the configuration for data without a common test set, if the user did not set `test-on`."""
+        """Return the configuration for data without a common test set."""
         why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
-        return self.but(test_on="local", remarks=(*self.remarks, ("test-on", why)))
+        return self.replace(test_on="local", remarks=(*self.remarks, ("test-on", why)))
 
-    def but(self, **changes: Any) -> "Config":
-        """The same configuration with some fields changed."""
+    def replace(self, **changes: Any) -> "Config":
+        """Return the configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
 @cache
 def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
-    """The options of a dataclass by key: of `Config` those that all methods share, of `Parameters` a method's own."""
+    """Return the fields of `Config` or of a `Parameters` class by key."""
     return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
 
 
 def listed(value: str) -> list[str]:
-    """The parts of a value that is a list separated by commas; spaces do not count."""
+    """Return the parts of a comma-separated value, without spaces."""
     return [part for part in value.replace(" ", "").split(",") if part]
 
 
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
-    """The keys that all methods share and that are about one of these."""
+    """Return the common keys about these subjects."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
 
 
 @cache
 def keys_that(may: Literal["at_node", "resumable", "path"]) -> tuple[str, ...]:
-    """The keys that a node may set (`at_node`), that a resumed run may change, or that become paths; see `option`."""
+    """Return the common keys that a node may set (`at_node`), that a resumed run may change, or that are paths."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata[may])

@@ -120,7 +120,7 @@ class RunDirectory(Observer):
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """Write the settled `test-on` into `config.toml`."""
         if run.test_on not in ("", self.config.test_on):
-            self.config = self.config.but(test_on=run.test_on)
+            self.config = self.config.replace(test_on=run.test_on)
             self._write_config()
 
     def round(self, run: RunInfo, report: RoundReport) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedhet import training
-from fedhet.config import client_setup, configuration
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
@@ -84,14 +85,15 @@ def make_server_app(
         ConfigError: A method has the name of another method.
     """
     for method in methods:
-        registry.give(method)
+        registry.register(method)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = configuration.resolve(context.run_config)
         engine = config.engine if "engine" in config.chosen else "flwr"
-        effective(config.but(engine=engine), registry.traits(config), config.chosen)  # refuses keys of the local engine
+        # Refuse keys of the local engine.
+        effective(config.replace(engine=engine), registry.traits(config), config.chosen)
         dataset = None
         if public:
             with seeded(config.seed, "public dataset"):

@@ -115,7 +115,7 @@ class Run:
         if settings:
             chosen = {key: value for key, value in self.config.flat().items() if value != ""}
             changed = configuration.resolve({**chosen, **settings}, strict=False)
-            self.config = changed.but(chosen=self.config.chosen, remarks=self.config.remarks)
+            self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
 
     def take(self, settings: Mapping[str, Any]) -> None:
         """Apply the keys of a configuration of Flower's that are fedhet's; others are for mods around the clients."""

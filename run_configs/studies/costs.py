@@ -98,7 +98,7 @@ def measured(config: Config, what: str) -> Meter:
     """Run the first rounds of a federation, and measure some of its clients in the last one."""
     with tempfile.TemporaryDirectory() as folder:
         meter = Meter(what, min(2, config.rounds), CLIENTS)
-        run_locally(config.but(workers=1), Path(folder) / "run", observers=[meter], app=meter)  # type: ignore[arg-type]
+        run_locally(config.replace(workers=1), Path(folder) / "run", observers=[meter], app=meter)  # type: ignore[arg-type]
     return meter
 
 

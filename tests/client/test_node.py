@@ -142,11 +142,11 @@ def test_server_paths_of_data_and_presets(tmp_path, in_a_run):
     """Nor does a preset that leads out of the folder of presets."""
     (tmp_path / "secret.toml").write_text('password = "1234"')
     chosen = {"method": "fedmd", "public-samples": 9, "public-dataset": "digits", "public-data": str(tmp_path)}
-    assert node._settings(json.dumps(chosen), True, ()).public_data == str(tmp_path)
-    assert node._settings(json.dumps(chosen), False, ()).public_data == ""
+    assert configuration.at_node(json.dumps(chosen), (), here=True).public_data == str(tmp_path)
+    assert configuration.at_node(json.dumps(chosen), (), here=False).public_data == ""
     out = os.path.relpath(tmp_path / "secret", configuration.run_configs())
     with pytest.raises(ConfigError) as told:
-        node._settings(json.dumps({"preset": out}), False, ())
+        configuration.at_node(json.dumps({"preset": out}), (), here=False)
     assert "unknown preset" in str(told.value)
     assert "password" not in str(told.value)
 
@@ -207,6 +207,20 @@ def test_client_beyond_memory_limit(federate, tiny):
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
     watch, _ = federate("FedAvg", nodes={0: {"memory-limit": "-1"}})
     assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
+
+
+def test_no_memory_to_rebuild_network(federate, tiny):
+    built = []
+
+    def model(client):
+        if client.name == "1" and built.count("1"):
+            raise RuntimeError("could not create a primitive")
+        built.append(client.name)
+        return tiny.model()
+
+    watch, _ = federate("FedAvg", model, nodes={1: {"memory-limit": 1e6}})
+    reason = "it needs more memory than its node allows (memory-limit = 1000000.0 GB)"
+    assert {"client": "1", "reason": reason} in [failure for row in watch.rows for failure in row["failures"]]
 
 
 def wide():

@@ -41,7 +41,7 @@ def test_rounds_that_no_method_determines():
     with pytest.raises(ConfigError, match="none of fedavg, pfnm determines the number of rounds itself"):
         shared(("fedavg", "pfnm"))
     for method in ("fedavg", "pfnm", "fedhenn"):
-        with pytest.raises(ConfigError, match=f"rounds = 0: {method} does not settle by itself"):
+        with pytest.raises(ConfigError, match=f"rounds = 0: {method} does not determine the number"):
             configuration.resolve({"method": method, "rounds": 0})
 
 

@@ -112,7 +112,7 @@ def run_on(
 ) -> Run:
     """Run settings on nodes that join and leave (see `Nodes`)."""
     config = configuration.resolve({key: value for key, value in settings.items() if key != "clients"})
-    config = config.but(state_dir=str(folder / "state"), clients=len(set(partitions)))
+    config = config.replace(state_dir=str(folder / "state"), clients=len(set(partitions)))
     grid = Nodes(make_client_app(), partitions, between=between)
     serve(config, grid, folder, engine="local", public=client_setup.public_dataset(config), observers=[grid])
     return Run(folder)

@@ -2,7 +2,8 @@
 
 import torch
 
-from fedhet.config import client_setup, configuration
+from fedhet.config import client_setup
+from fedhet.config import configuration as configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples, PublicDataset, with_validation
 from fedhet.methods.options import Config
@@ -54,7 +55,7 @@ def test_seed_and_name_decide():
 
 def test_validation_parts_come_from_training_parts_only():
     plain = configuration.resolve({"method": "fedhenn", "public-samples": 50, "clients": 3, "samples-per-client": 20})
-    apart = plain.but(validation=0.2)
+    apart = plain.replace(validation=0.2)
     assert client_setup.public_dataset(apart).digest == client_setup.public_dataset(plain).digest
     for number in range(3):
         whole, rest = (client_setup.data_of(ClientInfo(str(number), number, 3, each)) for each in (plain, apart))

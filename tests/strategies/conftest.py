@@ -152,7 +152,7 @@ def federate(tmp_path):
         config = configuration.resolve({**SETTINGS, "method": method, **settings}, over={"method", *settings})
         app, folder = make_client_app(model, data), tmp_path / name
         # Who is there is for the nodes to say, and the fixture's settings are no user's.
-        config = config.but(state_dir=str(folder / "state"), chosen=config.chosen & settings.keys() - {"clients"})
+        config = config.replace(state_dir=str(folder / "state"), chosen=config.chosen & settings.keys() - {"clients"})
         done = Done(config, folder)
 
         def spying(message, context):

@@ -142,7 +142,7 @@ def run(
     spoil: Callable[[str, int, Message], None] | None = None,
 ) -> Run:
     config, wire = resolve({**TINY, **(settings or {})}, strict=False), Wire(spoil)
-    config = config.but(chosen=frozenset({"clients"}), remarks=())
+    config = config.replace(chosen=frozenset({"clients"}), remarks=())
     run_locally(config, folder, app=make_client_app(model, data, mods=[wire]))
     return Run(folder, config, wire)
 

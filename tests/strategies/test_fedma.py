@@ -110,7 +110,7 @@ class Run:
 def run(folder: Path, *, wire: Wire | None = None, watch: Watch | None = None, **changes) -> Run:
     settings = TINY | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     wire, watch = wire or Wire(), watch or Watch()
-    config = resolve(settings, over={"method"}).but(chosen=frozenset({"clients"}))
+    config = resolve(settings, over={"method"}).replace(chosen=frozenset({"clients"}))
     run_locally(config, folder, app=wire, observers=[watch])
     return Run(folder, wire, watch)
 

@@ -66,7 +66,7 @@ def test_with_all_else_switched_off_it_is_fedavg(federate, tmp_path, monkeypatch
             "state-dir": str(tmp_path / "fedavg"),
         },
         strict=False,
-    ).but(chosen=frozenset())
+    ).replace(chosen=frozenset())
     fedavg = FedAvg(config, model=plain)
     fedavg.start(LocalGrid(make_client_app(plain), 3), initial_arrays=ArrayRecord(first))
     for name, array in mine.items():

@@ -61,7 +61,7 @@ def ran(folder: Path, case: str, **keys: Any) -> Run:
     common = {"architectures": "mlp-30", "samples-per-client": 300, "momentum": 0.9, "learning-rate": 0.05}
     common |= {"local-epochs": 2, "rounds": 2}
     settings = Case.of(method, {**common, **CASES[case]}).settings(**keys)
-    config = configuration.resolve(settings).but(chosen=frozenset())  # the models are the configured ones
+    config = configuration.resolve(settings).replace(chosen=frozenset())  # the models are the configured ones
     run_locally(config, folder, functions=UserFunctions(model=double))
     return Run(folder)
 

@@ -145,7 +145,7 @@ def test_presets_with_common_test_set(preset):
     config = configuration.resolve({"preset": preset})
     settled, beside = (UserFunctions(data=each).adapted(config) for each in (without_common, with_common))
     assert settled.test_on == "local"
-    assert settled.but(test_on=config.test_on, remarks=beside.remarks) == beside
+    assert settled.replace(test_on=config.test_on, remarks=beside.remarks) == beside
     assert [key for key, _ in settled.remarks if key == "test-on"] == ["test-on"]
     assert "the data have no common test set" in dict(settled.remarks)["test-on"]
     assert beside.test_on == UserFunctions(model=model_of).adapted(config).test_on == config.test_on
@@ -203,11 +203,11 @@ def test_ensemble_of_own_networks(tmp_path):
 
 def test_ensemble_without_score(run, caplog):
     run("ensemble", local_epochs=1)
-    assert len(logged(caplog, "ensemble's model is at the server alone and has no score")) == 1
+    assert len(logged(caplog, "ensemble's model is at the server only and was not evaluated")) == 1
     functions = UserFunctions(model=model_of, data=without_common)
     base = {"preset": "local/digits", "clients": 2}
     shared = shared_settings(variants_of(["local", "ensemble"]), seeds=[0], config=base, functions=functions)
-    assert [note for note in shared.notes if note.startswith("ensemble's model is at the server alone")]
+    assert [note for note in shared.notes if note.startswith("ensemble's model is at the server only")]
 
 
 def test_server_uses_first_clients_public_dataset(tmp_path):

@@ -71,7 +71,7 @@ def test_settings_for_own_networks_and_data() -> None:
     config = own({"method": "fedtgp", "clients": 3})
     assert (config.preset, config.optimizer, config.learning_rate, config.rounds) == ("own", "adam", 0.003, 20)
     assert (config.clients, config.parameters.width, config.chosen) == (3, 32, {"preset", "method", "clients"})
-    assert own("fedtgp").flat() == config.but(clients=10).flat()
+    assert own("fedtgp").flat() == config.replace(clients=10).flat()
     assert own(None).method == "fedhenn"
     assert (own("fedma").rounds, own("pfnm").rounds, own("nearest-neighbour").rounds) == (0, 1, 1)
     assert own("fedtgp/digits").flat() == resolve({"preset": "fedtgp/digits"}).flat()

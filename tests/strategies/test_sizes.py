@@ -491,4 +491,4 @@ def test_a_global_model_is_validated_as_it_is_tested(federate):
     assert found == pytest.approx(right.double().mean().item())
     assert done.summary["validation_accuracy"]["weighted"] == found
     assert set(done.rows[-1]["common"]["received"]) == {"accuracy", "loss"}
-    assert client_setup.common_validation(done.config.but(test_on="both")) is None
+    assert client_setup.common_validation(done.config.replace(test_on="both")) is None
