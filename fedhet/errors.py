@@ -1,4 +1,4 @@
-"""Errors that are messages for people: the command line prints them without a traceback and exits with code 2."""
+"""Errors with messages for users: the command line prints them without a traceback."""
 
 import traceback
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 class FedhetError(Exception):
-    """An error that the user can correct; the message says what was wrong, where, and what would be right.
+    """An error that the user can correct; the message says what is wrong, where, and what to do.
 
     Attributes:
-        may_pass: whether the same can succeed later, such as reading from a network share; a client with such an error
+        may_pass: whether the same may succeed later, such as reading from a network share. A client with such an error
             in its handshake is asked again.
     """
 
@@ -18,15 +18,15 @@ class FedhetError(Exception):
 
 
 class ConfigError(FedhetError):
-    """A configuration that cannot be run: unknown key, wrong type or range, settings that contradict each other."""
+    """An invalid configuration: an unknown key, a wrong type or value, or settings that contradict each other."""
 
 
 class DataError(FedhetError):
-    """Data that is missing or damaged, or that cannot be shared out as asked."""
+    """Data that is missing or damaged, or that cannot be distributed as configured."""
 
 
 class ModelError(FedhetError, ValueError):
-    """A model that does not exist or does not fit its data or method."""
+    """A model that does not exist, or that does not suit its data or method."""
 
 
 class UserCodeError(DataError, ModelError):
@@ -50,18 +50,15 @@ def in_words(error: OSError) -> str:
     return f"{error.filename} cannot be written or read: {error.strerror or error}"
 
 
+KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "Sequence": "a list", "Path": "a path"}
+"""Descriptions of classes for messages."""
+
+
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
-    """Raise a ConfigError for an argument of none of the classes that are given with it; None is accepted."""
+    """Raise a ConfigError for an argument that is neither None nor an instance of its classes."""
     for name, (value, kinds) in arguments.items():
         if value is not None and not isinstance(value, kinds):
-            named = {
-                "str": "a text",
-                "Mapping": "a dict",
-                "int": "a whole number",
-                "Sequence": "a list",
-                "Path": "a path",
-            }
-            words = " or ".join(named.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
+            words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
             raise ConfigError(f"{name} = {value!r}: must be {words}")
 
 
@@ -72,14 +69,16 @@ def check_list(name: str, value: object, kind: type, example: str) -> None:
 
 
 MOST, NEIGHBOURS = 20, 5
-"""So many known names are all named; of more only the nearest."""
+"""A message lists all known names up to this number, or else this number of the nearest."""
 
 
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return a message about an unknown name, with the nearest known name and the known names (or neighbours).
+    """Return a message about an unknown name, such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, ...`.
 
-    Returns:
-        Such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, cnn-3-3, mlp`, `model` being the kind.
+    Args:
+        kind: what the name is for, such as `model`.
+        name: the unknown name.
+        known: the known names.
     """
     names = sorted({*known})
     close = get_close_matches(name, names, n=1)

@@ -116,7 +116,7 @@ class TestBadInput:
             (["--set", "out=one", "--out", "other"], "--out other and --set out say the same"),
             (["--engine", ""], "--engine: there is no value"),
             (["fedavg", "--set", "preset=fedprox/digits"], "fedavg is a preset, and --set preset names another"),
-            (["--set", "resume=true"], "--resume DIR goes on with the run in a directory"),
+            (["--set", "resume=true"], "--set resume: on the command line, use --resume DIR"),
             (["--out", ""], "this is no name of a file or folder"),
             (["--data", ""], "this is no name of a file or folder"),
             (["--resume", ""], "this is no name of a file or folder"),

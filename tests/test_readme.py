@@ -291,7 +291,7 @@ PUBLIC = {
     "fedhet": ["run", "compare", "make_client_app", "make_server_app", "wrap", "FedAvg", "FedHeNN", "FedMA"],
     "fedhet.algorithms.alignment.cka": ["linear_cka", "debiased_linear_cka", "rbf_cka"],
     "fedhet.algorithms.matching": ["match_layer", "LayerMatch"],
-    "fedhet.methods.registry": ["methods", "models", "datasets", "partitions"],
+    "fedhet.registry": ["methods", "models", "datasets", "partitions"],
     "fedhet.algorithms.graphs": ["permute"],
 }
 """Names outside this repository that others import: they stay, or CHANGELOG.md says what takes their place."""

@@ -1,4 +1,4 @@
-"""The command line. torch and Flower are imported only by what needs them: `fedhet --help` answers at once."""
+"""The command line. torch and Flower are imported when they are needed, so that `fedhet --help` is quick."""
 
 import logging
 import time
@@ -38,7 +38,7 @@ from fedhet.utils.text import printable, terminal
 from fedhet.utils.version import __version__
 
 FAILED, BAD_INPUT = 1, 2
-GOES_ON = "stopped; the same command goes on where it was"
+GOES_ON = "stopped; the same command continues where it was"
 
 app = typer.Typer(
     help="Federated learning among clients whose neural networks differ.",
@@ -65,25 +65,25 @@ def run(
         str | None,
         typer.Argument(
             metavar="[CONFIG]",
-            help="A TOML file, a preset or a method (`fedhet list`); fedhenn/digits if left out.",
+            help="A TOML file, a preset or a method (`fedhet list`); by default fedhenn/digits.",
             autocompletion=known_names,
         ),
     ] = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
-    out: Annotated[Path | None, place("Run directory; a new one under runs/.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    out: Annotated[Path | None, place("Run directory; by default a new one in runs/.")] = None,
     data: Data = None,
     engine: Annotated[str | None, typer.Option(metavar="ENGINE", help="local, ray, or a SuperLink connection.")] = None,
-    resume: Annotated[Path | None, place("Go on with the run in this directory; its settings count.")] = None,
+    resume: Annotated[Path | None, place("Resume the run in this directory.")] = None,
     method: Named = None,
 ) -> None:
     """Run a federation from beginning to end."""
     with _errors():
         if resume is not None and (config is not None or out is not None):
-            raise ConfigError("--resume goes on with a run where it is, as it was: leave CONFIG and --out out")
+            raise ConfigError("--resume continues a run as it is configured: leave CONFIG and --out out")
         by_hand = _settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
         if "resume" in by_hand:
-            raise ConfigError("--set resume: on the command line, --resume DIR goes on with the run in a directory")
+            raise ConfigError("--set resume: on the command line, use --resume DIR")
         if resume is not None:
             _run(by_hand, folder=resume, resume=True)
             return
@@ -103,22 +103,22 @@ def compare(
         list[str],
         typer.Argument(
             metavar="METHOD...",
-            help="Methods, in the order of the table, or [NAME=]METHOD,KEY=VALUE,... for one with settings of its own.",
+            help="Methods in the order of the table, or [NAME=]METHOD,KEY=VALUE,... for one with its own settings.",
             autocompletion=method_names,
         ),
     ],
-    seeds: Annotated[str, typer.Option(help="Comma-separated; every method runs once with each.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated; every method runs once with each seed.")] = "0,1,2",
     config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or preset.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, place("Folder of the comparison; else named by the methods, in runs/.")] = None,
+    out: Annotated[Path | None, place("Folder of the comparison; by default one in runs/.")] = None,
     jobs: Jobs = None,
-    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="Differences are to it; else the first.")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="By default the first method.")] = None,
     tune: Tune = None,
     tune_runs: TuneRuns = None,
     tune_seeds: Annotated[str, typer.Option(help="Comma-separated; for tuning only.")] = "1000,1001,1002",
     data: Data = None,
 ) -> None:
-    """Run several methods on the same clients and data; interrupted, the same command goes on."""
+    """Run several methods on the same clients and data. If interrupted, the same command continues."""
     with _errors(stopped=GOES_ON):
         reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
         chosen = configuration.named(config) | _settings_of(settings, data=data)
@@ -137,28 +137,31 @@ def recommend(
         str | None,
         typer.Argument(
             metavar="[CONFIG]",
-            help="The clients: a TOML file, a preset or a method; fedhenn/digits if left out.",
+            help="The clients: a TOML file, a preset or a method; by default fedhenn/digits.",
             autocompletion=known_names,
         ),
     ] = None,
     settings: Settings = None,
     allow: Annotated[
         str | None,
-        typer.Option(metavar="KINDS", help="What may leave the clients, such as weights,statistics; else all."),
+        typer.Option(
+            metavar="KINDS",
+            help="Kinds of values that clients may send; by default all.",
+        ),
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What a round may cost a client, such as 500KB; else any.")
+        str | None, typer.Option(metavar="SIZE", help="Maximum size of a client's messages in a round, such as 500KB.")
     ] = None,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for everything, such as 90s, 30m, 2h.")] = "30m",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Total time, such as 90s, 30m or 2h.")] = "30m",
     public_labels: Annotated[
         bool, typer.Option("--public-labels", help="The labels of the public dataset are known.")
     ] = False,
-    methods: Annotated[str, typer.Option(help="Methods to try, with commas; else all that can serve.")] = "",
-    out: Annotated[Path | None, place("Folder for everything; runs/recommend if left out.")] = None,
+    methods: Annotated[str, typer.Option(help="Methods to try, comma-separated; by default all that can serve.")] = "",
+    out: Annotated[Path | None, place("Folder for all runs; by default runs/recommend.")] = None,
     jobs: Jobs = None,
     data: Data = None,
 ) -> None:
-    """Find out which methods can serve clients and compare the best; interrupted, the same command goes on."""
+    """Find the methods that can serve clients, and compare them. If interrupted, the same command continues."""
     with _errors(stopped=GOES_ON):
         chosen = configuration.named(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -173,9 +176,9 @@ def recommend(
 @app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="A new folder.", parser=path_of)],
-    flower: Annotated[bool, typer.Option("--flower", help="As an app that `flwr run` starts.")] = False,
+    flower: Annotated[bool, typer.Option("--flower", help="Write a Flower app for `flwr run`.")] = False,
 ) -> None:
-    """Write the files with which a project of your own begins: model, data, and what runs them."""
+    """Write the files of a new project: a model, data, and a script or Flower app."""
     with _errors():
         from fedhet.cli.new_project import write
 
@@ -188,15 +191,15 @@ def new(
 @app.command()
 def report(
     folders: Folders,
-    out: Annotated[Path, place("The page on several runs.", "FILE")] = Path("comparison.html"),
+    out: Annotated[Path, place("The page about several runs.", "FILE")] = Path("comparison.html"),
     method: Named = None,
 ) -> None:
-    """Write a run's report.html, and its figures as PNG; or one page on several runs."""
+    """Write report.html and figures for a run, or one page about several runs."""
     with _errors(everything_is_input=True):
         from fedhet.results.report import compare_folders, write_report
 
         if method is not None:
-            registry.method(method)  # from now on it is known, whatever folder names it
+            registry.method(method)  # import it
         if len(folders) == 1:
             typer.echo(printable(str(write_report(folders[0]))))
         else:
@@ -205,10 +208,10 @@ def report(
 
 @app.command()
 def clean(
-    days: Annotated[float, typer.Option(min=0, help="Remove what was not written to for so many days.")] = 30,
-    state_dir: Annotated[Path | None, place("The node's folder of state; ~/.fedhet/state if left out.")] = None,
+    days: Annotated[float, typer.Option(min=0, help="Age in days from which runs are removed.")] = 30,
+    state_dir: Annotated[Path | None, place("The node's folder of state; by default ~/.fedhet/state.")] = None,
 ) -> None:
-    """Remove old runs' states and public datasets from this node's folder."""
+    """Remove states and public datasets of old runs from this node's folder."""
     with _errors(everything_is_input=True):
         from fedhet.client.state import remove_old
 
@@ -222,7 +225,7 @@ def clean(
 
 @app.command("list")
 def list_names() -> None:
-    """Name the methods, models, data sets, partitions and presets."""
+    """List methods, models, data sets, partitions and presets."""
     from fedhet import data, models
 
     sections = {
@@ -244,12 +247,12 @@ def keys(
         str | None,
         typer.Argument(
             metavar="[METHOD|WORD]",
-            help="Only this method's own keys, or keys with this word in their name or meaning.",
+            help="Show only this method's keys, or keys with this word in their name or description.",
             autocompletion=method_names,
         ),
     ] = None,
 ) -> None:
-    """Show configuration keys, their defaults and what they mean."""
+    """Show configuration keys, their defaults and their descriptions."""
     with _errors():
         groups = configuration.key_groups(word)
         if not any(groups.values()):
@@ -263,7 +266,7 @@ def keys(
 
 
 def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
-    """The keys set by `--set` or by an option of their own; a ConfigError for one without value, or set twice."""
+    """Return the keys set by `--set` or by options; raises a ConfigError for one without a value or set twice."""
     chosen: dict[str, Any] = parse_settings(settings or ())
     for key, value in options.items():
         if value is None:
@@ -285,7 +288,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
     line = ProgressLine(console)
     here = not isinstance(chosen, Config) or chosen.engine in ("local", "ray")
     if isinstance(chosen, Config) and here and chosen.device not in ("auto", "cpu"):
-        device_of(chosen.device)  # one that is not here ends it before anything is said
+        device_of(chosen.device)  # raises unless it is available
     where = "" if here else " on the server's machine"
     typer.echo(printable(f"results go to {folder.resolve()}{where}"))
     line.prepare(folder.name, "reading data, building networks, handshakes with clients")
@@ -306,7 +309,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """A module of ours, with Flower's own chatter silenced; its import sets the level, so it comes first."""
+    """Import a module, and then silence Flower's logger, whose level the import sets."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module
@@ -314,9 +317,11 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 
 @contextmanager
 def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
-    """Errors for people: one message, no traceback; bad input exits with 2, a run that failed with 1.
+    """Print errors as messages, and exit with 2 for bad input and with 1 for a failed run.
 
-    With `everything_is_input` all errors are of bad input; `stopped` is said where the command is interrupted.
+    Args:
+        everything_is_input: treat all errors as bad input.
+        stopped: the message if the command is interrupted.
     """
     with ended_by_signals():
         try:
@@ -325,7 +330,7 @@ def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> I
             _stop(str(error), BAD_INPUT)
         except FedhetError as error:
             _stop(str(error), BAD_INPUT if everything_is_input else FAILED)
-        except BrokenPipeError:  # who reads the output has closed it: click ends quietly
+        except BrokenPipeError:  # the output was closed, and typer exits quietly
             raise
         except OSError as error:
             _stop(in_words(error), FAILED)

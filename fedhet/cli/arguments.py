@@ -1,4 +1,4 @@
-"""Arguments and options of the command line: their types, help and completion."""
+"""Arguments and options of the command line, with their types, help and completion."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +13,19 @@ from fedhet.methods import registry
 
 
 def path_of(name: str | Path) -> Path:
-    """Return the path that a user names; refuse an empty name, which would stand for the working folder."""
+    """Return the path of a name; refuse an empty name, which would be the working folder."""
     if not str(name) or "\0" in str(name):
         raise typer.BadParameter("this is no name of a file or folder: give one, or leave the option out")
     return Path(name).expanduser()
 
 
 def method_names(incomplete: str) -> list[str]:
-    """Methods, for completion in a shell."""
+    """Complete the name of a method."""
     return [name for name in registry.methods() if name.startswith(incomplete)]
 
 
 def known_names(incomplete: str) -> list[str]:
-    """Methods and presets, for completion in a shell."""
+    """Complete the name of a method or preset."""
     return [*method_names(incomplete), *(name for name in configuration.presets() if name.startswith(incomplete))]
 
 
@@ -40,40 +40,38 @@ def place(help: str, metavar: str = "DIR") -> Any:
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set one key; may be repeated (`fedhet keys`).", autocompletion=_settings
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key (`fedhet keys`); repeatable.", autocompletion=_settings),
 ]
-Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="The method, if it is a file's.")]
+Named = Annotated[str | None, typer.Option("--method", metavar="MODULE:NAME", help="A method to import.")]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder with the data set's files.", parser=lambda name: path_of(name).resolve()),
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; else as many as have room.")]
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run directory, or several.", parser=path_of)]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit in memory.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.", parser=path_of)]
 Tune = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[NAME:]KEY=V1,V2,...",
-        help="Choose a key's value for each method, or for one, by validation accuracy, before the runs; repeatable.",
+        help="Choose a key's value for every method, or for one, by validation accuracy before the runs; repeatable.",
     ),
 ]
 TuneRuns = Annotated[
     int | None,
-    typer.Option(min=1, help="Configurations to try for each method, drawn from its grid; else the largest grid's."),
+    typer.Option(min=1, help="Configurations to try for each method; by default as many as the largest grid has."),
 ]
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers, separated by commas; a ConfigError, with the option, if they are not."""
+    """Parse whole numbers separated by commas; raises a ConfigError that names the option."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} {text}: write whole numbers with commas, such as 0,1,2") from None
+        raise ConfigError(f"{option} {text}: write whole numbers separated by commas, such as 0,1,2") from None
 
 
 def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse the values of `--tune`, by key; raises a ConfigError for a key without values or named twice."""
+    """Return the values of `--tune` by key; raises a ConfigError for a key without values or named twice."""
     grid: dict[str, list[Any]] = {}
     for text in settings:
         name, equals, values = text.partition("=")

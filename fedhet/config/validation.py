@@ -1,6 +1,6 @@
-"""Keys that exclude each other, and keys that have no effect, as `option` declares what each belongs to.
+"""Check that keys do not contradict each other, and find keys without effect.
 
-A key without effect is refused if a user set it, and else reset to its default.
+A key without effect is refused if the user set it, and otherwise reset to its default.
 """
 
 import dataclasses
@@ -21,11 +21,16 @@ SUPPLIED: dict[OwnPart, str] = {
     "model": "models of your own",
     "loader": "a DataLoader, whose own batch_size counts",
 }
-"""Parts that a user supplies, in words."""
+"""Descriptions of what a user passes."""
 
 
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
-    """Problems of names and, unless some of the `numbers` are wrong already, of keys that do not go together."""
+    """Return messages about unknown names and contradictory keys.
+
+    Args:
+        common: values of the common keys.
+        numbers: whether the numbers among them are valid; otherwise only names are checked.
+    """
     from fedhet import data, models
 
     config = Config(**common)
@@ -57,12 +62,12 @@ def _problem(check: Callable[[], object]) -> list[str]:
 
 
 class Reason(NamedTuple):
-    """Why a key has no effect.
+    """The reason why a key has no effect.
 
     Attributes:
-        of: the key that it belongs to (`method` for the method), or what the user supplies in its place.
-        words: this key with its value, or what the user supplies in words.
-        remedy: what gives the key an effect; empty if nothing does.
+        of: the key that it depends on (`method` for the method), or what the user passes in its place.
+        words: this key with its value, or a description of what the user passes.
+        remedy: how to give the key an effect; empty if that is impossible.
     """
 
     of: str
@@ -70,14 +75,14 @@ class Reason(NamedTuple):
     remedy: str = ""
 
     def sentence(self, key: str) -> str:
-        """Return what has no effect, because of what, and what to do."""
+        """Return the message about a key."""
         otherwise = f"{self.remedy}, or leave {key} out" if self.remedy else "leave it out"
         return f"{key} has no effect with {self.words}: {otherwise}"
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return the keys that have no effect beside the others and what the user supplies (`own`), with the reasons."""
-    from fedhet import data  # which needs torch
+    """Return the keys without effect, with the reasons; `own` is what the user passes."""
+    from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own
     flat, found = config.flat(), dict[str, Reason]()
@@ -92,8 +97,8 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
             found[key] = Reason("dataset", f"dataset = {config.dataset}")
         else:
             prefix = key.removesuffix(key.rpartition(".")[2])
-            needs = {prefix + other: wanted for other, wanted in spec.metadata["needs"].items()}
-            for other, wanted in needs.items():
+            for name, wanted in spec.metadata["needs"].items():
+                other = prefix + name
                 if remedy := unmet(other, flat[other], wanted):
                     found[key] = found.get(other) or Reason(other, f"{other} = {_said(flat[other])}", remedy)
         if key in found:
@@ -102,13 +107,13 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
 
 
 def is_complete(chosen: Collection[str]) -> bool:
-    """Return whether the chosen keys are all that methods share, as in the file of a run."""
+    """Return whether all common keys were set, as in the configuration that a run writes."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
     return written - {"clients", "resume"} <= {*chosen}
 
 
 def _said(value: Value) -> str:
-    """Return a value as a sentence has it."""
+    """Return a value for a message."""
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
@@ -121,25 +126,25 @@ def effective(
     strict: bool = True,
     over: Collection[str] = (),
 ) -> Config:
-    """Reset keys without effect to their defaults, and `dataset` to `own` beside data and models of the user's own.
+    """Return the configuration with keys without effect reset to their defaults.
 
     Args:
         config: the configuration.
-        traits: its method's.
-        chosen: keys that were set; those of other methods have no effect.
-        own: what the user supplies.
-        strict: whether chosen keys without effect are refused; else they are in the remarks.
-        over: keys that were set over others in `chosen`, which may lose their effect by it.
+        traits: the traits of its method.
+        chosen: keys that the user set; keys of other methods have no effect.
+        own: what the user passes; with data and models, `dataset` is reset to `own`.
+        strict: refuse chosen keys without effect; otherwise add a remark.
+        over: keys that override others in `chosen`, which may lose their effect by it.
 
     Raises:
-        ConfigError: chosen keys have no effect, and their values ask for one.
+        ConfigError: chosen keys have no effect.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}
     written = is_complete(chosen)
 
     def asks(key: str) -> bool:
-        # A default asks for something unless it is "none", or was written by a run.
+        # The user may set a default of 0 or "", and a run writes all defaults.
         return flat[key] != reset[key] or (flat[key] not in (0, "", OWN) and not written)
 
     vain = {key: reason for key, reason in found.items() if key in chosen and asks(key)}

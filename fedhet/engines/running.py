@@ -1,4 +1,4 @@
-"""Running a federation from beginning to end: what `fedhet run` and `fedhet.run` do."""
+"""Run a federation from beginning to end, as `fedhet run` and `fedhet.run` do."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -37,22 +37,22 @@ def run(
     """Run a federation from beginning to end.
 
     Args:
-        config: single settings (kebab-case keys, or with `_`), added to the preset that they name as `preset`, or else
-            to the digits preset of their `method`, or with `model` and `data` to the preset `own`
-            (`fedhet.config.OWN_SETTINGS`); a TOML file, a preset or a method; or a complete configuration.
-        model: the clients' networks: a function of a client, a class, or a network with whose weights all start
-            (`fedhet.make_client_app`); by default the configured architectures.
+        config: settings (keys with `-` or `_`), which are added to the preset that they name as `preset`, or else to
+            the digits preset of their `method`, or with `model` and `data` to the preset `own`; or a TOML file, a
+            preset, a method, or a complete configuration.
+        model: the clients' networks: a function of a client, a class, or a network whose weights all clients start
+            from (`fedhet.make_client_app`); by default the configured architectures.
         data: the clients' data: a function of a client (`fedhet.make_client_app`); by default the configured data set.
         task: the task of the user's data: a `fedhet.Task` or a name; by default inferred from labels and outputs.
-        out: the run directory; a new one under `runs/` if left out.
-        engine: `local`, `ray`, or a SuperLink connection of Flower's config; `local` unless `config` says otherwise.
+        out: the run directory; by default a new one in `runs/`.
+        engine: `local`, `ray`, or a SuperLink connection from Flower's configuration; by default the configured one.
         resume: directory of a run to resume with its configuration, of which `config` may change single keys. A method
-            that no package installs is imported only if `config` names it too.
-        observers: notified of every round, if its history can be read here.
-        progress: whether to show the rounds as `fedhet run` does: a bar on a terminal, else a line for each.
+            of your own is imported only if `config` names it, too.
+        observers: notified after every round.
+        progress: show the rounds as `fedhet run` does.
 
     Raises:
-        FedhetError: the configuration is wrong, the directory holds another run, or the run failed.
+        FedhetError: the configuration is invalid, the directory contains another run, or the run failed.
     """
     colour_terminals_only()
     check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
@@ -96,7 +96,7 @@ def run(
 
 
 def progress_line() -> Observer:
-    """Return the observer that shows the progress of a run that is called in Python."""
+    """Return the observer that shows the progress of a run in Python."""
     from fedhet.results.progress import ProgressLine
 
     if text.console().is_jupyter:  # a cell keeps what is printed, line by line
@@ -120,12 +120,12 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
         raise ConfigError(f"{folder} holds no run to resume")
     there = configuration.read(folder / "config.toml", supplied)
     if not there:
-        raise ConfigError(f"{folder / 'config.toml'} is empty: nobody knows any more what was run there")
+        raise ConfigError(f"{folder / 'config.toml'} is empty: the run cannot be resumed")
     settings = configuration.from_file(
         folder / "config.toml", supplied, reference := changes.get("method"), of_run=True
     )
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
-        there["method"] = reference  # which says where it is
+        there["method"] = reference  # where to import it from
     state = str(settings.get("state-dir", ""))
     if state and "state-dir" not in changes and not Path(state).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(

@@ -142,7 +142,7 @@ def test_a_node_says_its_depth():
     with pytest.raises(ConfigError, match="the node's depth: 5 is no depth: .* from 1 to 4"):
         client_setup.width_of(client_setup.ClientInfo("0", 0, 2, config, {"depth": 5}))
     for settings in ({"depthfl.depths": "2,0"}, {"depthfl.depths": ","}, {"shared-init": False}):
-        with pytest.raises(ConfigError, match=r"depthfl\.depths|first weights of the whole"):
+        with pytest.raises(ConfigError, match=r"depthfl\.depths|initial weights of the whole"):
             configuration.resolve({"method": "depthfl", **settings})
 
 

@@ -318,13 +318,13 @@ def test_a_node_says_how_much_it_can(federate):
     assert [client_setup.width_of(info) for info in infos] == [1.0, 1.0, 0.5, 0.5]
     own = client_setup.ClientInfo("0", 0, 4, config, {"width": "0.25"})
     assert client_setup.width_of(own) == 0.25
-    with pytest.raises(ConfigError, match="the node's width: 2 is no share"):
+    with pytest.raises(ConfigError, match="the node's width: 2 is not a fraction"):
         client_setup.width_of(client_setup.ClientInfo("0", 0, 4, config, {"width": 2}))
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"heterofl.widths": "1,1.5"}, "widths: 1.5 is no share"), ({"shared-init": False}, "first weights of the whole")],
+    [({"heterofl.widths": "1,1.5"}, "widths: 1.5 is not a fraction"), ({"shared-init": False}, "initial weights of the whole")],
 )
 def test_settings_that_cannot_be(settings, words):
     with pytest.raises(ConfigError, match=words):

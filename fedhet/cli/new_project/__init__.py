@@ -1,4 +1,4 @@
-"""`fedhet new`: copies the files in this folder, with which a user's project starts."""
+"""`fedhet new`: copy the files in this folder to a new project."""
 
 import shutil
 from pathlib import Path
@@ -11,14 +11,14 @@ PROGRAM, APP = ("run.py",), ("client_app.py", "server_app.py", "pyproject.toml")
 
 
 def write(folder: Path, *, flower: bool) -> list[str]:
-    """Write a project's files, and return their names.
+    """Write the files of a project, and return their names.
 
     Args:
-        folder: new, or empty.
-        flower: whether `flwr run` starts it, or else Python.
+        folder: a new or empty folder.
+        flower: write a Flower app for `flwr run`; otherwise a Python script.
 
     Raises:
-        ConfigError: there is something in the folder, or it is a file.
+        ConfigError: the folder is not empty, or is a file.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         problem = "is not empty" if folder.is_dir() else "is a file"

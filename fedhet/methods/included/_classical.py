@@ -1,4 +1,4 @@
-"""The methods of scikit-learn: no network and no peers. Keys of training have no effect."""
+"""The methods that use scikit-learn, without networks or peers. Keys about training have no effect."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "loc
 
 @dataclass(frozen=True)
 class ClassicalParameters(Parameters):
-    """No keys of its own, and no use for those of training."""
+    """Keys without effect on methods of scikit-learn."""
 
     without = TRAINING
 

@@ -1,4 +1,4 @@
-"""Keys of methods whose clients have parts of one network that are counted, such as ranks or blocks."""
+"""Keys of methods whose clients have a number of ranks or blocks of one network."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -20,32 +20,32 @@ class CountedParameters(Parameters):
 
     @cached_property
     def all_sizes(self) -> tuple[int, ...]:
-        """The sizes to assign to clients; raises a ConfigError for a wrong one."""
+        """Return the sizes to assign to clients; raises a ConfigError for a wrong one."""
         sizes = getattr(self, self.counted.rpartition(".")[2])
         return tuple(self._size(each, self.counted) for each in listed(sizes) or [""])
 
     @property
     def size_name(self) -> str:  # type: ignore[override]
-        """The node's setting."""
+        """Return the name of the node's setting."""
         return self.counted.rpartition(".")[2].removesuffix("s")
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """The sizes, the largest first."""
+        """Return the sizes, the largest first."""
         return tuple(sorted({*self.all_sizes}, reverse=True))
 
     @property
     def all_widths(self) -> tuple[float, ...]:
-        """The sizes as shares of the largest."""
+        """Return the sizes as fractions of the largest."""
         return tuple(size / max(self.all_sizes) for size in self.all_sizes)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
-        """Return the size that a node's config sets as a share of the largest; None without one."""
+        """Return the size in a node's config as a fraction of the largest, or None."""
         name, most = self.size_name, max(self.all_sizes)
         return self._size(node_config[name], f"the node's {name}", most) / most if name in node_config else None
 
     def _size(self, value: object, name: str, most: int = 2**16) -> int:
-        """Read a size; raises a ConfigError that names the setting."""
+        """Parse a size; raises a ConfigError that names the setting."""
         text = str(value)
         if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
             raise ConfigError(f"{name}: {value!r} is no {self.size_name}: it must be a whole number from 1 to {most}")

@@ -1,4 +1,4 @@
-"""DepthFL (Kim et al., ICLR 2023): clients have the first blocks of one network, with an exit behind each."""
+"""DepthFL (Kim et al., ICLR 2023): clients have the first blocks of one network, with an exit after each."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class DepthParameters(CountedParameters):
-    """Which blocks clients have."""
+    """Keys of methods whose clients have the first blocks of one network."""
 
     depths: str = option(
         "4,3,2,1", "numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"
@@ -19,14 +19,14 @@ class DepthParameters(CountedParameters):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Find the blocks of models of a user's own: a preset names modules of its network."""
+        """Find the blocks of the user's models, since a preset names modules of its own network."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
 
     def check(self, config: Config) -> None:
-        """Check the depths, and that all arrays of the whole network have a value from the start."""
+        """Check the depths, and that all arrays of the whole network have initial values."""
         _ = self.all_sizes
         if not config.shared_init:
-            raise ConfigError(f"shared-init = false: {config.method} needs first weights of the whole network")
+            raise ConfigError(f"shared-init = false: {config.method} needs initial weights of the whole network")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fedhet.methods.options import option
 
 @dataclass(frozen=True)
 class LearnerParameters(WidthParameters):
-    """The keys of methods whose server trains a network on clients' mean representations of classes."""
+    """Keys of methods whose server trains a network on clients' mean representations of classes."""
 
     server_epochs: int = option(
         1, "number of epochs per round on the clients' mean representations of classes", at_least=1
@@ -27,7 +27,7 @@ class FedGHParameters(LearnerParameters):
 TRAITS = Traits(
     keeps="model", scored="trained", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}
 )
-"""Those of methods whose server trains a network on clients' mean representations of classes."""
+"""Traits of methods whose server trains a network on clients' mean representations of classes."""
 
 method = Method(
     "fedgh", traits=TRAITS, Parameters=FedGHParameters, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1}

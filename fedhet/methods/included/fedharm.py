@@ -50,37 +50,37 @@ class FedHARMParameters(Parameters):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """`slots` as numbers."""
+        """Return `slots` as numbers."""
         return tuple(map(int, self.slots.split(",")))
 
     @property
     def aligns(self) -> bool:
-        """Whether the distance has any weight."""
+        """Whether the distance has a weight above 0."""
         return self.alpha < 1
 
     @property
     def aligns_blocks(self) -> bool:
-        """Whether the distance is one between blocks."""
+        """Whether the distance is between blocks."""
         return self.aligns and self.align != "spectral"
 
     @property
     def parts(self) -> int:
-        """Number of arrays (n, width) that a client sends for n shared images: one for each block, or posteriors."""
+        """Number of arrays (n, width) that a client sends for n public images: one per block, or the posteriors."""
         return 1 if self.align == "spectral" else len(self.lengths)
 
     @property
     def weight(self) -> float:
-        """Weight of the distance in the loss on the shared set."""
+        """Weight of the distance in the loss on the public dataset."""
         return (1 - self.alpha) / (self.alpha if self.divide else 1.0)
 
     @property
     def task_weight(self) -> float:
-        """Weight of the task's loss on the shared set."""
+        """Weight of the task's loss on the public dataset."""
         return 1.0 if self.divide else self.alpha
 
 
 def traits(parameters: FedHARMParameters) -> Traits:
-    """FedHARM's traits for these keys."""
+    """Return the traits for these keys."""
     sends = {"slots": STRUCTURE, "distance": METRICS}
     if parameters.aligns:
         sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")

@@ -9,15 +9,15 @@ from fedhet.methods.options import Parameters, option
 from fedhet.methods.sharing import EVERYTHING, NOTHING
 
 LEAST_ROWS = 8
-"""Rows on which similarity can be estimated: RBF blocks of at most as many have at least the four that HSIC_1 needs."""
+"""Smallest number of rows for which similarity is estimated: RBF blocks then have the four rows that HSIC_1 needs."""
 
 AUGMENTATION = "rad augmentation"
-"""Purpose of a random stream of a round that server and clients draw alike."""
+"""Purpose of a random stream of a round that the server and the clients share."""
 
 
 @dataclass(frozen=True)
 class FedHeNNParameters(Parameters):
-    """FedHeNN's own keys, with the paper's values but for the target, which is fedhet's own."""
+    """FedHeNN's own keys, with the paper's values except for the target."""
 
     setting: str = option(
         "heterogeneous",
@@ -59,7 +59,7 @@ class FedHeNNParameters(Parameters):
     probe: int = option(256, "number of public examples for the CKA matrices of the report; 0: none", at_least=0)
 
     def __post_init__(self) -> None:
-        """Settle `eta0` and `schedule`, which may be left to the target, and refuse contradictions."""
+        """Set `eta0` and `schedule` for the target if they are not chosen, and refuse contradictions."""
         spectral = self.target == "spectral"
         if self.eta0 < 0:
             object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
@@ -74,7 +74,7 @@ class FedHeNNParameters(Parameters):
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
 
     def eta(self, round: int) -> float:
-        """The weight of the term in a round (from 1): eta0 f(t) with t = round - 1."""
+        """Return the weight of the proximal term in a round (from 1): eta0 f(t) with t = round - 1."""
         return self.eta0 * {"sqrt": (round - 1) ** 0.5, "linear": round - 1, "constant": 1.0}[self.schedule]
 
     @property
@@ -84,19 +84,19 @@ class FedHeNNParameters(Parameters):
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send of the RAD; empty where each computes the global model's kernel."""
+        """Name of the arrays that clients send for the RAD; empty if each computes the global model's kernel."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
     def makes_public_dataset(self) -> bool:
-        """The RAD may be drawn from all training examples."""
+        """Whether the RAD is drawn from all training examples."""
         return self.rad_source == "train-union"
 
 
 def traits(parameters: FedHeNNParameters) -> Traits:
-    """FedHeNN's traits for these keys."""
+    """Return the traits for these keys."""
     sends = {"distance": METRICS, "tokens": STRUCTURE} | (
         {"probe": "features"} if parameters.eta0 and parameters.probe else {}
     )

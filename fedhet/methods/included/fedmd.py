@@ -36,7 +36,7 @@ class FedMDParameters(ScoresParameters):
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Leave out the epochs on public labels where there are none."""
+        """Leave out the epochs on public labels if there are none."""
         without = unlabelled and self.public_epochs
         return {"public-epochs": (0, "since the public examples have no labels")} if without else {}
 

@@ -8,7 +8,7 @@ from fedhet.methods.options import Parameters, Value, option
 
 @dataclass(frozen=True)
 class WidthParameters(Parameters):
-    """The keys of methods for which all clients' representations are equally wide."""
+    """Keys of methods that need representations of the same width from all clients."""
 
     width: int = option(
         0,
@@ -19,7 +19,7 @@ class WidthParameters(Parameters):
     )
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Keep the width, of which users learn: a preset set it, and it changes their models."""
+        """Keep a preset's width, with a remark, since it changes the user's models."""
         if not own_models or not self.width:
             return {}
         why = (
@@ -29,7 +29,7 @@ class WidthParameters(Parameters):
 
     @property
     def changes_heads(self) -> bool:
-        """With `width` they read as many numbers."""
+        """Whether `width` gives networks other heads."""
         return self.width > 0
 
 

@@ -10,7 +10,7 @@ from fedhet.methods.sharing import BODY
 
 @dataclass(frozen=True)
 class FedRepParameters(Parameters):
-    """FedRep's own keys; `local-epochs` are the head's and the body's epochs together, `closing-epochs` the head's."""
+    """FedRep's own keys. `local-epochs` is the sum of the head's and the body's epochs, `closing-epochs` the head's."""
 
     body_epochs: int = option(
         1, "number of epochs per round that train the body; the others train the head", at_least=1

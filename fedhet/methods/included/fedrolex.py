@@ -1,4 +1,4 @@
-"""FedRolex (Alam et al., NeurIPS 2022): clients have a window of each hidden layer, which moves on every round."""
+"""FedRolex (Alam et al., NeurIPS 2022): clients have a window of each hidden layer, which moves in every round."""
 
 from dataclasses import replace
 

@@ -10,7 +10,7 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class FjORDParameters(SizedParameters):
-    """FjORD's own keys, with the paper's values; `widths` are also the widths that are drawn."""
+    """FjORD's own keys, with the paper's values. `widths` are also the widths that clients draw."""
 
     distil: bool = option(True, "smaller networks learn from the outputs of the client's widest network")
 

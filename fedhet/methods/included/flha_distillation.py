@@ -24,7 +24,7 @@ class FLHADistillationParameters(Parameters):
     )
 
     def teaching(self, rounds: int) -> int:
-        """How many of the rounds train the teacher: the first ones, at least one."""
+        """Return the number of first rounds, at least one, that train the teacher."""
         return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
 
 

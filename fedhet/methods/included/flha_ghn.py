@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FLHAGHNParameters(Parameters):
-    """FLHA-GHN's own keys, with the paper's values but for the head: the paper's is `dense`, ten times as large."""
+    """FLHA-GHN's own keys, with the paper's values except for the head: the paper's is `dense`, ten times as large."""
 
     head: Literal["base-lowrank", "dense", "tiled"] = option(
         "base-lowrank",
@@ -50,7 +50,7 @@ class FLHAGHNParameters(Parameters):
 
     @property
     def design(self) -> "Design":
-        """How the hypernetwork is built."""
+        """Return the design of the hypernetwork."""
         from fedhet.algorithms.hypernets import Design
 
         return Design(self.head, normalise=self.normalise)

@@ -8,7 +8,7 @@ from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class AuxiliaryParameters(Parameters):
-    """The keys of methods with an auxiliary network, which clients share."""
+    """Keys of methods with an auxiliary network, which clients share."""
 
     uses = ("architectures",)  # of the auxiliary network
     shared_model: str = option(
@@ -32,6 +32,6 @@ class FMLParameters(AuxiliaryParameters):
 
 
 TRAITS = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
-"""The traits of methods with an auxiliary network."""
+"""Traits of methods with an auxiliary network."""
 
 method = Method("fml", traits=TRAITS, Parameters=FMLParameters)

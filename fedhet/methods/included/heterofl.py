@@ -10,7 +10,7 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class SizedParameters(Parameters):
-    """The key of all methods whose clients have parts of one network."""
+    """The key of methods whose clients have fractions of one network's units."""
 
     uses = ("assign",)
 
@@ -20,12 +20,12 @@ class SizedParameters(Parameters):
     )
 
     def check(self, config: Config) -> None:
-        """Check the widths, and that all entries of the whole network have a value from the start."""
+        """Check the widths, and that all entries of the whole network have initial values."""
         _ = self.all_widths
         if not config.shared_init:
             raise ConfigError(
-                f"shared-init = false: {config.method_name} needs first weights of the whole network, since some of "
-                "them may be nobody's in a round"
+                f"shared-init = false: {config.method_name} needs initial weights of the whole network, since in a "
+                "round some of them may belong to no client"
             )
 
 

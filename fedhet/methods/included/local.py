@@ -1,4 +1,4 @@
-"""Local training: what every client achieves alone."""
+"""Local training without communication."""
 
 from dataclasses import dataclass
 from typing import Literal

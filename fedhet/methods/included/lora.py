@@ -12,7 +12,7 @@ from fedhet.methods.options import Config, option
 from fedhet.methods.sharing import TRAINED
 
 A, B = "lora_a", "lora_b"
-"""Last parts of the names of an adapter's arrays, (rank, in) and (out, rank)."""
+"""Suffixes of the names of an adapter's arrays, (rank, in) and (out, rank)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LoRAParameters(CountedParameters):
     train_head: bool = option(False, "train and average the head as well")
 
     def check(self, config: Config) -> None:
-        """Check the ranks, and that all clients have one frozen network."""
+        """Check the ranks, and that all clients start from one frozen network."""
         _ = self.all_sizes
         if not config.shared_init:
             raise ConfigError("shared-init = false: lora's clients need one frozen network, with the same weights")

@@ -9,7 +9,7 @@ from fedhet.methods.sharing import TRAINED
 
 @dataclass(frozen=True)
 class PFedHNParameters(Parameters):
-    """pFedHN's own key, of the hypernetwork at the server; clients' steps are configured as everywhere."""
+    """pFedHN's own key."""
 
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
 
