@@ -324,7 +324,10 @@ def test_a_node_says_how_much_it_can(federate):
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"heterofl.widths": "1,1.5"}, "widths: 1.5 is not a fraction"), ({"shared-init": False}, "initial weights of the whole")],
+    [
+        ({"heterofl.widths": "1,1.5"}, "widths: 1.5 is not a fraction"),
+        ({"shared-init": False}, "initial weights of the whole"),
+    ],
 )
 def test_settings_that_cannot_be(settings, words):
     with pytest.raises(ConfigError, match=words):
