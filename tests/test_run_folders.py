@@ -233,7 +233,7 @@ class TestMethodsThatAFolderNames:
 
 CUT, JUNK, NESTED, GONE = "cut", b"\xff\xfe\x00", b"[" * 100_000, "gone"
 VALUES = {
-    "config.toml": {"method": 7, "rounds": -1, "clients": 2**70, "architectures": [], "own": "$^$", "ran": "/"},
+    "config.toml": {"method": 7, "clients": 2**70, "own": "$^$", "ran": "/"},
     "summary.json": {
         "personal": [],
         "metric": {},

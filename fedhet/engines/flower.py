@@ -1,7 +1,7 @@
-"""Flower's own engines: Ray, behind a SuperLink of the run's own, and SuperLinks that somebody else runs.
+"""Flower's engines: Ray, behind a SuperLink that is started for the run, and SuperLinks that exist already.
 
-Everything goes through the `flwr` command, as a user's own runs would, with a Flower app of the code that runs here, so
-that server and clients cannot come from another checkout.
+Runs are started by the `flwr` command, with a Flower app made of the code that runs here, so that server and clients
+cannot come from another checkout.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         config: the complete configuration; its engine is `ray`, which is simulated here, or the name of a SuperLink
             connection in Flower's own config.
         folder: the run directory, absolute; at a remote SuperLink it lies where the server runs.
-        resume: go on with the run in the folder.
+        resume: whether to resume the run in the folder.
         observers: notified of every round whose history can be read here.
 
     Raises:

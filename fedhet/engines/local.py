@@ -30,7 +30,7 @@ def run_locally(
     Args:
         config: the configuration.
         folder: the run directory.
-        resume: go on with the run in the folder.
+        resume: whether to resume the run in the folder.
         observers: notified of every round.
         app: the ClientApp; by default fedhet's, with the user's model and data.
         functions: the user's model and data.

@@ -1,4 +1,4 @@
-"""Run a federation from beginning to end, as `fedhet run` and `fedhet.run` do."""
+"""Run a federation from beginning to end, for `fedhet run` and `fedhet.run`."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence

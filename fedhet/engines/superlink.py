@@ -1,4 +1,4 @@
-"""Flower's commands as processes: a SuperLink of a run's own, and an orderly end of all that one starts."""
+"""Start Flower's commands as processes, such as a SuperLink for one run, and end them with their children."""
 
 import contextlib
 import os
@@ -70,7 +70,7 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
 
 
 def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start one of Flower's commands in a session of its own: Ctrl-C is for this process, which ends the others."""
+    """Start one of Flower's commands in a new session, so that Ctrl-C reaches this process only."""
     with output.open("wb") as sink:
         return subprocess.Popen(
             [command(words[0]), *words[1:]],

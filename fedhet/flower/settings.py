@@ -66,7 +66,7 @@ def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(settings: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a configuration of Flower's into fedhet's keys, which are `known`, and others, which may be for mods.
+    """Split a configuration of Flower into fedhet's keys, which are `known`, and others, which may be for mods.
 
     Raises a ConfigError for a key that resembles one of fedhet's, or that has no counterpart.
     """

@@ -36,7 +36,7 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, which are counted as traffic."""
+        """Number of bytes of the arrays, which count as traffic."""
         return sum(array.nbytes for group in self.arrays.values() for array in group.values())
 
 

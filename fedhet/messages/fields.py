@@ -30,7 +30,7 @@ class Fields:
         self._fields, self._where = fields, where
 
     def __contains__(self, key: str) -> bool:
-        """Whether the field exists."""
+        """Return whether the field exists."""
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:

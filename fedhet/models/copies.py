@@ -16,13 +16,13 @@ from fedhet.errors import ModelError
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 
 _used: WeakSet[nn.Module] = WeakSet()
-"""Modules that are trained themselves, since they cannot be copied."""
+"""Modules that are used without a copy, since they cannot be copied."""
 
 
 class _ComputedTensors(TorchFunctionMode):
-    """Copies tensors that an earlier pass computed, which `copy.deepcopy` refuses, without their graph.
+    """Makes `copy.deepcopy` copy tensors that a pass computed, which it refuses, without their graph.
 
-    They are caches, or the weights of old-style `weight_norm` and `spectral_norm`, computed anew before each pass.
+    These are caches, or weights of old-style `weight_norm` and `spectral_norm`, which are computed before each pass.
     """
 
     def __torch_function__(
@@ -38,9 +38,9 @@ class _ComputedTensors(TorchFunctionMode):
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a network, in which the network inside takes the place of each wrapper.
+    """Return a deep copy of a network without wrappers, which prefix the names of arrays.
 
-    Wrappers are `torch.compile`, `nn.DataParallel`, `DistributedDataParallel` and `AveragedModel`. They prefix names.
+    Wrappers are `torch.compile`, `nn.DataParallel`, `DistributedDataParallel` and `AveragedModel`.
     """
     memo: dict[int, Any] = {}
     with _ComputedTensors():
@@ -52,7 +52,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def separated(model: nn.Module) -> nn.Module:
-    """Return a user's network with weights and modules that nobody else has: a copy, or itself if it has no copy.
+    """Return a user's network that shares nothing with another client's: a copy, or itself if it cannot be copied.
 
     Raises a ModelError if it cannot be copied and one of its modules is in use already.
     """
@@ -70,7 +70,7 @@ def separated(model: nn.Module) -> nn.Module:
 
 
 def _bound(model: nn.Module) -> str:
-    """Return why a copy would still use the original: a function that refers to one of its modules; else nothing."""
+    """Return why a copy would still use the original (a function refers to a module), or an empty string."""
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for held in vars(module).values():

@@ -9,7 +9,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, count, islice
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,9 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import LARGEST, Task
+from fedhet.training.batches import rows_of
 from fedhet.training.evaluation import forward
 from fedhet.training.optimizers import Optimisation
-from fedhet.utils.machine import brought
 from fedhet.utils.statistics import Work
 
 
@@ -158,14 +157,8 @@ def train(
     """
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
-    size, device = phase.optimisation.batch_size, examples.labels.device
     least = max(phase.optimisation.least, 1 + _uses_batch_norm(model.train()))  # which cannot train on one example
-    total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
-    if examples.groups is None:
-        orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
-    else:
-        orders = (grouped_batches(examples.groups, size, generator, least=least) for _ in count())
-    rows = islice(chain.from_iterable(orders), total if examples.groups != () else 0)
+    rows, total = rows_of(examples, phase.optimisation.batch_size, phase.epochs, phase.steps, generator, least=least)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     augmenting = generator if private or phase.augmented else None
     losses: list[Tensor] = []
@@ -308,40 +301,3 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
     # Optimizer.zero_grad without its profiling, which is a tenth of a small network's step.
     for parameter in parameters:
         parameter.grad = None
-
-
-def batches(
-    count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
-) -> Iterator[Tensor]:
-    """Yield the mini-batches of one shuffled epoch of `count` examples as index tensors on a device.
-
-    A last batch of fewer than `least` examples joins the one before it.
-    """
-    order = torch.randperm(count, generator=generator)
-    order = order if device is None else brought(order, device)
-    start = 0
-    for end in _ends(count, size, least):
-        yield order[start:end]
-        start = end
-
-
-def grouped_batches(
-    groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
-) -> Iterator[Tensor]:
-    """Yield the mini-batches of one shuffled epoch, each of whole groups of rows (k,) int64, of about `size` examples.
-
-    The last may be smaller, but has at least `least` examples.
-    """
-    order = torch.randperm(len(groups), generator=generator).tolist()
-    together = max(1, round(size * len(groups) / sum(map(len, groups))))
-    start = 0
-    for end in _ends(len(groups), together, math.ceil(least / min(map(len, groups)))):
-        yield torch.cat([groups[place] for place in order[start:end]])
-        start = end
-
-
-def _ends(count: int, size: int, least: int) -> list[int]:
-    ends = list(range(size, count, size))
-    if ends and count - ends[-1] < least:
-        ends.pop()
-    return [*ends, count] if count else []

@@ -10,21 +10,21 @@ import torch
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
-    """A 63-bit seed for one purpose of a run's seed, the same on every machine, process and Python version.
+    """Return a 63-bit seed for one purpose, such as `("batches", client, round)`, of a run's seed.
 
-    A purpose, such as `("batches", client, round)`, is known by its text.
+    It is the same on every machine, in every process and Python version.
     """
     text = "\x1f".join([str(seed), *(str(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def torch_generator(seed: int, *purpose: object) -> torch.Generator:
-    """A CPU generator for one purpose; see `derive_seed`."""
+    """Return a CPU generator for one purpose (see `derive_seed`)."""
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
 def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
-    """A NumPy generator for one purpose; see `derive_seed`."""
+    """Return a NumPy generator for one purpose (see `derive_seed`)."""
     return np.random.default_rng(derive_seed(seed, *purpose))
 
 
@@ -43,10 +43,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
-    """Run a block, in which user code may draw, with the global generators seeded for one purpose; then restore them.
-
-    The generators are those of `seed_everything`, and the purpose is as of `derive_seed`.
-    """
+    """Context in which the global generators are seeded for one purpose (see `derive_seed`); they are restored."""
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), np.random.get_state()

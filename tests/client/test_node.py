@@ -209,20 +209,6 @@ def test_client_beyond_memory_limit(federate, tiny):
     assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
 
 
-def test_no_memory_to_rebuild_network(federate, tiny):
-    built = []
-
-    def model(client):
-        if client.name == "1" and built.count("1"):
-            raise RuntimeError("could not create a primitive")
-        built.append(client.name)
-        return tiny.model()
-
-    watch, _ = federate("FedAvg", model, nodes={1: {"memory-limit": 1e6}})
-    reason = "it needs more memory than its node allows (memory-limit = 1000000.0 GB)"
-    assert {"client": "1", "reason": reason} in [failure for row in watch.rows for failure in row["failures"]]
-
-
 def wide():
     """Its two groups are of 400 units, its weights almost all between them: 640 kB, a quarter at half the width."""
     return nn.Sequential(nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 3))

@@ -182,22 +182,9 @@ class TestItIsToldWhatIsWrong:
         with pytest.raises(FedhetError, match=r"returned no metric 'auc' but eval_acc, eval_loss, num-examples, sens"):
             self.start(fedhet.wrap(hospital(), network, counts, accuracy="auc"))
 
-    def test_no_function_to_evaluate(self):
-        app = ClientApp()
-        app.train()(lambda msg, context: None)
-        with pytest.raises(FedhetError, match=r"its app has no function for evaluate: @app\.evaluate\(\)"):
-            self.start(fedhet.wrap(app, network, counts))
-
     def test_settings_that_need_its_examples(self):
         with pytest.raises(FedhetError, match="validation needs fedhet's own loop"):
             self.start(fedhet.wrap(hospital(), network, counts), validation=0.2)
-
-    def test_statistics_that_need_its_examples(self):
-        def net(partition_id=0):
-            return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double()
-
-        with pytest.raises(FedhetError, match=r"its examples are read by its app's own functions alone"):
-            self.start(fedhet.wrap(hospital(net=net), net, counts), batch_norm="re-estimate")
 
     def test_numbers_of_examples_that_are_none(self):
         with pytest.raises(FedhetError, match=r"examples must return the numbers of training and test examples"):

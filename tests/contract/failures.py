@@ -22,9 +22,7 @@ class Failures:
 
     # ---- clients at fault
 
-    def test_a_reply_that_is_lost_comes_to_the_same_as_none(
-        self, case: Case, cache: RecordedRuns, tmp_path: Path
-    ) -> None:
+    def test_a_lost_reply_equals_none(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
         """The client has trained, and goes on from the state before."""
 
         def lose(message: Message, client: str, reply: Message) -> None:
@@ -38,9 +36,7 @@ class Failures:
         ("number", "kind"),
         [(1, "train"), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(0, "query"), (4, "evaluate")])],
     )
-    def test_a_crash_in_the_handshake_starting_or_ending_stops_nothing(
-        self, case: Case, number: int, kind: str, tmp_path: Path
-    ) -> None:
+    def test_a_crash_in_any_exchange(self, case: Case, number: int, kind: str, tmp_path: Path) -> None:
         """The first client fails, of which others may need something."""
         app = Tampering(before=raising(at([number], "0", kind), RuntimeError("out of order")))
         done = run(tmp_path / "run", case.settings(rounds=3), app=app)
@@ -49,9 +45,7 @@ class Failures:
         assert done.failures
         assert {failed for failed, _ in done.failures} <= ({0, 1, 2, 3, 4} if number == 0 else {number})
 
-    def test_a_client_that_lost_its_state_says_so_and_goes_on(
-        self, case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_client_that_lost_its_state(self, case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """It starts afresh, loudly."""
         logging.getLogger("flwr").addHandler(caplog.handler)
         folder, removed = tmp_path / "run", []
@@ -73,7 +67,7 @@ class Failures:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("rate", [20.0, 1e6])
-    def test_training_that_diverges_is_told_and_poisons_nothing(self, case: Case, rate: float, tmp_path: Path) -> None:
+    def test_diverging_training(self, case: Case, rate: float, tmp_path: Path) -> None:
         """Saved values are finite; clients whose training diverged say so and are left out, or nobody is left."""
         folder = tmp_path / "run"
         with contextlib.suppress(FedhetError):
@@ -89,7 +83,7 @@ class Failures:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("kind", "number"), STOPS)
-    def test_resuming_equals_not_stopping_wherever_it_stopped(
+    def test_resuming_from_any_stop(
         self, case: Case, kind: str, number: int, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whether the run was stopped after a round or died in the middle of one; -1 is the end."""
@@ -111,7 +105,7 @@ class Failures:
 
     # ---- nodes that come and go
 
-    def test_late_clients_and_new_nodes_are_admitted_and_known_by_name(self, case: Case, tmp_path: Path) -> None:
+    def test_late_clients_and_new_nodes(self, case: Case, tmp_path: Path) -> None:
         """Wherever they are."""
         late = run_on(tmp_path / "late", case.settings(rounds=3), [0, 1, 2], between={2: (2, 99)})
         assert late.row(1)["participants"] == ["0", "1"]

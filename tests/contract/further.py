@@ -64,7 +64,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
 
     # ---- the wire and the run directory
 
-    def test_bytes_of_rows_of_clients_and_of_messages_agree(self, cache: RecordedRuns) -> None:
+    def test_bytes_agree(self, cache: RecordedRuns) -> None:
         """The bytes counted are those that travel."""
         done = cache("normal")
         for row in done.rows:
@@ -74,7 +74,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert done.summary["bytes_up"] == sum(_sent_bytes(reply.content) for _, reply in done.exchanges)
         assert done.summary["bytes_down"] == sum(_sent_bytes(sent) for sent, _ in done.exchanges)
 
-    def test_requests_and_replies_are_read_as_they_were_written(self, cache: RecordedRuns) -> None:
+    def test_requests_and_replies_round_trip(self, cache: RecordedRuns) -> None:
         """Nothing is lost on the way, and no array travels in a form that has to be unpickled."""
         exchanges = cache("normal").exchanges
         assert exchanges
@@ -96,7 +96,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
 
     # ---- Byzantine answers
 
-    def test_a_bad_reply_comes_to_the_same_as_silence(self, case: Case, cache: RecordedRuns) -> None:
+    def test_a_bad_reply_equals_silence(self, case: Case, cache: RecordedRuns) -> None:
         """At the server, whichever answer to training it is, and whatever is wrong with it."""
         recording, faults = _recording(case, cache), list(REPLIES.values())
         answers = recording.answers.items()
@@ -108,9 +108,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
             assert differing(recording.without(place), spoilt.state) == []
 
     @pytest.mark.parametrize(("examples", "least"), ATTACKS)
-    def test_nothing_that_one_client_says_ends_a_run(
-        self, case: Case, examples: int, least: int, cache: RecordedRuns
-    ) -> None:
+    def test_no_reply_ends_a_run(self, case: Case, examples: int, least: int, cache: RecordedRuns) -> None:
         """It is refused, which comes to the same as silence, or taken; honest clients are admitted."""
         logging.disable(logging.CRITICAL)  # thousands of warnings, of no use to anybody
         try:
@@ -121,9 +119,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
 
     # ---- clients apart from each other
 
-    def test_a_client_that_lacks_what_it_was_sent_repeats_its_handshake(
-        self, case: Case, cache: RecordedRuns, tmp_path: Path
-    ) -> None:
+    def test_a_client_that_lost_the_public_dataset(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
         """It says that its answer is lost for want of it, and gets it once more."""
 
         def forget(message: Message, client: str, reply: Message) -> None:
@@ -145,7 +141,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
     @pytest.mark.parametrize(
         "rounds", [[2], pytest.param([2, 3], marks=pytest.mark.slow)], ids=["once", "twice in a row"]
     )
-    def test_a_client_whose_answer_is_dropped_goes_on_from_the_state_before(
+    def test_a_dropped_reply_undoes_the_training(
         self, case: Case, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It comes to the same as not having trained."""
@@ -159,7 +155,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert_same_but_for_the_fault(done, expected)
 
     @pytest.mark.slow
-    def test_a_client_that_changes_its_input_harms_no_other(self, case: Case, tmp_path: Path) -> None:
+    def test_each_client_has_its_own_message(self, case: Case, tmp_path: Path) -> None:
         """Each client's message is its own copy."""
 
         def scribble(message: Message, client: str, reply: Message) -> None:
@@ -173,7 +169,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert done.rows == run(tmp_path / "clean", case.settings()).rows
 
     @pytest.mark.slow
-    def test_a_worker_that_dies_and_a_run_that_stops_change_nothing_else(
+    def test_a_dying_worker_changes_nothing_else(
         self, case: Case, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In worker processes, one of them killed in the second round, after which the run is stopped and resumed."""
@@ -187,7 +183,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert "its process ended with exit code -9" in done.row(2)["failures"][0]["reason"]
         assert_same_but_for_the_fault(done, cache("crash"))
 
-    def test_two_nodes_of_one_name_are_one_too_many_until_the_first_leaves(self, case: Case, tmp_path: Path) -> None:
+    def test_two_nodes_with_one_name(self, case: Case, tmp_path: Path) -> None:
         """The second is refused, both are named, and it is taken when the first is gone."""
         done = run_on(tmp_path / "run", case.settings(rounds=3), [0, 1, 0], between={0: (0, 1), 2: (1, 99)})
         first, second = FIRST_NODE, FIRST_NODE + 2

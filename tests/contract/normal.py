@@ -29,9 +29,7 @@ def draws_every_round(case: Case) -> bool:
 class NormalRuns:
     """Tests of runs in which nothing goes wrong, and of what goes to disk."""
 
-    def test_every_client_is_evaluated_when_due_and_the_closing_round_trains_all(
-        self, case: Case, cache: RecordedRuns
-    ) -> None:
+    def test_all_clients_are_evaluated_when_due(self, case: Case, cache: RecordedRuns) -> None:
         """Every second round, the closing one if the method has one, and the evaluation at the end."""
         done = cache("normal")
         which = done.summary["personal"]

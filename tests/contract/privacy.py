@@ -158,7 +158,7 @@ class Privacy:
     @pytest.mark.parametrize(
         "attack", ["as it was", *(pytest.param(each, marks=pytest.mark.slow) for each in list(HOSTILE)[1:])]
     )
-    def test_private_data_have_no_part_in_what_may_leave(
+    def test_private_data_do_not_influence_replies(
         self, attack: str, case: Case, cache: RecordedRuns, tmp_path: Path
     ) -> None:
         """Of two nodes with other private data, replies differ in the kinds that are allowed, and in nothing else."""
@@ -180,9 +180,7 @@ class Privacy:
                 if number == 0 and attack == "as it was":
                     assert served, one["report"]
 
-    def test_with_the_kinds_that_it_sends_a_method_completes(
-        self, case: Case, cache: RecordedRuns, tmp_path: Path
-    ) -> None:
+    def test_allowing_the_sent_kinds_is_enough(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
         """A node that allows what a method sends, metrics or not, serves every message of a run from elsewhere."""
         kinds = sent_kinds(case)
         for allow in (kinds, kinds | {METRICS}):

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from fedhet import data
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.data.chestxray import FINDINGS, chestxray14
 from fedhet.errors import DataError
 

@@ -8,8 +8,7 @@ import torch
 
 from fedhet import data
 from fedhet.client.clients import Clients
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.user_functions import data_function
 from fedhet.data import ClientData, Examples, Owners

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fedhet import data
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.data import DataSet, Examples
 from fedhet.errors import ConfigError, DataError
 from fedhet.methods.options import Config

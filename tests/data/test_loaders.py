@@ -4,7 +4,6 @@ import os
 import pickle
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,18 +33,6 @@ def write_mnist(folder: Path, train: int = 30, test: int = 20, suffix: str = "")
     for name, values in arrays.items():
         (folder / (name + suffix)).write_bytes(pack(idx(values)))
     return arrays
-
-
-def write_cifar10(folder: Path, per_batch: int = 20, suffix: str = "") -> list[dict[str, object]]:
-    folder.mkdir(parents=True)
-    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
-    batches = []
-    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
-        pixels = RNG.integers(256, size=(per_batch, 3072), dtype=np.uint8)
-        batch = {"data": pixels, "labels": [number % 10 for number in range(per_batch)], "batch_label": name}
-        (folder / (name + suffix)).write_bytes(pack(pickle.dumps(batch, protocol=2)))
-        batches.append(batch)
-    return batches
 
 
 class TestMnist:
@@ -123,17 +110,17 @@ class TestMnist:
         assert len(data.load("mnist").train) == 7
 
 
-class TestCifar10:
-    @pytest.mark.parametrize(("place", "suffix"), [("", ""), ("cifar10/cifar-10-batches-py", ".xz")])
-    def test_layouts(self, tmp_path: Path, place: str, suffix: str) -> None:
-        batches = write_cifar10(tmp_path / "root" / place, suffix=suffix)
-        dataset = data.load("cifar10", tmp_path / "root")
-        assert (len(dataset.train), len(dataset.test)) == (100, 20)
-        assert np.array_equal(dataset.train.inputs[20:40].flatten(1).numpy(), batches[1]["data"])
-        assert dataset.test.labels.tolist() == batches[5]["labels"]
-        assert dataset.augment is not None
+class TestCifar:
+    def test_images_and_labels(self, stand_ins: str) -> None:
+        ten, hundred = (data.load(name, stand_ins) for name in ("cifar10", "cifar100"))
+        assert (len(ten.train), len(ten.test), ten.classes) == (200, 10, 10)
+        assert (len(hundred.train), len(hundred.test), hundred.classes) == (400, 100, 100)
+        assert ten.train.labels[:80].tolist() == [label % 10 for label in range(40)] * 2
+        assert hundred.test.labels.tolist() == list(range(100))
+        assert ten.input_shape == hundred.input_shape == (3, 32, 32)
+        assert ten.augment is not None
 
-    def test_reads_the_published_python_2_pickles(self, tmp_path: Path) -> None:
+    def test_published_python_2_pickles(self, tmp_path: Path) -> None:
         # What Python 2 and the NumPy of 2009 wrote: byte strings, and the module name `numpy.core.multiarray`.
         content = (
             b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U"
@@ -148,26 +135,18 @@ class TestCifar10:
         assert labels.tolist() == [3, 7]
 
     @pytest.mark.parametrize(
-        ("batch", "message"),
+        ("content", "message"),
         [
-            ({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}, r"expected \(n, 3072\) uint8"),
-            ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}, "labels from 0 to 9"),
-            ({"data": np.zeros((2, 3072), np.uint8)}, "KeyError: 'labels'"),
+            (pickle.dumps({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}), r"expected \(n, 3072\) uint8"),
+            (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}), "labels from 0 to 9"),
+            (pickle.dumps({"data": np.zeros((2, 3072), np.uint8)}), "KeyError: 'labels'"),
+            (b"\x80\x02}q\x01", "is not a batch of CIFAR's python version"),
         ],
     )
-    def test_wrong_contents_are_named(self, tmp_path: Path, batch: object, message: str) -> None:
-        write_cifar10(tmp_path / "cifar-10-batches-py")
-        (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps(batch, protocol=2))
-        with pytest.raises(DataError, match=message) as raised:
-            data.load("cifar10", tmp_path)
-        assert "data_batch_3" in str(raised.value)
-
-    def test_cut_file(self, tmp_path: Path) -> None:
-        write_cifar10(tmp_path / "cifar-10-batches-py")
-        file = tmp_path / "cifar-10-batches-py" / "test_batch"
-        file.write_bytes(file.read_bytes()[:1000])
-        with pytest.raises(DataError, match="test_batch is not a batch of CIFAR's python version"):
-            data.load("cifar10", tmp_path)
+    def test_damage_is_named(self, tmp_path: Path, content: bytes, message: str) -> None:
+        (tmp_path / "data_batch_3").write_bytes(content)
+        with pytest.raises(DataError, match=f"data_batch_3.*{message}"):
+            files.read_cifar(tmp_path / "data_batch_3")
 
     def test_pickles_cannot_run_anything(self, tmp_path: Path) -> None:
         class Harmful:
@@ -180,57 +159,23 @@ class TestCifar10:
         assert not (tmp_path / "harm").exists()
 
 
-def write_cifar100(folder: Path) -> dict[str, Any]:
-    """CIFAR-100's two files with 40 and 10 random images; returns what is in the last one."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(1)
-    for name, count in (("train", 40), ("test", 10)):
-        batch = {
-            "data": rng.integers(256, size=(count, 3072), dtype=np.uint8),
-            "fine_labels": rng.integers(100, size=count).tolist(),
-            "coarse_labels": rng.integers(20, size=count).tolist(),
-        }
-        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
-    return batch
+def test_domains_of_grey_and_colourful_images(stand_ins: str) -> None:
+    dataset, balanced = (data.load(name, stand_ins) for name in ("cifar10-domains", "cifar10-domains-balanced"))
 
+    def grey_shares(examples: data.Examples) -> list[float]:
+        images = (examples.inputs[examples.labels == label].float() for label in range(10))
+        return [round((each.std(1).amax((1, 2)) == 0).float().mean().item(), 2) for each in images]
 
-class TestCifar100:
-    def test_reads_fine_labels(self, tmp_path: Path) -> None:
-        batch = write_cifar100(tmp_path / "cifar100" / "cifar-100-python")
-        dataset = data.load("cifar100", tmp_path)
-        assert (len(dataset.train), len(dataset.test), dataset.classes) == (40, 10, 100)
-        assert dataset.input_shape == (3, 32, 32)
-        assert dataset.test.labels.tolist() == batch["fine_labels"]
-        assert np.array_equal(dataset.test.inputs[:].flatten(1).numpy(), batch["data"])
-
-
-class TestDomains:
-    def test_skew_and_natural_partition(self, tmp_path: Path) -> None:
-        write_cifar10(tmp_path / "cifar-10-batches-py", per_batch=400)
-        colourful, dataset = data.load("cifar10", tmp_path), data.load("cifar10-domains", tmp_path)
-
-        def grey_share(examples: data.Examples, label: int) -> float:
-            images = examples.inputs[examples.labels == label].float()
-            return (images.std(1).amax((1, 2)) == 0).float().mean().item()
-
-        shares = [grey_share(dataset.train, label) for label in range(10)]
-        assert sorted(round(share, 2) for share in shares) == [0.05] * 5 + [0.95] * 5
-        assert [grey_share(dataset.test, label) for label in range(10)] == [0.5] * 10
-        balanced = data.load("cifar10-domains-balanced", tmp_path)
-        assert [grey_share(balanced.train, label) for label in range(10)] == [0.5] * 10
-        changed = (dataset.train.inputs != colourful.train.inputs).flatten(1).any(1)
-        assert 0.45 < changed.float().mean() < 0.55
-        assert torch.equal(dataset.train.labels, colourful.train.labels)
-        parts = data.partition(dataset, "natural", clients=2, seed=0)
-        assert dataset.groups is not None
-        for part, share in zip(parts, (0.95, 0.05), strict=True):
-            for examples, indices in ((dataset.train, part.train), (dataset.test, part.test)):
-                labels = set(examples.labels[indices].tolist())
-                assert labels == {label for label in range(10) if shares[label] == pytest.approx(share)}
-
-    def test_grey_is_luminance(self) -> None:
-        image = torch.tensor([255, 0, 100], dtype=torch.uint8).view(1, 3, 1, 1)
-        assert grey(image).flatten().tolist() == [round(0.299 * 255 + 0.114 * 100)] * 3
+    shares = grey_shares(dataset.train)
+    assert sorted(shares) == [0.05] * 5 + [0.95] * 5
+    assert grey_shares(balanced.train) == [0.5] * 10
+    assert torch.equal(dataset.train.labels, data.load("cifar10", stand_ins).train.labels)
+    parts = data.partition(dataset, "natural", clients=2, seed=0)
+    for part, share in zip(parts, (0.95, 0.05), strict=True):
+        labels = {*dataset.train.labels[part.train].tolist(), *dataset.test.labels[part.test].tolist()}
+        assert labels == {label for label in range(10) if shares[label] == share}
+    image = torch.tensor([255, 0, 100], dtype=torch.uint8).view(1, 3, 1, 1)
+    assert grey(image).flatten().tolist() == [round(0.299 * 255 + 0.114 * 100)] * 3, "luminance"
 
 
 COMPLETE = """\

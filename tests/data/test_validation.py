@@ -2,8 +2,7 @@
 
 import torch
 
-from fedhet.config import client_setup
-from fedhet.config import configuration as configuration
+from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples, PublicDataset, with_validation
 from fedhet.methods.options import Config

@@ -52,7 +52,7 @@ def _check_default_dtype() -> None:
     assert torch.get_default_dtype() is torch.float64
 
 
-def test_a_default_dtype_reaches_the_runs_of_a_comparison(tmp_path):
+def test_runs_of_a_comparison_have_the_default_dtype(tmp_path):
     torch.set_default_dtype(torch.float64)
     try:
         assert dict(run_jobs([Job("double", _check_default_dtype, tmp_path / "log")], 1)) == {"double": None}

@@ -208,9 +208,7 @@ def to_four_digits(value: Any) -> Any:
     return pytest.approx(value, rel=1e-3, abs=1e-3) if isinstance(value, float) else value
 
 
-def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_a_run_survives_node_server_and_superlink(federation: Federation, tmp_path: Path) -> None:
     """It ends as a run on one machine in which that client missed those rounds; an unregistered node stays out."""
     out, settings = tmp_path / "run", tmp_path / "settings.toml"
     settings.write_text(to_toml(SETTINGS))
@@ -251,7 +249,7 @@ def test_a_run_stands_the_death_of_a_node_of_the_server_and_of_the_superlink(
     assert os.listdir(out / "checkpoint")
 
 
-def test_the_page_goes_from_nothing_to_a_finished_run(federation: Federation) -> None:
+def test_the_page_ends_in_a_finished_run(federation: Federation) -> None:
     def models() -> set[Path]:
         return set(federation.work.glob("node-*/state/*/models/*.safetensors"))
 

@@ -56,7 +56,7 @@ class TestApp:
     def test_no_federations_are_shipped(self, pyproject: dict[str, Any]) -> None:
         assert "federations" not in pyproject["tool"]["flwr"]
 
-    def test_the_bundle_of_a_checkout_holds_all_that_runs_and_no_tests(self, pyproject: dict[str, Any]) -> None:
+    def test_the_bundle_of_a_checkout(self, pyproject: dict[str, Any]) -> None:
         fab = build_fab_from_disk(ROOT)
         names = members(fab)
         wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedhet").rglob("*.py")}
@@ -83,7 +83,7 @@ class TestApp:
         assert {Path(name).name for name in names if name.startswith("tests/")} == {"README.md"}
 
     @pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
-    def test_the_app_that_is_made_for_a_run_holds_the_code_that_runs(
+    def test_the_app_of_a_run_has_the_code_that_runs(
         self, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if installed:
@@ -119,7 +119,7 @@ class TestApp:
             # Settings without effect were reset where the run was started, which said so.
             assert again.replace(out="", state_dir="", chosen=config.chosen, remarks=config.remarks) == config
 
-    def test_the_keys_of_a_method_from_outside_travel_in_the_one_key_that_is_declared_for_them(
+    def test_outside_methods_keys_travel_in_extra_keys(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pyproject: dict[str, Any]
     ) -> None:
         monkeypatch.setattr(
@@ -131,7 +131,7 @@ class TestApp:
         assert tomllib.loads(settings["extra-keys"]) == {"mine": {"mu": 0.75}}
         assert configuration.resolve(settings).parameters == config.parameters
 
-    def test_nodes_elsewhere_keep_their_state_and_their_number(self, tmp_path: Path) -> None:
+    def test_remote_nodes_keep_state_dir_and_clients(self, tmp_path: Path) -> None:
         for chosen, told in (({}, False), ({"clients": 3}, True)):
             config = configuration.resolve({"preset": "fedavg/digits", "engine": "remote", **chosen})
             settings = flower._run_config(config, tmp_path, False, False)
@@ -140,9 +140,7 @@ class TestApp:
 
 
 class TestConnections:
-    def test_an_engine_is_local_ray_or_a_connection_of_flowers_config(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unknown_engines_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FLWR_HOME", str(tmp_path))
         (tmp_path / "config.toml").write_text('[superlink]\ndefault = "hospital"\n[superlink.hospital]\naddress = ""\n')
         with pytest.raises(ConfigError, match=r"'hospitall'; did you mean 'hospital'\? known: hospital, local, ray"):
@@ -301,14 +299,12 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return follow
 
 
-def test_clients_that_took_no_part_are_named_at_the_end(
-    follow: Callable[[str], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_absent_clients_are_named_at_the_end(follow: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
     follow("finished:completed")
     assert caplog.messages == ["1 of 3 clients took no part: client 2: too few"]
 
 
-def test_a_run_that_stays_pending_is_said_and_a_failed_one_says_how_to_go_on(
+def test_pending_and_failed_runs_are_reported(
     follow: Callable[[str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.toml").touch()

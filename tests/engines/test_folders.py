@@ -47,7 +47,7 @@ def test_a_folder_is_one_runs_at_a_time(done):
     assert fedhet.run({"rounds": 3}, resume=done).summary["rounds"] == 3
 
 
-def test_a_run_is_not_resumed_to_fewer_rounds_than_it_has(done):
+def test_resuming_with_fewer_rounds_is_refused(done):
     summary = (done / "summary.json").read_text()
     with pytest.raises(ConfigError, match=r"rounds = 1: .* has 2 rounds already"):
         fedhet.run({"rounds": 1}, resume=done)
@@ -89,7 +89,7 @@ def _start(settings, out):
 
 
 @pytest.mark.parametrize("run", [lambda settings, out: fedhet.run(settings, out=out), _start])
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(run, tmp_path, monkeypatch):
+def test_a_full_disk(run, tmp_path, monkeypatch):
     write, full = fedhet.server.State.save, []
 
     def save(state, path):
@@ -108,7 +108,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(run, tmp_path, mo
 
 
 @pytest.mark.parametrize("hook", ["configure_fit", "aggregate_fit"])
-def test_what_a_method_raises_ends_the_run_with_the_last_state_saved(hook, tmp_path, monkeypatch):
+def test_a_failing_hook_ends_the_run(hook, tmp_path, monkeypatch):
     whole, ordinary = fedhet.run(SETTINGS, out=tmp_path / "whole"), getattr(fedhet.FedAvg, hook)
 
     def breaks(strategy, round, given):
@@ -123,7 +123,7 @@ def test_what_a_method_raises_ends_the_run_with_the_last_state_saved(hook, tmp_p
     assert fedhet.run(resume=tmp_path / "run").summary["personal_accuracy"] == whole.summary["personal_accuracy"]
 
 
-def test_a_picture_that_cannot_be_made_does_not_undo_a_run(tmp_path, monkeypatch):
+def test_a_failing_figure_does_not_fail_the_run(tmp_path, monkeypatch):
     def breaks(strategy):
         raise ArithmeticError("nothing to see")
 
@@ -131,7 +131,7 @@ def test_a_picture_that_cannot_be_made_does_not_undo_a_run(tmp_path, monkeypatch
     assert fedhet.run(SETTINGS, out=tmp_path / "run").summary["status"] == "completed"
 
 
-def test_a_run_whose_rounds_all_came_to_nothing_is_a_failed_one(around, watch):
+def test_a_run_without_valid_rounds_fails(around, watch):
     def before(where, message):
         if where[0] > 1 and where[1] == "train":
             raise RuntimeError("out of order")
@@ -142,7 +142,7 @@ def test_a_run_whose_rounds_all_came_to_nothing_is_a_failed_one(around, watch):
     assert isinstance(watch.ended, FedhetError)
 
 
-def test_too_few_clients_that_could_serve_are_a_failed_run(tiny):
+def test_too_few_clients_fail_the_run(tiny):
     def model(client):
         return tiny.model() if client.name != "2" else None
 

@@ -77,7 +77,7 @@ def test_what_is_sent_arrives(how: str, ends: tuple[Connection, Connection], mon
 
 
 @in_memory
-def test_large_arrays_are_in_memory_of_both_until_one_writes(ends: tuple[Connection, Connection]) -> None:
+def test_large_arrays_are_shared_until_written(ends: tuple[Connection, Connection]) -> None:
     here, there = ends
     tensor, array = torch.arange(LARGE), np.arange(LARGE)
     message = SharedMessage([tensor, array])

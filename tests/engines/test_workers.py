@@ -68,7 +68,7 @@ class Watch(Observer):
         self.seen.append(workers())
 
 
-def test_workers_give_the_bytes_of_one_process_and_runs_go_on_with_them(tmp_path: Path) -> None:
+def test_workers_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     watch = Watch()
     run_locally(settings(workers=1), tmp_path / "one")
     run_locally(settings(workers=2), tmp_path / "two", observers=[watch])
@@ -135,7 +135,7 @@ def app_that(does: Callable[[], None], *clients: int) -> Any:
 @pytest.mark.parametrize(
     "method", [{"method": "fd"}, pytest.param(ONE_BY_ONE, marks=pytest.mark.slow)], ids=["fd", "one by one"]
 )
-def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next_round(
+def test_a_worker_that_dies_or_hangs_fails_one_client(
     method: dict[str, Any],
     does: Callable[[], None],
     reason: str,
@@ -158,7 +158,7 @@ def test_a_client_whose_worker_ends_or_hangs_fails_alone_and_is_back_in_the_next
     assert workers() == []
 
 
-def test_clients_wait_for_workers_where_all_have_ended(tmp_path: Path) -> None:
+def test_all_workers_die(tmp_path: Path) -> None:
     app = app_that(lambda: os.kill(os.getpid(), signal.SIGKILL), 0, 1, 2)
     run_locally(settings(method="fd", workers=2, **{"fraction-train": 1.0}), tmp_path, app=app)
     failures = rows(tmp_path)[2]["failures"]

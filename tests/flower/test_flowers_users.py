@@ -95,7 +95,7 @@ def test_flowers_wrappers_clip_and_add_noise(tiny, kind, method):
         (lambda: fedhet.FedAvg(wire_dtype="float16"), {"0": 1, "2": 1}, "needs wire-dtype = float32"),
     ],
 )
-def test_what_a_wrapper_cannot_do_is_said_before_anything_is_trained(tiny, around, strategy, arrays, why):
+def test_unsuitable_wrappers_are_refused_before_training(tiny, around, strategy, arrays, why):
     trained = []
     app = around(before=lambda where, message: trained.append(where[1]))
     given = ArrayRecord({k: v for k, v in tiny.model().state_dict().items() if k[0] in arrays})
@@ -105,7 +105,7 @@ def test_what_a_wrapper_cannot_do_is_said_before_anything_is_trained(tiny, aroun
     assert "train" not in trained
 
 
-def test_a_noisy_mod_goes_around_training_under_fedhets_own_loop(tiny):
+def test_a_noisy_mod_under_fedhets_loop(tiny):
     first = ArrayRecord(tiny.model().state_dict())
     noise = LocalDpMod(clipping_norm=NORM, sensitivity=1e-6, epsilon=1.0, delta=1e-5)
 
@@ -151,7 +151,7 @@ def test_a_plain_client_app_is_one_sentence(caplog):
     assert "Traceback" not in caplog.text
 
 
-def test_a_plain_strategy_with_fedhets_client_app_is_told_in_a_sentence(tiny, caplog):
+def test_flowers_strategy_with_fedhets_client_app(tiny, caplog):
     log_once.cache_clear()  # it is told once a process
     first = ArrayRecord(tiny.model().state_dict())
     with caplog.at_level("INFO", logger="flwr"):

@@ -66,7 +66,7 @@ def test_messages_of_this_process_are_the_servers(message):
     assert message.metadata.src_node_id == insides.SERVER_ID
 
 
-def test_a_client_app_that_raised_is_an_error_with_its_reason(message):
+def test_an_error_reply_has_its_reason(message):
     insides.identify(message, count(1))
     failed = insides.failure(message, "it raised")
     assert failed.has_error()
@@ -98,7 +98,7 @@ def test_the_grid_of_a_simulation_goes_by_this_name():
     assert not insides.simulated(None)
 
 
-def test_the_line_with_the_number_of_a_run_that_starts_is_read():
+def test_the_number_of_a_started_run_is_read():
     assert "Successfully started run " in inspect.getsource(importlib.import_module("flwr.cli.run.run"))
     assert insides.started_run("INFO: Successfully started run 1234\n") == "1234"
     assert insides.started_run("INFO: building\n") is None
@@ -113,7 +113,7 @@ def test_the_status_of_a_run_is_read_from_flowers_list():
     assert insides.status_of_run("Error") == insides.status_of_run("") == ("unknown", "")
 
 
-def test_flowers_commands_take_the_options_that_are_given(monkeypatch, capsys):
+def test_options_of_flowers_commands_exist(monkeypatch, capsys):
     scripts = {point.name: point for point in entry_points(group="console_scripts")}
     runner, wide = CliRunner(), {"COLUMNS": "200", "TERMINAL_WIDTH": "200", "NO_COLOR": "1"}
     taken = {"run": ["--stream", "--run-config", "--federation-config"], "list": ["--run-id", "--format"], "stop": []}
@@ -130,13 +130,13 @@ def test_flowers_commands_take_the_options_that_are_given(monkeypatch, capsys):
     assert [option for option in sorted(given) if option not in shown] == []
 
 
-def test_flower_reads_the_environment_and_answers_on_health():
+def test_environment_variables_and_health_exist():
     names = {name for name in commands._QUIET if name.startswith("FLWR_")} | {"FLWR_HOME", "/health"}
     sources = (path.read_text(encoding="utf-8") for path in Path(flwr.__file__).parent.rglob("*.py"))
     assert sorted(names - {name for source in sources for name in names if f'"{name}"' in source}) == []
 
 
-def test_flower_logs_under_the_name_that_the_command_line_silences():
+def test_flowers_logger_has_this_name():
     assert importlib.import_module("flwr.common.logger").FLOWER_LOGGER is logging.getLogger("flwr")
 
 
@@ -154,7 +154,7 @@ def test_a_run_with_a_number_alone():
     assert insides.only_run().run_id == insides.RUN_ID
 
 
-def test_flowers_rules_take_lists_of_arrays_with_numbers_of_examples_and_give_what_they_are_named_for():
+def test_rules_of_aggregation():
     groups = [[np.array([value, -value]), np.array(2 * value)] for value in (0.0, 1.0, 2.0, 4.0, 100.0)]
     weighted = [(arrays, 1) for arrays in groups]
     found = {

@@ -97,7 +97,7 @@ def test_a_refusal_is_an_error_with_its_reason():
         read_reply(message(write_reply(Refusal("3", "no public dataset", lost=True))))
 
 
-def test_an_error_has_no_name_and_tells_its_code_without_a_reason():
+def test_errors_without_name_or_reason():
     asked = message(RecordDict())
     identify(asked, count(1))
     for error, told in ((Error(2, "out of order"), "failed: out of order"), (Error(2), "failed: error code 2")):
@@ -155,7 +155,7 @@ def test_what_a_client_says_in_words_is_printable(field):
         ("x" * 2001, "float32,3", "is not a valid name of an array"),
     ],
 )
-def test_a_specification_is_of_arrays_that_hold_something(key, value, why):
+def test_invalid_specifications_are_refused(key, value, why):
     with pytest.raises(WireError, match=re.escape(why)):
         Report.of({"client": "0", f"spec.{key}": value})
     assert Report.of({"client": "0", "spec.count": "int64", "spec.w": "float32,1"}).spec == {
@@ -164,7 +164,7 @@ def test_a_specification_is_of_arrays_that_hold_something(key, value, why):
     }
 
 
-def test_lists_are_bounded_and_an_error_shows_little_of_them():
+def test_long_lists_are_refused_briefly():
     fields = Fields({"slots": [0] * 10**6, "odd": [2.5] * 10**6, "text": ["\x1b"]})
     for key in ("slots", "odd", "text"):
         with pytest.raises(WireError, match=f"{key} is ") as caught:
@@ -172,7 +172,7 @@ def test_lists_are_bounded_and_an_error_shows_little_of_them():
         assert len(str(caught.value)) < 300
 
 
-def test_a_metric_is_no_larger_than_what_can_be_squared():
+def test_huge_metrics_are_refused():
     """The spread of r2 over clients is of squares."""
     measured = {"received": Measured(Metric((-1e200,), (1.0,)), 0.5)}
     with pytest.raises(WireError, match="received-metric is"):

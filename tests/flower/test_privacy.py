@@ -55,7 +55,7 @@ def expected(*noise_multipliers):
     return accountant.get_epsilon(1e-5)
 
 
-def test_equal_clients_spend_what_the_noise_multiplier_says(equal, first, tmp_path, caplog):
+def test_equal_clients_spend_the_noise_multipliers_epsilon(equal, first, tmp_path, caplog):
     epsilon = expected(1.5, 1.5)
     strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=2)
     with caplog.at_level("INFO", logger="flwr"):
@@ -73,7 +73,7 @@ def test_equal_clients_spend_what_the_noise_multiplier_says(equal, first, tmp_pa
 @pytest.mark.parametrize(
     ("method", "wrapper", "mods"), [("FedAvg", ServerSide, None), ("FedRep", ClientSide, [fixedclipping_mod])]
 )
-def test_a_client_with_more_examples_moves_the_mean_further(tiny, tmp_path, method, wrapper, mods):
+def test_more_examples_mean_less_privacy(tiny, tmp_path, method, wrapper, mods):
     epsilon = expected(2.0 / 3 * (14 + 18 + 22) / 22)
     strategy = getattr(fedhet, method)(out=str(tmp_path / "run"), rounds=1)
     shared = {k: v for k, v in tiny.model().state_dict().items() if method == "FedAvg" or k.startswith("0")}
@@ -83,7 +83,7 @@ def test_a_client_with_more_examples_moves_the_mean_further(tiny, tmp_path, meth
     assert ("the shared part of the model" in spent["note"]) == (method == "FedRep")
 
 
-def test_noise_at_the_clients_is_added_up_and_goes_on_in_a_resumed_run(tiny, tmp_path, caplog):
+def test_noise_at_the_clients_adds_up(tiny, tmp_path, caplog):
     epsilon = expected(*[math.sqrt(2 * math.log(1.25 / 1e-5)) / 2] * 3)
     app = tiny.app(mods=[LocalDpMod(clipping_norm=NORM, sensitivity=2 * NORM, epsilon=4.0, delta=1e-5)])
     settings = {"out": str(tmp_path / "run"), "closing_epochs": 0}
@@ -129,7 +129,7 @@ def test_why_no_epsilon_is_known(tiny, first, tmp_path, caplog, wrapper, setting
     assert "no epsilon is known" in write_report(tmp_path / "run").read_text()
 
 
-def test_a_server_that_does_more_than_the_mean_is_found_out(tiny, first, tmp_path):
+def test_aggregation_other_than_the_mean_is_detected(tiny, first, tmp_path):
     pytest.importorskip("dp_accounting")
 
     class Momentum(fedhet.FedAvg):
@@ -144,13 +144,13 @@ def test_a_server_that_does_more_than_the_mean_is_found_out(tiny, first, tmp_pat
     assert summary_of(tmp_path / "run")["privacy"]["note"] == privacy.NO_MEAN
 
 
-def test_what_clients_send_beside_the_model_gets_no_noise():
+def test_other_arrays_get_no_noise():
     wrapper = ServerSide(fedhet.FedAvg(), 1.0, NORM, 3)
     ledger = privacy.wrapper_ledger(wrapper, registry.method("fedgen").traits, mean=True)
     assert ledger.unknown == "clients also send classes, which gets no noise"
 
 
-def test_without_the_extra_the_run_says_how_to_install_it(tiny, first, tmp_path, monkeypatch):
+def test_the_missing_extra_is_named(tiny, first, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
@@ -162,7 +162,7 @@ def test_without_the_extra_the_run_says_how_to_install_it(tiny, first, tmp_path,
 # ---- what is recorded
 
 
-def test_a_run_under_a_wrapper_is_recorded_like_one_of_fedhets_loop(tiny, first, tmp_path):
+def test_a_wrapped_run_is_recorded_like_any_other(tiny, first, tmp_path):
     """Without noise and clipping, the wrapper changes nothing."""
     settings = {"local_epochs": 2, "learning_rate": 0.5, "closing_epochs": 0}
     fedhet.FedAvg(out=str(tmp_path / "plain"), **settings).start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
@@ -181,7 +181,7 @@ def test_a_run_under_a_wrapper_is_recorded_like_one_of_fedhets_loop(tiny, first,
     assert "rounds = 3" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_clients_are_evaluated_with_the_wrappers_noise(tiny, around, first, tmp_path):
+def test_evaluations_have_the_wrappers_noise(tiny, around, first, tmp_path):
     seen = []
 
     def before(where, message):
@@ -197,7 +197,7 @@ def test_clients_are_evaluated_with_the_wrappers_noise(tiny, around, first, tmp_
     assert all((saved[key] == noisy[key]).all() for key in noisy)
 
 
-def test_a_round_that_the_wrapper_leaves_out_is_recorded(failing, first, tmp_path):
+def test_a_skipped_round_is_recorded(failing, first, tmp_path):
     app = failing((2, "train", "1"))
     wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=3), 1.0, NORM, 3)
     wrapped.start(LocalGrid(app, 3), first, num_rounds=3)
@@ -216,7 +216,7 @@ def test_closing_epochs_and_resume_need_fedhets_loop(tiny, first, tmp_path, capl
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
 
 
-def test_a_run_whose_loop_is_interrupted_is_recorded_as_failed(tiny, first, tmp_path, monkeypatch):
+def test_an_interrupted_loop_is_recorded_as_failed(tiny, first, tmp_path, monkeypatch):
     at_exit = []
     monkeypatch.setattr("atexit.register", at_exit.append)
 

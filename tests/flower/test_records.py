@@ -23,12 +23,12 @@ def test_arrays_come_back_as_they_were(array):
     assert back.tobytes() == array.tobytes()
 
 
-def test_arrays_that_are_not_contiguous_come_back_in_order():
+def test_non_contiguous_arrays_round_trip():
     array = np.arange(12.0).reshape(3, 4).T[::2]
     assert np.array_equal(decode_arrays(encode_arrays({"a": array}))["a"], array)
 
 
-def test_a_payload_comes_back_with_its_values_and_groups():
+def test_payloads_round_trip():
     payload = Payload(
         {"model": {"w": np.ones((2, 3), np.float32), "n": np.array(7)}, "empty": {"x": np.zeros((0, 4), np.float16)}},
         {"eta": 0.1, "name": "a", "flag": True, "raw": b"\x00\xff", "list": [1, 2]},
@@ -84,6 +84,6 @@ def test_bytes_that_are_no_such_array_are_refused(array):
 
 
 @pytest.mark.parametrize("name", ["values", "metrics", "report", "request"])
-def test_a_group_of_arrays_cannot_take_the_place_of_another_record(name):
+def test_reserved_names_are_refused(name):
     with pytest.raises(ValueError, match=f"cannot be called {name}"):
         Encoder()(Payload({name: {"w": np.ones(2)}}))

@@ -31,7 +31,7 @@ def unpacked(packed, before=BEFORE, dtype="float64"):
     return unpack(packed, before, SPEC, dtype, "its update")
 
 
-def test_changes_of_low_rank_travel_as_narrow_factors_and_come_back():
+def test_factors_restore_low_rank_changes():
     packed = pack(AFTER, BEFORE, 1 - 1e-12, "float64")
     shapes = {name: array.shape for name, array in packed.items()}
     assert shapes == {
@@ -50,7 +50,7 @@ def test_changes_of_low_rank_travel_as_narrow_factors_and_come_back():
 
 
 @pytest.mark.parametrize("energy", [0.3, 0.8, 0.95])
-def test_no_smaller_number_of_singular_values_has_the_energy(energy):
+def test_the_rank_is_the_smallest_with_the_energy(energy):
     matrix = np.logspace(0, -2, 30)[:, None] * RNG.normal(size=(30, 80))
     packed = pack({"a": matrix}, {}, energy, "float64")
     squares = np.linalg.svd(matrix, compute_uv=False) ** 2
@@ -60,13 +60,13 @@ def test_no_smaller_number_of_singular_values_has_the_energy(energy):
     assert np.square(lost).sum() == pytest.approx(squares[rank:].sum())
 
 
-def test_no_change_travels_as_a_single_column_and_row():
+def test_no_change_has_rank_one():
     packed = pack({"a": np.ones((9, 9))}, {"a": np.ones((9, 9))}, 0.95, "float64")
     assert packed["a:left"].shape == (9, 1)
     assert not (packed["a:left"] @ packed["a:right"]).any()
 
 
-def test_an_array_that_was_not_there_was_zero_and_the_precision_on_the_way_is_chosen():
+def test_missing_arrays_were_zero():
     packed = pack(AFTER, {}, 0.95, "float16")
     assert {array.dtype.name for name, array in packed.items() if name != "steps"} == {"float16"}
     np.testing.assert_allclose(unpacked(packed, {}, "float16")["bias"], AFTER["bias"], rtol=1e-2, atol=1e-2)

@@ -6,7 +6,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import difference, load_into, narrowed, spec_of
 
 
-def test_loading_copies_and_refuses_what_does_not_fit():
+def test_loading_arrays_into_a_model():
     model = torch.nn.Linear(2, 2)
     arrays = {"weight": np.full((2, 2), 3, np.float16)}
     load_into(model.state_dict(), arrays)

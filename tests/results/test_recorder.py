@@ -207,8 +207,16 @@ def test_personal_models_are_collected(tmp_path):
     assert (tmp_path / "run" / "models" / "0.safetensors").is_file()
 
 
-@pytest.mark.parametrize("name", ["history.jsonl", "clients.csv", "digests.csv", "checkpoint/2.safetensors"])
-@pytest.mark.parametrize("damage", ["flipped", "missing", "shortened"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("history.jsonl", "flipped"),
+        ("clients.csv", "shortened"),
+        ("digests.csv", "missing"),
+        ("checkpoint/2.safetensors", "flipped"),
+        ("checkpoint/2.safetensors", "missing"),
+    ],
+)
 def test_damaged_runs_are_not_resumed(tmp_path, name, damage):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1, 2)
     path = tmp_path / name
@@ -235,9 +243,7 @@ def test_checkpoints_of_another_round(tmp_path):
         RunDirectory(tmp_path, CONFIG, "local", resume=True).state(State)
 
 
-@pytest.mark.parametrize(
-    "name", ["=1+1", "+1;2", "-a", "@SUM(1)", "＝1", "a\x1b[31m", "a\u202e", "a\x00", "a\nb", "-1", "-0.5"]
-)
+@pytest.mark.parametrize("name", ["=1+1", "-a", "＝1", "a\x1b[31m", "a\u202e", "a\nb", "-0.5"])
 def test_names_in_clients_csv(tmp_path, name):
     directory, said = RunDirectory(tmp_path, CONFIG, "local"), report(1)
     row = said.clients[0]

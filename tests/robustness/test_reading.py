@@ -30,7 +30,7 @@ def test_a_part_of_one_image_tells_no_loss(allow, tmp_path):
     assert "it has 1 training examples, and its node requires at least 10 examples behind every number" in reason
 
 
-def test_with_metrics_a_loss_of_many_tells_their_mean(tmp_path):
+def test_losses_reveal_at_most_the_mean(tmp_path):
     """Pixel by pixel, what is read is no nearer to a private image than the mean of the node's images is."""
     victim = Victim(0, tmp_path)
     read, mean = pixel_by_pixel(victim), victim.evaluated.mean(0)
@@ -40,14 +40,14 @@ def test_with_metrics_a_loss_of_many_tells_their_mean(tmp_path):
 
 
 @pytest.mark.slow
-def test_with_metrics_weights_that_one_example_reaches_tell_it(tmp_path):
+def test_chosen_weights_with_metrics_reveal_an_example(tmp_path):
     """The figure of the deployment page: whoever lets metrics out trusts the server not to ask in this way."""
     read, image = one_example(Victim(0, tmp_path))
     assert correlation(read, image) > 0.9
 
 
 @pytest.mark.slow
-def test_scores_after_training_that_forgets_tell_examples_of_the_last_batch(tmp_path):
+def test_scores_reveal_the_last_batch_without_a_policy(tmp_path):
     """A figure of the deployment page, of a node without a policy."""
     assert nearest(*last_batch(0, tmp_path)).max() > 0.9
 
@@ -56,7 +56,7 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("posteriors", "f
 
 
 @pytest.mark.parametrize("kind", ["weights", *SLOW])
-def test_differences_between_rounds_tell_no_more_than_means_of_groups(kind, tmp_path):
+def test_rounds_reveal_at_most_means_of_groups(kind, tmp_path):
     """Even a server that is told the node's secret reads groups, and without a policy it reads single images."""
     read, images, _ = unmixed(0, tmp_path / "open", kind, 60)
     assert nearest(read, images).mean() > 0.98

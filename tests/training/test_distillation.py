@@ -36,11 +36,3 @@ def test_scale_at_high_temperature():
     centred = (outputs - outputs.mean(-1, keepdim=True)) - (wanted - wanted.mean(-1, keepdim=True))
     expected = centred.square().sum(-1).mean() / 8
     torch.testing.assert_close(1e6 * soft_divergence(outputs, wanted, 1e3), expected, rtol=1e-2, atol=0)
-
-
-def test_several_predictions_per_example():
-    generator = torch.Generator().manual_seed(2)
-    outputs, wanted = (torch.randn(3, 5, 4, generator=generator) for _ in range(2))
-    torch.testing.assert_close(
-        soft_divergence(outputs, wanted, 4.0), soft_divergence(outputs.flatten(0, 1), wanted.flatten(0, 1), 4.0)
-    )

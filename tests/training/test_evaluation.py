@@ -63,14 +63,3 @@ def test_other_predictions():
     examples = examples_of(10)
     right = nn.functional.one_hot(examples.labels, 3).float()
     assert evaluate(network(), examples, TASK, lambda inputs: inputs, scores=lambda inputs: right).value == 1
-
-
-def test_no_examples_have_no_score():
-    assert evaluate(network(), examples_of(0), TASK, lambda inputs: inputs) is None
-
-
-def test_training_after_evaluation():
-    model, examples = network(), examples_of(8)
-    evaluate(model, examples, TASK, lambda inputs: inputs)
-    model.train()(examples.inputs).sum().backward()
-    assert model[0].weight.grad is not None

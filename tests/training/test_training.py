@@ -244,14 +244,6 @@ def test_recorded_values():
     assert Trained().means == {}
 
 
-def test_losses_of_phases():
-    first = run(network(), Phase(1, Optimisation()))
-    second = run(network(), Phase(3, Optimisation()))
-    both = run(network(), Phase(3, Optimisation()), before=first)
-    assert (first.epochs, both.epochs) == (1, 4)
-    assert both.mean_loss == pytest.approx((first.mean_loss + 3 * second.mean_loss) / 4)
-
-
 @pytest.mark.parametrize("steps", [1, 4, 9])
 def test_phase_of_steps(steps):
     seen = []
@@ -400,16 +392,6 @@ def test_mixed_precision():
     assert (inside, plain_inside, set(seen)) == ({torch.bfloat16}, {torch.float32}, {torch.float32})
     assert loss == pytest.approx(plain_loss, rel=0.01)
     assert 0 < (weights - plain_weights).abs().max() < 0.01
-
-
-def test_order_of_examples():
-    results = []
-    for noise in (1, 2):
-        model = network()
-        torch.manual_seed(noise)
-        run(model, Phase(2, Optimisation(batch_size=5)), seed=3)
-        results.append(copy(model))
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4, affine=False), nn.InstanceNorm1d(4, track_running_stats=True)])

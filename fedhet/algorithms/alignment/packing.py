@@ -36,7 +36,7 @@ def check_finite_features(features: Tensor, name: str) -> None:
 
 
 def check_received_features(features: Tensor, name: str) -> None:
-    """Raise a ValueError unless what somebody else sent is (n, d), finite and no larger than `LARGEST`."""
+    """Raise a ValueError unless received features are (n, d), finite and no larger than `LARGEST`."""
     check_finite_features(features, name)
     if features.numel() and float(largest := features.abs().max()) > LARGEST:
         raise ValueError(f"{name} must be of numbers up to {LARGEST:.0e}, got {largest:.1e}: has training diverged?")

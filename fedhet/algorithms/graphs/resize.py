@@ -165,7 +165,7 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             )
 
 
-State = tuple[Tensor, ...]
+States = tuple[Tensor, ...]
 
 
 class StackedRecurrent(nn.Module):
@@ -176,22 +176,17 @@ class StackedRecurrent(nn.Module):
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.mode, self.num_layers, self.batch_first, self.bias = (
-            layer.mode,
-            layer.num_layers,
-            layer.batch_first,
-            layer.bias,
-        )
-        self.dropout, self.bidirectional = layer.dropout, layer.bidirectional
+        self.mode, self.num_layers, self.bias = layer.mode, layer.num_layers, layer.bias
+        self.batch_first, self.dropout, self.bidirectional = layer.batch_first, layer.dropout, layer.bidirectional
         for name, parameter in layer._parameters.items():
             self.register_parameter(name, parameter)
         self.train(layer.training)
 
-    def forward(self, sequence: Tensor) -> tuple[Tensor, State | tuple[State, ...]]:
+    def forward(self, sequence: Tensor) -> tuple[Tensor, States | tuple[States, ...]]:
         """Run all layers on sequences (N, T, E), or (T, N, E) without ``batch_first``, from zero states."""
         time, batch = (1, 0) if self.batch_first else (0, 1)
         pair = self.mode == "LSTM"
-        ends: list[State] = []
+        ends: list[States] = []
         for layer in range(self.num_layers):
             outputs = []
             for suffix in ("", "_reverse") if self.bidirectional else ("",):

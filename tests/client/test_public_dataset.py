@@ -83,17 +83,12 @@ def test_missing_public_dataset(tiny, watch):
         start("inputs", tiny.app(), watch)
 
 
-def test_different_public_dataset(tiny, watch):
-    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "1")), watch, clients=3)
+@pytest.mark.parametrize("odd", ["0", "1"])
+def test_different_public_dataset(odd, tiny, watch):
+    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == odd)), watch, clients=3)
     (failure,) = watch.rows[0]["failures"]
-    assert failure["client"] == "1"
+    assert failure["client"] == odd
     assert "its public dataset is not that of the other clients" in failure["reason"]
-
-
-def test_majority_decides(tiny, watch):
-    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == "0")), watch, clients=3)
-    (failure,) = watch.rows[0]["failures"]
-    assert failure["client"] == "0"
 
 
 def test_different_labels(tiny, watch):
@@ -107,7 +102,6 @@ def test_different_labels(tiny, watch):
 @pytest.mark.parametrize("public", [PUBLIC, PUBLIC.unlabelled])
 def test_stored_public_dataset(public, tmp_path):
     ClientStore(tmp_path, "", "3").keep(public)
-    assert [path.name for path in (tmp_path / "public").iterdir()] == [f"{public.digest}.safetensors"]
     found = ClientStore(tmp_path, "", "3").public_dataset(public.digest)
     assert found.digest == public.digest
     assert (found.labels is None) == (public.labels is None)

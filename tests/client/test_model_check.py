@@ -201,7 +201,7 @@ def test_system_exit_in_user_code(new_watch: Any) -> None:
     def ends(client: Any) -> Any:
         raise SystemExit("no disk")
 
-    with pytest.raises(FedhetError, match=r"SystemExit: no disk \(test_trying.py, line \d+\) \(data = .*ends\)"):
+    with pytest.raises(FedhetError, match=r"SystemExit: no disk \(test_model_check.py, line \d+\) \(data = .*ends\)"):
         fedhet.Local(rounds=1).start(LocalGrid(make_client_app(model, ends), 1))
 
 
