@@ -140,15 +140,6 @@ def test_shared_keys_are_on_the_page():
     assert [key for key, names in several.items() if not names <= {*named[key]}] == []
 
 
-def test_keys_with_different_meanings_are_not_shared():
-    found = shared(["fedproto", "fedtgp", "fedgh"], {"fedproto.weight": 0.3, "fedproto.width": 16})
-    of = {name: found.settings(name, 0).parameters for name in found.own}
-    assert [each.width for each in of.values()] == [16, 16, 16]
-    assert [of["fedproto"].weight, of["fedtgp"].weight] == [0.3, 0.1]
-    with pytest.raises(ConfigError, match=r"did you mean 'heterofl\.widths'"):
-        shared(["fjord", "heterofl"], {"heterofl.width": 1})
-
-
 @pytest.mark.parametrize("methods", [["flha-ghn", "local"], ["local", "flha-ghn"]])
 def test_undisclosed_architectures_stay_so(methods):
     for config in (configuration.completed({}), configuration.completed({"method": methods[0]})):

@@ -168,14 +168,6 @@ def test_a_method_without_a_completed_configuration(comparison):
     assert (comparison.folder / "fedavg-seed0" / "summary.json").is_file()
 
 
-def test_no_configuration_of_any_method_completes(comparison):
-    for rate in RATES["learning-rate"]:
-        comparison.order(f"tuning/local,learning-rate={rate},seed=9", "refuse")
-    with pytest.raises(FedhetError, match="no configuration of local completed with all tuning seeds"):
-        comparison.go(methods=("local",), seeds=(0,), tuning=Tuning(RATES, (9,)))
-    assert not (comparison.folder / "local-seed0").exists()
-
-
 @pytest.mark.parametrize(
     ("tuning", "settings", "message"),
     [
