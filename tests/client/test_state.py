@@ -1,5 +1,7 @@
 """A client's files on its own disk."""
 
+import errno
+
 import pytest
 import torch
 
@@ -33,3 +35,12 @@ def test_flipped_bit(tmp_path, kind):
     with pytest.raises(FedhetError, match=r"1\.safetensors is damaged: its digest does not match its content"):
         read_tensors(path)
     assert store.load(1) is None
+
+
+def test_full_disk_names_resume(tmp_path, monkeypatch):
+    def full(path, tensors):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("fedhet.client.state.write_tensors", full)
+    with pytest.raises(FedhetError, match="No space left on device; make room, and continue the run with --resume"):
+        ClientStore(tmp_path, "", "0").save(1, {"w": torch.ones(2)}, after=-1)
