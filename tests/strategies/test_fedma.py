@@ -16,7 +16,7 @@ from torch import nn
 
 import fedhet
 from fedhet import make_client_app, models
-from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute, resize
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute
 from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.data import load
@@ -475,17 +475,6 @@ def permuted(client):
     return model
 
 
-def test_permuted_copies_give_their_function_back(tmp_path):
-    app = make_client_app(model=permuted, data=common_data)
-    own = {"pfnm__average": "mean", "pfnm__gamma": 1.0}
-    done = run(tmp_path / "run", wire=Wire(app=app), method="pfnm", local_epochs=0, test_on="local", **own)
-    model = permuted(client_setup.ClientInfo("0", 0, 3, resolve(TINY)))
-    inputs = torch.rand(20, 1, 8, 8)
-    merged = resize(model, {name: to_tensor(array) for name, array in done.model.items()})
-    with torch.no_grad():
-        np.testing.assert_allclose(merged.eval()(inputs), model.eval()(inputs), atol=1e-5)
-
-
 @pytest.mark.parametrize("matching", ["identity", "random"])
 def test_matching_can_be_taken_away(matching, tmp_path, controls_of):
     """Without training a pass averages the clients' own weights, at the same places or at drawn ones."""
@@ -510,13 +499,12 @@ def test_matching_can_be_taken_away(matching, tmp_path, controls_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_norm", ["aggregate", "local"])
-def test_a_residual_network_with_batch_norm(batch_norm, tmp_path):
+def test_a_residual_network_with_batch_norm(tmp_path):
     settings = {"architectures": "resnet8", "samples_per_client": 64, "learning_rate": 0.05, "momentum": 0.9}
-    done = run(tmp_path / "run", local_epochs=4, batch_norm=batch_norm, **settings)
+    done = run(tmp_path / "run", local_epochs=4, batch_norm="aggregate", **settings)
     assert done.rows[-1]["received"]["accuracy"]["mean"] > 0.8
     sent = done.wire.answered[7, "0"].arrays["update"]
-    assert any("running_var" in name for name in sent) == (batch_norm == "aggregate")
+    assert any("running_var" in name for name in sent)
     assert "body.1.running_var" in done.model
     assert not any("running" in name for n in range(1, 7) for name in done.wire.answered[n, "0"].arrays["update"])
 

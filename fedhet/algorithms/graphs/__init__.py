@@ -2,7 +2,6 @@
 
 from fedhet.algorithms.graphs.axes import VALUE as VALUE
 from fedhet.algorithms.graphs.axes import Segment as Segment
-from fedhet.algorithms.graphs.blocks import block_ends as block_ends
 from fedhet.algorithms.graphs.blocks import blocks as blocks
 from fedhet.algorithms.graphs.blocks import depths as depths
 from fedhet.algorithms.graphs.blocks import stages as stages

@@ -4,6 +4,6 @@
 seconds.
 """
 
-from fedhet.algorithms.hypernets.design import Catalogue, Design, LayerType, Slot, catalogue, slots_of, start, std_of
+from fedhet.algorithms.hypernets.design import Catalogue, Design, catalogue, start, std_of
 
-__all__ = ["Catalogue", "Design", "LayerType", "Slot", "catalogue", "slots_of", "start", "std_of"]
+__all__ = ["Catalogue", "Design", "catalogue", "start", "std_of"]
