@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing import Comparison, publish
-from fedhet.comparing.candidates import CONTROL, ask
+from fedhet.comparing.candidates import CONTROL, Candidates, ask
 from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.measures import VariantResult, measure
-from fedhet.comparing.runs import check, prepared, why_incomplete
+from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
 from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
@@ -125,13 +125,9 @@ def recommend(
     if data is None:
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
-    wanted = [CONTROL, *(name for name in registry.methods() if _alone(name)), *(methods or registry.methods())]
-    candidates = ask(distinct(wanted), base, functions, seed=SEED, allow=allow, labels=public_labels)
-    execute.tell(f"{', '.join(candidates.choices)} can serve")
-    for name, reason in candidates.refused.items():
-        execute.tell(f"{name} cannot serve: {reason}")
-    if CONTROL not in candidates.choices:
-        raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
+    wanted = distinct([CONTROL, *filter(_alone, registry.methods()), *(methods or registry.methods())])
+    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, labels=public_labels)
+    _tell_answers(candidates, execute)
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
     tuner = Tuner(shared, held_out(shared), out / "tried", replace(execute, deadline=began + TRYING * seconds))
@@ -150,7 +146,17 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
     return float(match[1]) * factors[match[2].lower()]
 
 
+def _tell_answers(candidates: Candidates, execute: Execution) -> None:
+    """Print the methods that can and cannot serve; raises a `FedhetError` if the clients cannot train alone."""
+    execute.tell(f"{', '.join(candidates.choices)} can serve")
+    for name, reason in candidates.refused.items():
+        execute.tell(f"{name} cannot serve: {reason}")
+    if CONTROL not in candidates.choices:
+        raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
+
+
 def _alone(name: str) -> bool:
+    """Whether a method's clients exchange nothing, with its default keys."""
     try:
         method = registry.method(name)
         return not method.traits_of(method.Parameters()).communicates
