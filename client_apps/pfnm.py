@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedhet.algorithms.graphs import PermutationGroups, cut_out, resizable_groups, resize
-from fedhet.algorithms.matching import describe
+from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import Client, ClientSide
 from fedhet.messages import Arrays, Payload, to_arrays
 from fedhet.methods.included.pfnm import PFNMParameters
@@ -31,7 +31,7 @@ class Matched(ClientSide[M]):
     def handshake(self, payload: Payload) -> Payload:
         """Return the permutation groups, and whether the outputs are classes."""
         classes = self.client.task.name == "classification"
-        return Payload(values={"groups": describe(self.groups), "classes": classes})
+        return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 
     def class_counts(self) -> dict[str, Arrays]:
         """Return the number of examples of each class; nothing if labels are not classes."""

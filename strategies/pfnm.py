@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
-from fedhet.algorithms.matching import Matching, assemble, average_rest, describe, match_networks
+from fedhet.algorithms.matching import Matching, assemble, average_rest, groups_to_json, match_networks
 from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.methods.included import pfnm
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
@@ -49,7 +49,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return digests of the permutation groups (without widths if these may differ), and the kind of labels."""
         groups, equal = self._groups_of(reply), self.config.shared_init
-        digest = sha256(describe(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
+        digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
         kind = "classes" if reply.values.flag("classes") else "numbers"
         return {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import PermutationGroups, cut_out, entries_of, resizable_groups, resize
-from fedhet.algorithms.matching import describe
+from fedhet.algorithms.matching import groups_to_json
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 
@@ -76,4 +76,4 @@ class Submodel:
 
     def describe(self) -> str:
         """Return the groups in the form that the server reads in the handshake."""
-        return describe(self.groups)
+        return groups_to_json(self.groups)

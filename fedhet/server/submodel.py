@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.algorithms.graphs import entries_of, widths_of
-from fedhet.algorithms.matching import understand
+from fedhet.algorithms.matching import groups_from_json
 from fedhet.messages import Arrays, Payload, Reply, Report, Spec, WireError, check, narrowed
 from fedhet.messages.protocol import WHOLE
 from fedhet.methods.options import Parameters
@@ -128,7 +128,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         return widths_of(shapes, read_network(self.state.network))
 
 
-read_network = lru_cache(maxsize=8)(understand)
+read_network = lru_cache(maxsize=8)(groups_from_json)
 """Read a description of a network."""
 
 

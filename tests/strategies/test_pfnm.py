@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from fedhet import models
 from fedhet.algorithms.graphs import architecture_graph, permutation_groups
-from fedhet.algorithms.matching import describe
+from fedhet.algorithms.matching import groups_to_json
 from fedhet.config.configuration import resolve
 from fedhet.engines.local import run_locally
 from fedhet.messages import Payload, Reply, spec_of
@@ -53,7 +53,7 @@ def test_the_references_lenet_through_the_server_half(reference, reference_match
     replies = {}
     strategy = pfnm.PFNM(clients=4)
     monkeypatch.setattr(strategy, "matching", lambda: reference_matching)
-    strategy.state.groups, strategy.state.classes = describe(groups), True
+    strategy.state.groups, strategy.state.classes = groups_to_json(groups), True
     for j in CLIENTS:
         network = {name: layout(name, case[f"in{j}_{k}"]).astype(np.float32) for k, name in enumerate(names)}
         assert {name: array.shape for name, array in network.items()} == shapes

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import HeadAttention, architecture_graph, permutation_groups, widths_of
-from fedhet.algorithms.matching import describe
+from fedhet.algorithms.matching import groups_to_json
 from fedhet.client.submodel import Submodel
 from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
@@ -254,7 +254,7 @@ def test_fedrolexs_windows_have_every_entry_of_a_network_in_a_full_turn(name):
     groups = permutation_groups(architecture_graph(model, inputs), partly=True)
     rounds = {1, *(1 + math.ceil(width / 2) for width in groups.widths)}
     widths = widths_of({name: tensor.shape for name, tensor in Submodel(0.5, groups).state(model).items()}, groups)
-    parts = [parts_of(describe(groups), ROLLING_UNITS.units, widths, round) for round in sorted(rounds)]
+    parts = [parts_of(groups_to_json(groups), ROLLING_UNITS.units, widths, round) for round in sorted(rounds)]
     assert len(rounds) > 1
     assert parts[0]
     for key, axes in parts[0].items():
@@ -446,7 +446,7 @@ def test_arrays_that_are_no_part_of_the_network_are_refused():
         size = Submodel(width, permutation_groups(architecture_graph(Small(), example)))
         kinds = kinds_of(Small())
         spec = spec_of({name: tensor for name, tensor in size.state(Small()).items() if kinds[name] != "statistic"})
-        return Report("1", **{"spec": spec, "groups": describe(size.groups), **changes})
+        return Report("1", **{"spec": spec, "groups": groups_to_json(size.groups), **changes})
 
     check_part(told(0.5))
     whole = told()

@@ -4,14 +4,14 @@ from fedhet.algorithms.matching.groups import GroupMatch as GroupMatch
 from fedhet.algorithms.matching.groups import Matching as Matching
 from fedhet.algorithms.matching.groups import assemble as assemble
 from fedhet.algorithms.matching.groups import average_rest as average_rest
-from fedhet.algorithms.matching.groups import describe as describe
 from fedhet.algorithms.matching.groups import due as due
+from fedhet.algorithms.matching.groups import groups_from_json as groups_from_json
+from fedhet.algorithms.matching.groups import groups_to_json as groups_to_json
 from fedhet.algorithms.matching.groups import match_group as match_group
 from fedhet.algorithms.matching.groups import match_networks as match_networks
 from fedhet.algorithms.matching.groups import parameters_of as parameters_of
 from fedhet.algorithms.matching.groups import patch as patch
 from fedhet.algorithms.matching.groups import rest_of as rest_of
-from fedhet.algorithms.matching.groups import understand as understand
 from fedhet.algorithms.matching.layer import LayerMatch as LayerMatch
 from fedhet.algorithms.matching.layer import attach as attach
 from fedhet.algorithms.matching.layer import estimate_variances as estimate_variances

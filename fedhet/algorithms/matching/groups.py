@@ -316,13 +316,13 @@ def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) ->
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
 
 
-def describe(groups: PermutationGroups) -> str:
-    """Return permutation groups as JSON text, for a server that does not have the model."""
+def groups_to_json(groups: PermutationGroups) -> str:
+    """Return permutation groups as JSON, for a server that does not have the model."""
     return json.dumps(asdict(groups))
 
 
-def understand(text: str) -> PermutationGroups:
-    """Return permutation groups from the text of `describe`; raises a ValueError for any other text."""
+def groups_from_json(text: str) -> PermutationGroups:
+    """Return permutation groups from the result of `groups_to_json`; raises a ValueError for any other text."""
     try:
         description = json.loads(text)
         axes = {
