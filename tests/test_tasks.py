@@ -172,7 +172,7 @@ TASKS = {
 """For each task networks, deep ones, data, the metric, and a value that it reaches."""
 
 LEARNT = {
-    "one logit": ["local", "fedavg", "fedhenn", "fedmd", "fedproto", "fd", "depthfl", "!layer-average", "!fedrolex"],
+    "one logit": ["local", "fedavg", "fedhenn", "fedmd", "fedproto", "fd", "!depthfl", "!layer-average", "!fedrolex"],
     "several labels": ["local", "fedhenn", "fedmd", "!heterofl", "!fml"],
     "numbers": ["fedavg", "fedmd", "fedhenn/kernel", "!fedrep", "!pfedhn", "!fedma", "!fedrolex"],
     "pixels": ["fjord", "fedhenn/kernel", "!local", "!fedrep", "!heterofl"],

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -115,25 +116,24 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
 def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
     """Return the data set, and its vocabulary from index 2 on."""
     path = locate_one(folder, "sentiment140", FILES, "sentiment140")
-    numbers: dict[str, int] = {}  # of a word, from 1 in order of appearance, until words are counted
+    known: dict[str, str] = {}  # one object for each word
     labels, users, texts = [], [], []
     for polarity, user, tweet in _rows(path):
         labels.append(POLARITIES[polarity])
         users.append(user)
-        texts.append([numbers.setdefault(word, len(numbers) + 1) for word in words_of(tweet)[:WORDS]])
+        texts.append([known.setdefault(word, word) for word in words_of(tweet)[:WORDS]])
     owners = np.unique(users, return_inverse=True)[1].astype(np.int64)
     tested = np.zeros(len(owners), bool)
     tested[np.argsort(owners, kind="stable")[4::5]] = True
-    codes = np.zeros((len(texts), WORDS), np.int32)
-    for row, text in zip(codes, texts, strict=True):
-        row[WORDS - len(text) :] = text
-    counts = np.bincount(codes[~tested].ravel(), minlength=len(numbers) + 1)
-    counts[PADDING] = 0
-    frequent = np.argsort(-counts, kind="stable")[: VOCABULARY - UNKNOWN - 1]
-    frequent = frequent[counts[frequent] > 0]
-    indices = np.full(len(counts), UNKNOWN, np.int16)
-    indices[PADDING], indices[frequent] = PADDING, np.arange(len(frequent)) + UNKNOWN + 1
-    examples = Examples(torch.from_numpy(indices[codes]), torch.tensor(labels))
+    counts = Counter(dict.fromkeys(known, 0))  # so that equally frequent words are in order of appearance
+    for text, test in zip(texts, tested, strict=True):
+        counts.update([] if test else text)
+    vocabulary = [word for word, count in counts.most_common(VOCABULARY - UNKNOWN - 1) if count]
+    numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
+    indices = np.full((len(texts), WORDS), PADDING, np.int16)
+    for row, text in zip(indices, texts, strict=True):
+        row[WORDS - len(text) :] = [numbers.get(word, UNKNOWN) for word in text]
+    examples = Examples(torch.from_numpy(indices), torch.tensor(labels))
     natural = np.where(np.bincount(owners)[owners] >= min_tweets, owners, -1)
     train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
     dataset = DataSet(
@@ -146,8 +146,7 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
         transform=Tensor.long,  # which embeddings take
         groups=Owners(natural[train], natural[test]),
     )
-    known = list(numbers)
-    return dataset, [known[number - 1] for number in frequent]
+    return dataset, vocabulary
 
 
 def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
