@@ -3,16 +3,18 @@
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.client import Client, ClientSide
+from fedhet.client.client_side import P
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.fml import AuxiliaryParameters
+from fedhet.methods.keys import kebab
 from fedhet.models.arrays import kinds_of
 from fedhet.models.representation import Output, Representation, head_name, in_precision, precision
 from fedhet.training import Phase, reestimate
@@ -24,38 +26,66 @@ SMALL = "small"
 """Name of the shared network's outputs among the values that loss terms receive."""
 
 
-def auxiliary_network(client: Client, name: str, role: str) -> nn.Module:
+class AuxiliaryModel(ClientSide[P]):
+    """Has a network of an architecture that all clients share, which is sent instead of the client's own.
+
+    Attributes:
+        key: name of the option with the architecture.
+        reason: why the method needs class scores, a clause of a message.
+        auxiliary: the network.
+    """
+
+    key: ClassVar[str]
+    reason: ClassVar[str]
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        client.check_scores(self.reason)
+        self.auxiliary = _build(client, getattr(self.parameters, self.key), self.key)
+
+    @property
+    def network(self) -> nn.Module:
+        """The auxiliary network."""
+        return self.auxiliary
+
+    def shared(self) -> dict[str, Tensor]:
+        """Return the auxiliary network's tensors, with running statistics only if they are aggregated."""
+        aggregated, kinds = self.client.config.batch_norm == "aggregate", kinds_of(self.auxiliary)
+        tensors = self.auxiliary.state_dict().items()
+        return {name: tensor for name, tensor in tensors if aggregated or kinds[name] != "statistic"}
+
+    def begin(self, payload: Payload) -> None:
+        """Load the auxiliary network; re-estimate statistics that were not sent."""
+        super().begin(payload)
+        if "model" in payload.arrays and self.client.config.batch_norm != "aggregate":
+            reestimate(self.auxiliary, self.client.data.train.inputs, self.client.transform)
+
+
+def _build(client: Client, name: str, key: str) -> nn.Module:
     """Build a float32 network for a client's examples, with as many outputs as the client's own network.
 
     Args:
         client: the client.
         name: the architecture; empty for the run's first one (`fedhet.models.build_auxiliary`).
-        role: the key that names it, in words, from which the seed is derived. With `shared-init` all clients have the
-            same seed.
+        key: the option that names it, from which the seed is derived; with `shared-init` the same for all clients.
 
     Raises:
         ModelError: the network does not take the client's examples.
     """
     config = client.config
     client.model.eval()
-    with seeded(config.seed, role, "all" if config.shared_init else client.name), torch.no_grad():
+    purpose = key.replace("_", " "), "all" if config.shared_init else client.name
+    with seeded(config.seed, *purpose), torch.no_grad():
         batch = client.transform(client.data.train.inputs[:1])
         outputs = client.model(batch).shape[-1]
         try:
             network = models.build_auxiliary(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
             why = re.sub("^model '[^']*': ", "", str(error))  # the user may not know the name, if a preset chose it
-            key = f"{config.family}.{role.replace(' ', '-')}"
-            raise ModelError(f"{key} {why}: set it to a model for these inputs") from error
+            raise ModelError(f"{config.family}.{kebab(key)} {why}: set it to a model for these inputs") from error
     if (dtype := precision(network)) and client.precision not in (None, dtype):
         network.register_forward_pre_hook(lambda _module, inputs: tuple(in_precision(each, dtype) for each in inputs))
     return network
-
-
-def sent_state(client: Client, network: nn.Module) -> dict[str, Tensor]:
-    """Return a network's tensors, with running statistics only if they are aggregated."""
-    aggregated, kinds = client.config.batch_norm == "aggregate", kinds_of(network)
-    return {name: tensor for name, tensor in network.state_dict().items() if aggregated or kinds[name] != "statistic"}
 
 
 class Pair(nn.Module):
@@ -78,29 +108,14 @@ class Pair(nn.Module):
         return outputs
 
 
-class AuxiliaryModel(ClientSide[B]):
-    """Trains the client's network and a shared one at once; the shared one is sent, the client's is evaluated."""
+class Mutual(AuxiliaryModel[B]):
+    """Trains the client's network and the auxiliary one at once; the client's is evaluated."""
+
+    key, reason = "shared_model", "which the two networks exchange"
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        client.check_scores("which the two networks exchange")
-        self.small = auxiliary_network(client, self.parameters.shared_model, "shared model")
-        self.pair = Pair(client.model, self.small)
-
-    @property
-    def network(self) -> nn.Module:
-        """The shared network."""
-        return self.small
-
-    def shared(self) -> dict[str, Tensor]:
-        """Return the shared network's tensors."""
-        return sent_state(self.client, self.small)
-
-    def begin(self, payload: Payload) -> None:
-        """Load the shared network; re-estimate statistics that were not sent."""
-        super().begin(payload)
-        if self.client.config.batch_norm != "aggregate":
-            reestimate(self.small, self.client.data.train.inputs, self.client.transform)
+        self.pair = Pair(client.model, self.auxiliary)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase for both networks."""
@@ -108,19 +123,19 @@ class AuxiliaryModel(ClientSide[B]):
         return [Phase(client.request.epochs, client.optimisation(), module=self.pair, captures=captures, terms=terms)]
 
 
-class Projected(AuxiliaryModel[B]):
+class Projected(Mutual[B]):
     """Also trains a linear layer between the two networks' representations, which stays at the client."""
 
     remembers = True
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        config, self.small_head = client.config, head_name(self.small)
+        config, self.small_head = client.config, head_name(self.auxiliary)
         client.model.eval()
-        self.small.eval()
+        self.auxiliary.eval()
         with seeded(config.seed, "projector", "all" if config.shared_init else client.name), torch.no_grad():
             inputs = client.transform(client.data.train.inputs[:1])
-            phi, shared = client.representation(inputs), Representation(self.small, self.small_head)(inputs)
+            phi, shared = client.representation(inputs), Representation(self.auxiliary, self.small_head)(inputs)
             self.pair = self.join(phi.shape[1], shared.shape[1], phi.dtype).to(client.device)
 
     @abstractmethod

@@ -37,7 +37,7 @@ class FedKD(Projected[AuxiliaryParameters]):
 
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
         """Return both networks with a projector without bias."""
-        return Pair(self.client.model, self.small, nn.Linear(small_width, width, bias=False, dtype=dtype))
+        return Pair(self.client.model, self.auxiliary, nn.Linear(small_width, width, bias=False, dtype=dtype))
 
     def begin(self, payload: Payload) -> None:
         """Load the shared network, which may be sent as its change since the last message."""

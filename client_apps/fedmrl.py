@@ -81,9 +81,9 @@ class FedMRL(Projected[FedMRLParameters]):
         """Return both networks with their fused representation; a shared head for another width is replaced."""
         nested = self.parameters.width or small_width
         heads = self.client.head, self.small_head
-        pair = Fused(self.client.model, self.small, heads, (width, nested), dtype)
+        pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype)
         if nested != small_width:
-            _resize(self.small, self.small_head, nested)
+            _resize(self.auxiliary, self.small_head, nested)
         return pair
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
@@ -101,7 +101,7 @@ class FedMRL(Projected[FedMRLParameters]):
 
     def personal(self) -> dict[str, Tensor]:
         """Return the own network's tensors, the shared one's as `shared.*` and the projector's as `projector.*`."""
-        parts = {"shared": self.small, "projector": self.pair.projector}
+        parts = {"shared": self.auxiliary, "projector": self.pair.projector}
         beside = {f"{name}.{key}": each for name, part in parts.items() for key, each in part.state_dict().items()}
         return self.client.tensors | beside
 

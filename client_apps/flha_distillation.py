@@ -8,59 +8,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedhet.client import Client, ClientSide
 from fedhet.messages import Payload
 from fedhet.methods.included.flha_distillation import FLHADistillationParameters
-from fedhet.training import Loss, Optimisation, Phase, Step, divergence, reestimate
+from fedhet.training import Loss, Optimisation, Phase, Step, divergence
 
-from ._auxiliary import auxiliary_network, sent_state  # noqa: TID251 - this folder is fedhet.client_apps
+from ._auxiliary import AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
 
 ALPHA, TEMPERATURE = 0.7, 20.0
 """The paper's weight of the distillation and temperature T, by which logits are divided."""
 
 
-class FLHADistillation(ClientSide[FLHADistillationParameters]):
+class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
     """Shares the teacher; keeps the client's network and the final teacher."""
 
     remembers = True
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        client.check_scores("which students learn from a teacher")
-        self.teacher = auxiliary_network(client, self.parameters.teacher, "teacher")
+    key, reason = "teacher", "which students learn from a teacher"
 
     @property
     def teaching(self) -> bool:
         """Whether this round trains the teacher."""
         return self.client.request.round <= self.parameters.teaching(self.client.config.rounds)
 
-    @property
-    def network(self) -> nn.Module:
-        """The teacher."""
-        return self.teacher
-
-    def shared(self) -> dict[str, Tensor]:
-        """Return the teacher's tensors, with BatchNorm's statistics only if they are aggregated."""
-        return sent_state(self.client, self.teacher)
-
     def begin(self, payload: Payload) -> None:
-        """Load the received teacher, or the final one that was kept; re-estimate statistics that did not travel."""
+        """Load the received teacher, or the final one that was kept."""
         super().begin(payload)
-        client = self.client
-        if "model" in payload.arrays and client.config.batch_norm != "aggregate":
-            reestimate(self.teacher, client.data.train.inputs, client.transform)
         if not self.teaching:
             if "model" in payload.arrays:
-                client.memory |= self.teacher.state_dict()
-            elif client.memory:
-                self.teacher.load_state_dict(client.memory)
+                self.client.memory |= self.auxiliary.state_dict()
+            elif self.client.memory:
+                self.auxiliary.load_state_dict(self.client.memory)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase, for the teacher or for the client's own network."""
         if self.teaching:
-            return [Phase(self.client.request.epochs, self._optimisation(), module=self.teacher)]
+            return [Phase(self.client.request.epochs, self._optimisation(), module=self.auxiliary)]
         phase = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
         return [replace(phase, task_weight=1 - ALPHA) if phase.terms else phase]
 
@@ -68,11 +51,11 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
         """Return the distillation loss; none for a client that lost the teacher with its state."""
         if not self.client.memory:
             return ()
-        self.teacher.eval()
+        self.auxiliary.eval()
 
         def distance(step: Step) -> Tensor:
             with torch.no_grad():
-                wanted = self.teacher(step.inputs)
+                wanted = self.auxiliary(step.inputs)
             return ALPHA * 2 * TEMPERATURE**2 * divergence(self.client.task, step.outputs, wanted, TEMPERATURE)
 
         return (distance,)
@@ -83,7 +66,7 @@ class FLHADistillation(ClientSide[FLHADistillationParameters]):
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         """Return the teacher while it is trained, then the client's own network."""
-        return self.teacher.eval() if self.teaching else self.client.model
+        return self.auxiliary.eval() if self.teaching else self.client.model
 
     def _optimisation(self) -> Optimisation:
         """Return the configured optimisation, with one schedule for the teacher's rounds and one for the students'."""

@@ -15,10 +15,10 @@ from fedhet.messages import Payload
 from fedhet.methods.included.fml import FMLParameters
 from fedhet.training import Loss, Phase, Step, divergence
 
-from ._auxiliary import SMALL, AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
+from ._auxiliary import SMALL, Mutual  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FML(AuxiliaryModel[FMLParameters]):
+class FML(Mutual[FMLParameters]):
     """Trains two networks that learn from each other."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

@@ -194,7 +194,7 @@ def wrappers() -> Iterator[Callable[[nn.Module], nn.Module]]:
     yield from (nn.DataParallel, AveragedModel, lambda network: torch.compile(network, backend="eager"))  # type: ignore
 
 
-@pytest.mark.parametrize("wrap", wrappers(), ids=["parallel", "averaged", "compiled"])
+@pytest.mark.parametrize("wrap", [*wrappers()], ids=["parallel", "averaged", "compiled"])
 def test_wrapped_networks(wrap: Callable[[nn.Module], nn.Module], trained: Callable[..., dict[str, Tensor]]) -> None:
     def whole_or_part(client: ClientInfo) -> nn.Module:
         network = model()
