@@ -79,22 +79,6 @@ def test_a_compressed_mean_differs_by_the_permitted_error(monkeypatch: pytest.Mo
     assert 6 * 24 > ranks[0] > ranks[1] > ranks[2]
 
 
-def test_features_wider_than_the_batch_are_compressed_from_their_gram_side() -> None:
-    wide = peers(1, rows=80, width=3000)[0]
-    wide[:, 500:] *= 1e-4
-    factor = compress(wide)
-    assert factor.shape[1] < 80
-    a = wide - wide.mean(0)
-    assert relative(factor @ factor.T, a @ a.T) <= targets.ERROR
-
-
-def test_low_rank_is_found_exactly() -> None:
-    features = normal(200, 3) @ normal(3, 40, seed=1)
-    factor = compress(features)
-    assert factor.shape == (200, 3)
-    torch.testing.assert_close(linear_cka(factor, features).item(), 1.0)
-
-
 def test_features_that_do_not_compress_are_sent_whole() -> None:
     noise = normal(1000, 32, dtype=torch.float32)
     factor = compress(noise)
@@ -168,20 +152,3 @@ def test_peers_that_do_not_fit() -> None:
             target([good[0]])
         with pytest.raises(ValueError, match="one peer or more"):
             target([])
-
-
-def test_damaged_payloads() -> None:
-    packed = pack(peers(1, rows=20)[0])
-    with pytest.raises(ValueError, match="needs an array 'values'"):
-        unpack({key: value for key, value in packed.items() if key != "values"})
-    with pytest.raises(ValueError, match="needs an array 'exponent'"):
-        unpack({key: value for key, value in packed.items() if key != "exponent"})
-    with pytest.raises(ValueError, match="must be"):
-        unpack(packed | {"values": packed["values"][0]})
-    with pytest.raises(ValueError, match="must be finite"):
-        unpack(packed | {"values": np.full_like(packed["values"], np.inf)})
-    blocked = pack_blocks([torch.eye(4)])
-    with pytest.raises(ValueError, match="need 10 entries"):
-        unpack_blocks(blocked | {"triangles": blocked["triangles"][:9]})
-    with pytest.raises(ValueError, match="must be finite"):
-        unpack_blocks(blocked | {"triangles": np.full_like(blocked["triangles"], np.nan)})

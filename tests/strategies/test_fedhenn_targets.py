@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhet import make_client_app
 from fedhet.algorithms.alignment.packing import unpack
-from fedhet.config import client_setup, configuration
+from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.engines.local import run_locally
 from fedhet.errors import ConfigError
@@ -21,12 +21,10 @@ from fedhet.training import read
 
 OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
 SPECTRAL = {**OWN, "fedhenn.target": "spectral"}
-QUICK = "fedhenn/cifar10_figure1"
-"""The one of the presets on CIFAR-10, which take seconds and are much alike, that is not slow."""
 PRESETS = [
-    pytest.param(name, marks=[pytest.mark.slow] if "cifar10" in name and name != QUICK else [])
-    for name in configuration.presets()
-    if name.startswith("fedhenn/")
+    *("fedhenn/digits", "fedhenn/sentiment140_heterogeneous", "fedhenn/cifar10_figure1"),
+    pytest.param("fedhenn/cifar10_2cls_homogeneous_rbf", marks=pytest.mark.slow),
+    pytest.param("fedhenn/cifar10_2cls_homogeneous_procrustes", marks=pytest.mark.slow),
 ]
 
 

@@ -247,24 +247,6 @@ def test_fedrolexs_windows_have_every_unit_in_a_full_turn(width):
     assert ROLLING_UNITS.units(own, whole, whole) == windows[0]
 
 
-@pytest.mark.parametrize("name", ["char-lstm", "vit"])
-def test_fedrolexs_windows_have_every_entry_of_a_network_in_a_full_turn(name):
-    """Of half the units of K a client has all after round 1 + K / 2, of each group at its own time."""
-    model, inputs = network(name)
-    groups = permutation_groups(architecture_graph(model, inputs), partly=True)
-    rounds = {1, *(1 + math.ceil(width / 2) for width in groups.widths)}
-    widths = widths_of({name: tensor.shape for name, tensor in Submodel(0.5, groups).state(model).items()}, groups)
-    parts = [parts_of(groups_to_json(groups), ROLLING_UNITS.units, widths, round) for round in sorted(rounds)]
-    assert len(rounds) > 1
-    assert parts[0]
-    for key, axes in parts[0].items():
-        for axis, first_entries in enumerate(axes):
-            if first_entries is not None:
-                covered = np.unique(np.concatenate([part[key][axis] for part in parts]))
-                assert covered.tolist() == list(range(model.state_dict()[key].shape[axis])), key
-                assert len(first_entries) < len(covered), key
-
-
 @pytest.mark.parametrize("rule", ["mean", "median", "krum"])
 def test_every_rule_takes_each_entry_from_those_who_have_it(rule):
     """As if those who have it were all there are, of all entries that the same clients have."""

@@ -264,8 +264,8 @@ def average_rest(
             variance = name.removesuffix("mean") + "var"
             squares = np.stack([state[variance] for state in states]) + stacked.astype(np.float64) ** 2
             result[name] = (shares * stacked).sum(0)
-            lone = shares.sum(0) == 0
-            result[variance] = np.where(lone, 1.0, np.maximum((shares * squares).sum(0) - result[name] ** 2, 0))
+            absent = shares.sum(0) == 0
+            result[variance] = np.where(absent, 1.0, np.maximum((shares * squares).sum(0) - result[name] ** 2, 0))
         elif name not in result:
             result[name] = stacked.mean(0)
     return {name: np.asarray(array) for name, array in result.items()}  # a mean of scalars is no array
