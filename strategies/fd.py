@@ -33,8 +33,7 @@ class FD(ByClass[fd.FDParameters, FDState]):
         peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
         if not peers:
             return Payload()
-        alike = [arrays | {"counts": np.ones(len(arrays["classes"]))} for arrays in peers.values()]
-        vectors = alike if self.aggregator.plain else [self.combined(peers)]
+        vectors = [arrays | {"counts": np.ones(len(arrays["classes"]))} for arrays in peers.values()]
         return Payload({"prototypes": class_means(vectors, {})})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedhet.algorithms.alignment.descriptors import agreement
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.alignment.targets import check_sent, target_of
 from fedhet.errors import FedhetError
-from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.methods.included import fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import torch_generator
@@ -103,22 +102,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         if not sent:
             return []
         generator = torch_generator(self.config.seed, "parallel analysis", round)
-        parts = list(sent.values()) if self.aggregator.plain else [self._combined(sent)]
-        return target_of(self.parameters.align, parts, generator=generator)
-
-    def _combined(self, sent: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-        """Return the descriptors averaged slot by slot with the rule `aggregation`: (n, K_b) for each block."""
-        slots = {
-            client: {
-                (block, slot): values.numpy()
-                for block, part in enumerate(parts)
-                for slot, values in enumerate(part.unbind(1))
-            }
-            for client, parts in sent.items()
-        }
-        averages = self.aggregator.average_arrays(slots)
-        widths = [max(part.shape[1] for part in block) for block in zip(*sent.values(), strict=True)]
-        return [torch.stack([to_tensor(averages[b, slot]) for slot in range(k)], 1) for b, k in enumerate(widths)]
+        return target_of(self.parameters.align, list(sent.values()), generator=generator)
 
     def _unpacked(self, client: str, sent: Arrays) -> list[Tensor]:
         """Unpack and check a client's descriptors, features or posteriors; raises WireError."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
+from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.methods.included import fedmd
 from fedhet.server import Common, FederatedStrategy, State
 from fedhet.utils.randomness import numpy_generator
@@ -89,14 +89,7 @@ class Scores(FederatedStrategy[Q, T]):
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:
         """Return the mean of the clients' scores of the round's examples, (n, C)."""
-        return self._mean({client: unpack(reply.arrays["scores"]) for client, reply in replies.items()})
-
-    def _mean(self, sent: Mapping[str, Tensor]) -> Tensor:
-        """Return the mean of the clients' scores, (n, C), or their average by another rule."""
-        if self.aggregator.plain:
-            return torch.stack(list(sent.values())).double().mean(0).float()
-        arrays = {client: {"scores": scores.numpy()} for client, scores in sent.items()}
-        return to_tensor(self.aggregator.average_arrays(arrays)["scores"])
+        return torch.stack([unpack(reply.arrays["scores"]) for reply in replies.values()]).double().mean(0).float()
 
     def teach(self, round: int, scores: Tensor) -> None:
         """Have clients learn these scores of the round's examples in the next round."""

@@ -15,8 +15,6 @@ class FDParameters(Parameters):
 
 method = Method(
     "fd",
-    traits=Traits(
-        keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "posteriors", "width": STRUCTURE}
-    ),
+    traits=Traits(keeps="model", scored="trained", sends={"prototypes": "posteriors", "width": STRUCTURE}),
     Parameters=FDParameters,
 )

@@ -35,7 +35,6 @@ def traits(parameters: FedDFParameters) -> Traits:
         public="inputs",
         public_at_server=True,
         serves_clients=parameters.teach,
-        other_arrays="entries",
         sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
     )
 

@@ -85,9 +85,7 @@ def traits(parameters: FedHARMParameters) -> Traits:
     if parameters.aligns:
         sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
     public: Literal["labelled", "inputs"] = "labelled" if parameters.alpha else "inputs"
-    # CKA does not see the size of what a client tells, and posteriors have one size.
-    other_arrays: Literal["entries", ""] = "entries" if sends.get("sent") == "descriptors" else ""
-    return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)
+    return Traits(keeps="model", scored="trained", public=public, sends=sends)
 
 
 method = Method(

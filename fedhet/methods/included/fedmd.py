@@ -46,7 +46,6 @@ def _traits(parameters: FedMDParameters) -> Traits:
         keeps="model",
         scored="trained",
         public="labelled" if parameters.public_epochs else "inputs",
-        other_arrays="entries",
         sends={"scores": "posteriors", "classes": STRUCTURE, "tokens": STRUCTURE, "distance": METRICS},
     )
 
