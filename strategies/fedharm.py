@@ -18,7 +18,6 @@ from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.methods.included import fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import torch_generator
-from fedhet.utils.text import log
 
 from ._common import mean_distance  # noqa: TID251 - this folder is fedhet.strategies
 
@@ -45,7 +44,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:
-        """Keep the number of slots that the client's blocks fill, and log blocks that are too small to fill all."""
+        """Keep the numbers of slots that the client's blocks fill."""
         settings = self.parameters
         if not settings.aligns_blocks:
             return
@@ -54,11 +53,6 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
             0 < n <= most for n, most in zip(slots, settings.lengths, strict=True)
         ):
             raise FedhetError(f"its blocks fill {slots[:9]} of the slots {settings.slots}")
-        if settings.align == "cosine" and (short := [n for n, k in enumerate(settings.lengths) if slots[n] < k]):
-            sent = ", ".join(f"block {n + 1}: {slots[n]} of {settings.lengths[n]}" for n in short)
-            log.warning(
-                "client %s fills fewer slots than fedharm.slots has, its blocks are smaller: %s", reply.client, sent
-            )
         self.state.slots = {**self.state.slots, reply.client: slots}
 
     # ---- a round

@@ -121,14 +121,7 @@ def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return the mean change of the arrays that are like each of a last block, in this block and later ones.
-
-    Args:
-        last: the last block of clients of a depth.
-        depth: this depth.
-        change: the change of deeper clients' arrays.
-        blocks: the number of each array's block.
-    """
+    """Return, for the arrays of a last block, the mean change of deeper clients' equal arrays from this block on."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):

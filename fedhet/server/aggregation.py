@@ -38,13 +38,9 @@ class Aggregator:
         specs: Mapping[str, Spec] | None = None,
         before: Arrays | None = None,
     ) -> Arrays:
-        """Average each shared key over the clients that have it.
+        """Average each shared key over the clients that have it; arguments as in `average_shared`.
 
-        Args:
-            models: what each client sent, by shared key, in order of name.
-            weights: each client's weight in the mean.
-            specs: shapes and dtypes of each client's keys; by default those of its shared arrays.
-            before: arrays from which the clients started; by default those of the state.
+        By default, `specs` are of the shared arrays, and clients started from `before`, the state's model.
         """
         before = self.run.state.model if before is None else before
         models, config = self.clipped(models, dict.fromkeys(models, before)), self.run.config
@@ -52,11 +48,7 @@ class Aggregator:
         return average_shared(models, weights, specs, config.aggregation, config.byzantine)
 
     def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
-        """Average float arrays that are not a network's, each name over the clients that have it.
-
-        Args:
-            groups: arrays by client, in order of client name; all clients count the same.
-        """
+        """Average float arrays that are not a network's, each name over its clients with equal weights."""
         specs = {c: {name: (array.shape, "float32") for name, array in arrays.items()} for c, arrays in groups.items()}
         averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
         return cast(dict[K, Array], averages)
@@ -112,11 +104,11 @@ def average_shared(
     """Return the average of each shared key over the clients that sent it.
 
     Args:
-        models: what each client sent, in the order in which it is summed.
-        weights: each client's weight in the mean.
+        models: the arrays of each client, in the order of summation.
+        weights: each client's weight in the mean; other rules count all clients the same.
         specs: shapes and dtypes of each client's keys.
-        rule: one of `fedhet.methods.options.AGGREGATIONS`; all but `mean` count every client the same.
-        byzantine: the fraction of clients that may be Byzantine, for the rules that need it.
+        rule: one of `fedhet.methods.options.AGGREGATIONS`.
+        byzantine: fraction of Byzantine clients to tolerate, for the rules that need it.
     """
     owners: dict[tuple[str, ...], Spec] = {}
     for name in dict.fromkeys(key for client in models for key in specs[client]):
@@ -137,13 +129,10 @@ def average_shared(
 
 
 def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """Return the weighted mean of equal groups of arrays, summed in their order.
+    """Return the weighted mean of groups of arrays with equal names and shapes, summed in their order.
 
-    Args:
-        groups: one group of arrays for each client, with the same names and shapes.
-        weights: one weight for each client; they are divided by their sum.
-        spec: shapes and dtypes of the result. float32 and float64 are summed in their own precision, narrower floats in
-            float32, integers (BatchNorm's counters) in float64 and rounded.
+    The result has the dtypes of `spec`: float32 and float64 are summed in their own precision, narrower floats in
+    float32, integers (BatchNorm's counters) in float64 and rounded.
     """
     total = float(sum(weights))
     average: Arrays = {}

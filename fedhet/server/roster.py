@@ -85,11 +85,7 @@ class Roster:
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
         """Raise a FedhetError if a client does not fit the known ones.
 
-        Args:
-            method: its name, for errors.
-            reply: the client's handshake.
-            networks: how networks may differ (`Traits.alike`).
-            averaged: whether arrays of one shared key are averaged, so that they must be alike.
+        `networks` says how networks may differ (`Traits.alike`); arrays of one shared key must be alike if `averaged`.
         """
         report, first = reply.report, next(iter(self.known.values()), reply)
         task, tasks = _task(report), _task(first.report)
@@ -188,12 +184,7 @@ def agree_on_public_dataset(
 ) -> None:
     """Raise a FedhetError unless a client has the public dataset of the server or, without one, of earlier clients.
 
-    Args:
-        state: the run's state, which keeps its digest.
-        reply: the client's handshake.
-        public: the server's public dataset.
-        labelled: whether labels are needed.
-        without_labels: the settings with which they are not needed; may be empty.
+    `state` keeps the dataset's digest; `without_labels` are settings, for the message, that need no labels.
     """
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
