@@ -54,7 +54,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         return self.run.public.inputs
 
     def admit(self, reply: Reply) -> None:
-        """Check as FedMD; draw the network with the first client, which tells the number of classes."""
+        """Check as FedMD; draw the network with the first client, which determines the number of classes."""
         super().admit(reply)
         state, own_data = self.state, self.run.own_data or reply.report.own_data
         if not state.model:

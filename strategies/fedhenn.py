@@ -71,7 +71,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return the number of tokens, if clients align."""
-        tokens = Common(tokens_of(reply), "all clients need as many")
+        tokens = Common(tokens_of(reply), "all clients need the same number")
         return {"number of tokens an example": tokens} if self.parameters.eta0 else {}
 
     def admit(self, reply: Reply) -> None:

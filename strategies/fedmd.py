@@ -50,7 +50,7 @@ class Scores(FederatedStrategy[Q, T]):
         classes = reply.values.count("classes", at_least=1, at_most=2**20)
         return {
             "number of classes": Common(classes, "all clients need the same classes"),
-            "number of tokens an example": Common(tokens_of(reply), "all clients need as many"),
+            "number of tokens an example": Common(tokens_of(reply), "all clients need the same number"),
         }
 
     def admit(self, reply: Reply) -> None:

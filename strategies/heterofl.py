@@ -26,7 +26,7 @@ class HeteroFL(SubmodelStrategy[heterofl.SizedParameters, SubmodelState]):
             many = spec[key][0][0] if key in spec and spec[key][0] else 0
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
-                raise WireError(f"its rows of {key[:100]} are not those of its classes, in order")
+                raise WireError(f"its rows of {key[:100]} are not in order, or out of range")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average each entry over the clients that have it; head rows over those that have the class."""

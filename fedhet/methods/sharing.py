@@ -1,4 +1,4 @@
-"""Sharing maps: which arrays of a client's network are shared, and with whom, as a map to shared keys.
+"""Sharing maps: a map from the arrays of a client's network to shared keys.
 
 The server averages each key over the clients that have it, and each client receives its keys. FedAvg, FedRep,
 LG-FedAvg, averages within architectures and averages by layer are five such maps.

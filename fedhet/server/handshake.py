@@ -61,8 +61,8 @@ class Handshake:
         if new := roster.new_nodes(self.federation.grid, unseen_clients=unseen):
             self._ask(new, unseen=unseen)
         if not roster.nodes:
-            nobody = "there are no nodes" if not roster.waiting else "all come after the last round (unseen-clients)"
-            raise FedhetError(f"{NOBODY}\n{round.reasons(nobody)}")
+            why = "all join after the last round (unseen-clients)" if roster.waiting else "there are no nodes"
+            raise FedhetError(f"{NOBODY}\n{round.reasons(why)}")
         self._check_settings()
         if len(roster.nodes) == 1 and roster.refused and self.run.traits.communicates:
             (left,) = roster.nodes
@@ -78,7 +78,7 @@ class Handshake:
         if not is_complete(config.chosen):
             effective(config, self.run.traits, chosen, self._own)
 
-    # ---- who is there
+    # ---- admission
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask nodes for a report, and admit those that can serve; if they do not fit together, admit the majority."""

@@ -60,8 +60,8 @@ class Roster:
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.refused = {node: name for node, name in self.refused.items() if node in present}
-        alone = self.refused.keys() - self.rivals({node: name for node, name in self.refused.items() if name})
-        self.refused = {node: name for node, name in self.refused.items() if not name or node not in alone}
+        unrivalled = self.refused.keys() - self.rivals({node: name for node, name in self.refused.items() if name})
+        self.refused = {node: name for node, name in self.refused.items() if not name or node not in unrivalled}
         self.waiting = set() if unseen_clients else self.waiting & present
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
@@ -221,8 +221,8 @@ def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> Non
         time.sleep(0.1)
     if exact and count != wanted:
         raise ConfigError(
-            f"clients = {wanted}, but there are {count} nodes: leave the key out, start as many nodes (in a "
-            "simulation: num-supernodes), or give them time to come (wait-for-clients, in seconds)"
+            f"clients = {wanted}, but there are {count} nodes: leave the key out, start that many nodes (in a "
+            "simulation: num-supernodes), or wait longer for them (wait-for-clients, in seconds)"
         )
     if count < wanted:
         raise FedhetError(f"there are {count} nodes, and {wanted} are needed (min-clients)")

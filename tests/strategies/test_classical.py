@@ -11,7 +11,6 @@ from sklearn.semi_supervised import LabelSpreading
 import fedhet
 from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
-from fedhet.errors import ConfigError
 
 SETTINGS = {
     "preset": "",
@@ -57,8 +56,3 @@ def test_accuracy_of_scikit_learn(method: str, tmp_path: Path) -> None:
 def test_client_with_one_class(tmp_path: Path) -> None:
     settings = SETTINGS | {"method": "logistic-regression", "classes-per-client": 1}
     assert fedhet.run(settings, out=tmp_path / "run").summary["personal_accuracy"]["weighted"] == 1.0
-
-
-def test_keys_of_training_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="learning-rate has no effect with method = nearest-neighbour"):
-        fedhet.run(SETTINGS | {"method": "nearest-neighbour", "learning-rate": 0.1}, out=tmp_path / "run")

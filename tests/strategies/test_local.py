@@ -1,9 +1,6 @@
 """Local training with a labelled public dataset mixed in."""
 
-import pytest
-
 from fedhet.config import client_setup
-from fedhet.errors import FedhetError
 
 
 def test_public_examples_in_local_training(federate):
@@ -20,8 +17,3 @@ def test_public_examples_in_local_training(federate):
         for done in (mixed, alone)
     ]
     assert right[0] > right[1] + 0.05
-
-
-def test_public_dataset_is_required(federate):
-    with pytest.raises(FedhetError, match="public-samples"):
-        federate("local", public_samples=0, **{"local.public": "mixed"})
