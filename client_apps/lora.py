@@ -6,7 +6,6 @@ A (rank, in) starts uniform in +-1 / sqrt(in), B (out, rank) at zero (Hu et al.,
 import math
 from collections.abc import Sequence
 from fnmatch import filter
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from fedhet.algorithms.graphs import PermutationGroup, PermutationGroups, Segment
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
+from fedhet.data.examples import digest
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.methods.included.lora import A, B, LoRAParameters
@@ -72,12 +72,9 @@ class LoRA(ClientSide[LoRAParameters]):
                 f"{type(client.model).__name__} does not call {', '.join(idle[:3])}, or not for its outputs, so an "
                 "adapter has no effect there: leave it out of lora.layers"
             )
-        shared, digest = self.shared_names(), sha256()
-        for name, tensor in client.tensors.items():
-            if name not in shared and not name.endswith((A, B)):
-                digest.update(name.encode())
-                digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return Payload(values={"backbone": digest.hexdigest()})
+        shared, tensors = self.shared_names(), client.tensors.items()
+        frozen = {name: tensor for name, tensor in tensors if name not in shared and not name.endswith((A, B))}
+        return Payload(values={"backbone": digest(*frozen, *frozen.values())})
 
     def begin(self, payload: Payload) -> None:
         """Load the adapters; or with `stack`, add what arrived to the frozen weights, and draw new adapters."""
