@@ -40,15 +40,11 @@ class ClientStore:
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
-        self._state_dir, self._run, self._client = state_dir, run, client
-
-    @property
-    def _base(self) -> Path:
-        return state_folder(self._state_dir, "")
-
-    @property
-    def _states(self) -> Path:
-        return self._base / self._run / "clients" / file_name(self._client)
+        self._run, self._client, name = run, client, file_name(client)
+        self._base = state_folder(state_dir, "")
+        self._states = self._base / run / "clients" / name
+        self._beginning = self._base / run / BEGINNING / f"{name}.json"
+        self._model = self._base / run / "models" / f"{name}.safetensors"
 
     def make_room(self) -> None:
         """Remove old files, if several runs keep their state in one folder."""
@@ -80,25 +76,21 @@ class ClientStore:
             log.warning("%s", error)
             return None
 
-    @property
-    def _beginning(self) -> Path:
-        return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
-
     def note_beginning(self, digests: Mapping[str, str]) -> None:
         """Save digests of what the client's numbers depend on, as the run begins."""
         write_text(self._beginning, json.dumps(digests))
 
     def beginning(self) -> dict[str, str]:
         """Return the digests that were saved as the run began, or none; raises a `FedhetError` if they are damaged."""
-        path = self._beginning
-        return from_json(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+        if not self._beginning.is_file():
+            return {}
+        return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
         """Save the client's personal model."""
-        path = self._base / self._run / "models" / f"{file_name(self._client)}.safetensors"
-        write_tensors(path, tensors)
+        write_tensors(self._model, tensors)
         if self._run:  # else the server collects it
-            log.info("client %s: its personal model is %s", self._client, path)
+            log.info("client %s: its personal model is %s", self._client, self._model)
 
     def keep(self, public: PublicDataset) -> None:
         """Keep a public dataset that the server sent."""
@@ -135,8 +127,6 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
         if (tensors := read_tensors(path)) is None:
             raise LookupError(path)
         public = PublicDataset(tensors["public"], tensors.get("labels"))
-        if public.digest != path.stem:
-            raise FedhetError(f"{path} is another public dataset")
     except (FedhetError, KeyError, ValueError) as error:
         log.warning("%s: it is removed, and asked for again", error)
         path.unlink(missing_ok=True)
