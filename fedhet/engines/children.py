@@ -1,5 +1,7 @@
 """Child processes with one thread each, forked from `multiprocessing`'s fork server, which has imported fedhet.
 
+Where there is no fork server (Windows), each process starts anew and imports fedhet itself.
+
 The pools of `loky` and `concurrent.futures` fail every call once one of their processes is killed. This is the only
 module that uses private parts of the fork server, so that it ends with this process.
 """
@@ -9,12 +11,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from multiprocessing.connection import Connection
-from multiprocessing.forkserver import _forkserver
-from multiprocessing.util import Finalize
+from multiprocessing.context import BaseContext
+from multiprocessing.util import Finalize, get_temp_dir
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +31,9 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 FAREWELL = 1.0
 """Seconds for a child to end after it has closed its connection."""
 
-_server: Any = _forkserver
+LONGEST_FOLDER = 70
+"""Length of a temporary folder's path up to which a socket fits in; systems allow paths of about 104 characters."""
+
 _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
 
 
@@ -48,11 +53,10 @@ class Child:
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
-        prepare()
-        context = multiprocessing.get_context("forkserver")
+        context: Any = prepare()
         self.connection, there = context.Pipe(duplex=True)
         self.process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
-        with _without_main():
+        with _without_main(), _one_thread(), _without_interrupts():
             self.process.start()
         there.close()
 
@@ -80,12 +84,36 @@ class Child:
         self.connection.close()
 
 
-def prepare(*further: str) -> None:
-    """Start the fork server, once; it imports what workers need, and further modules."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *further])
+def prepare(*further: str) -> BaseContext:
+    """Return the context in which processes start; where there is a fork server, start it once.
+
+    The fork server imports what workers need, and the modules in `further`.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_PRELOADED, *further])
+    _in_short_folder()
     with _one_thread(), _without_interrupts():
-        _server.ensure_running()
+        _server().ensure_running()
     _ended_at_exit()
+    return context
+
+
+def _server() -> Any:
+    from multiprocessing.forkserver import _forkserver
+
+    return _forkserver
+
+
+@cache
+def _in_short_folder() -> None:
+    """Have the folder of the fork server's socket in /tmp if TMPDIR is too long for the path of a socket."""
+    before = tempfile.gettempdir()
+    if len(before) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"  # `get_temp_dir` makes a private folder in it
+        get_temp_dir()
+        tempfile.tempdir = before
 
 
 @cache
@@ -97,10 +125,11 @@ def _ended_at_exit() -> None:
 
 
 def _end_server() -> None:
-    if (process := _server._forkserver_pid) is not None:
+    server = _server()
+    if (process := server._forkserver_pid) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        _server._stop()
+        server._stop()
 
 
 def _run(function: Callable[..., None], connection: Connection, *arguments: Any) -> None:

@@ -1,5 +1,6 @@
 """Processes of one's own."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -35,6 +36,23 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
         assert child.is_running()
         parent.kill()
     child.wait(timeout=10)
+
+
+def test_processes_start_without_a_fork_server_as_on_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert dict(run_jobs([Job("spawned", os.getpid, tmp_path / "log")], 1)) == {"spawned": None}
+
+
+def test_processes_start_with_a_long_temporary_folder(tmp_path):
+    folder = tmp_path / ("x" * 140)
+    folder.mkdir()
+    program = PROGRAM.replace("time.sleep, 120", "time.sleep, 0") + "    child.end()\n"
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, tmp_path / "program.py", tmp_path / "log"]
+    done = subprocess.run(
+        command, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def _die() -> None:
