@@ -1,7 +1,6 @@
 """NIH ChestX-ray14: chest radiographs with any of 14 findings, split by patient."""
 
 import csv
-import hashlib
 import io
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples, Indices, Owners
+from fedhet.data.examples import DataSet, Examples, Indices, Owners, digest
 from fedhet.data.files import cache_folder, locate_one, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.data.transforms import Normalise
@@ -110,11 +109,8 @@ def _labels(row: Row, table: Path) -> list[int]:
 
 def _images(files: Sequence[Path], size: int) -> Tensor:
     """Return decoded images, from the cache folder if it has them for the same files and size."""
-    content = hashlib.blake2b(str(size).encode(), digest_size=12)
-    for file in files:
-        stat = file.stat()
-        content.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    cache = cache_folder() / "chestxray14" / f"{content.hexdigest()}.safetensors"
+    content = digest(size, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+    cache = cache_folder() / "chestxray14" / f"{content}.safetensors"
     with suppress(FedhetError):  # a damaged file is replaced
         if (kept := read_tensors(cache)) is not None:
             return kept["images"]
