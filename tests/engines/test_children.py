@@ -43,6 +43,7 @@ def test_processes_start_without_a_fork_server_as_on_windows(tmp_path, monkeypat
     assert dict(run_jobs([Job("spawned", os.getpid, tmp_path / "log")], 1)) == {"spawned": None}
 
 
+@pytest.mark.slow
 def test_processes_start_with_a_long_temporary_folder(tmp_path):
     folder = tmp_path / ("x" * 140)
     folder.mkdir()
