@@ -30,7 +30,7 @@ LARGEST = 1e6
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
-    """Raise a ValueError (a ModelError of values) unless features are (n, d) and finite."""
+    """Raise a ValueError unless features are (n, d), and a ModelError unless they are finite."""
     if not torch.isfinite(check_features(features, name)).all():
         raise ModelError(f"{name} must be finite, got NaN or infinity: has training diverged?")
 

@@ -155,7 +155,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
-    """Return the least number of blocks that need an array, for each name of the `state_dict`.
+    """Return the number of the first block that needs an array, from 1, for each name of the `state_dict`.
 
     `ends` are the modules that end all blocks but the last. Raises UnsupportedArchitecture if the network does not
     compute them in this order.

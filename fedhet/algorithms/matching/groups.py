@@ -295,7 +295,7 @@ def _present(
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
-    """Return the parameters that a group settles: those of its rows, then those that it completes."""
+    """Return the names of the parameters that a group settles: those of its rows, then those that it completes."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
@@ -311,7 +311,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 
 
 def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
-    """Return the arrays that a client with `done` settled groups sends in a step of FedMA."""
+    """Return the names of the arrays that a client with `done` settled groups sends in a step of FedMA."""
     names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
 
