@@ -50,7 +50,7 @@ def refused(*arguments: str) -> str:
 
 
 class TestRun:
-    def test_a_run_ends_with_the_table_and_says_where_its_files_are(self) -> None:
+    def test_a_run_prints_its_table_and_files(self) -> None:
         result = fedhet_command("run", *QUICK[:-2], "--seed", "3", "--out", "here")
         assert result.exit_code == 0
         assert "round 1/1" in result.stdout
@@ -68,17 +68,17 @@ class TestRun:
         assert fedhet_command("run", *QUICK, "--set", "out=here").exit_code == 0
         assert Path("here/summary.json").is_file()
 
-    def test_what_a_run_has_written_can_be_run_again(self) -> None:
+    def test_a_written_configuration_runs_again(self) -> None:
         """It holds every key, those without effect with their defaults, which nobody chose."""
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
         assert fedhet_command("run", "here/config.toml", "--out", "there").exit_code == 0
 
-    def test_a_run_can_be_extended_by_resuming_it(self) -> None:
+    def test_resuming_extends_a_run(self) -> None:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
         assert fedhet_command("run", "--resume", "here", "--set", "rounds=2").exit_code == 0
         assert json.loads(Path("here/summary.json").read_text())["rounds"] == 2
 
-    def test_a_run_that_fails_exits_with_1_and_its_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_run_exits_with_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def run(*args: object, **kwargs: object) -> None:
             raise FedhetError("no client can serve")
 
@@ -138,7 +138,7 @@ class TestBadInput:
             (["--set", "dataset=mnist", "--data", "nowhere"], "nowhere"),
         ],
     )
-    def test_is_answered_with_what_would_be_right(
+    def test_messages(
         self, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
@@ -173,7 +173,7 @@ class TestBadInput:
         assert f"{place} cannot be a folder to write to: " in stderr
         assert stderr.endswith("; choose another one\n")
 
-    def test_a_disk_that_is_read_only_is_found_out_before_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_read_only_disk_is_refused_before_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def closed(path: Path, *mode: object, **options: object) -> None:
             raise OSError(30, os.strerror(30), str(path))
 
@@ -181,7 +181,7 @@ class TestBadInput:
         assert "here cannot be the directory of a run: Read-only file system" in refused("run", *QUICK, "--out", "here")
 
     @pytest.mark.skipif(device_of("auto").type == "cuda", reason="there is a GPU")
-    def test_a_device_that_is_not_here_is_refused_before_anything_is_said(self) -> None:
+    def test_a_missing_device_is_refused_first(self) -> None:
         result = fedhet_command("run", *QUICK, "--set", "device=cuda:0", "--out", "here")
         assert (result.exit_code, result.stdout) == (2, "")
         assert "torch sees no GPU here" in result.stderr
@@ -208,7 +208,7 @@ class TestBadInput:
 
 class TestOtherCommands:
     @pytest.mark.slow
-    def test_compare_writes_its_table_and_goes_on(self) -> None:
+    def test_compare_writes_its_table_and_resumes(self) -> None:
         command = ["compare", "local", "fedavg", "--seeds", "0", "--jobs", "1", "--set", "rounds=1"]
         command += ["--set", "clients=2", "--set", "local-epochs=1"]
         result = fedhet_command(*command)
@@ -224,7 +224,7 @@ class TestOtherCommands:
         assert "2 of 2 runs were completed before" in fedhet_command(*command).stdout
 
     @pytest.mark.slow
-    def test_a_variant_that_fails_leaves_the_others_their_table(self) -> None:
+    def test_a_failed_variant_leaves_the_table(self) -> None:
         command = [
             "compare",
             "local",
@@ -242,7 +242,7 @@ class TestOtherCommands:
         assert "1 of 2 runs failed; the same command tries them again:\n  wild-seed0: " in result.stderr
         assert Path("runs/compare-local-wild/comparison.csv").read_text().count("local,0,") == 1
 
-    def test_the_results_of_a_deployment_are_where_its_server_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_results_of_a_deployment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fedhet.engines.running.run", lambda *config, **options: RunResult(Path("there"), {}))
         said = fedhet_command("run", *QUICK, "--engine", "hospital", "--out", "there").stdout
         assert said.count(f"{Path.cwd() / 'there'} on the server's machine") == 2
@@ -254,7 +254,7 @@ class TestOtherCommands:
         assert fedhet_command("report", "here").stdout == "here/report.html\n"
         assert Path("here/report.html").is_file()
 
-    def test_a_page_on_several_runs_says_where_it_is(self) -> None:
+    def test_a_page_about_several_runs(self) -> None:
         for name in ("one", "two"):
             assert fedhet_command("run", *QUICK, "--out", name).exit_code == 0
         said = fedhet_command("report", "one", "two").stdout
@@ -273,7 +273,7 @@ class TestOtherCommands:
             keys, key=lambda key: shown.index(f"\n  {key} ")
         )
 
-    def test_keys_of_a_method_fit_on_a_screen_and_a_word_is_searched(self) -> None:
+    def test_keys_by_method_and_word(self) -> None:
         shown = fedhet_command("keys", "fedhenn").stdout
         assert len(shown.splitlines()) <= 50
         assert max(map(len, shown.splitlines())) <= 110
@@ -305,7 +305,7 @@ class TestOtherCommands:
     @pytest.mark.parametrize(
         "words", [["keys"], pytest.param(["run", *QUICK, "--out", "unread"], marks=pytest.mark.slow)]
     )
-    def test_an_output_that_nobody_reads_ends_a_command_quietly(self, words: list[str]) -> None:
+    def test_a_closed_output_ends_a_command(self, words: list[str]) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         code = "from fedhet.cli import main; main()"
@@ -317,7 +317,7 @@ class TestOtherCommands:
     def test_version(self) -> None:
         assert fedhet_command("--version").stdout == f"fedhet {fedhet.__version__}\n"
 
-    def test_help_and_list_do_not_wait_for_flower(self) -> None:
+    def test_help_and_list_do_not_import_flower(self) -> None:
         code = (
             "import sys, fedhet.cli; assert not {'torch', 'flwr', 'rich.table'} & sys.modules.keys()\n"
             "fedhet.cli.list_names(); assert not {'flwr', 'ray'} & sys.modules.keys()"
@@ -331,7 +331,7 @@ def test_the_package_is_the_command_too() -> None:
     assert "Usage: fedhet" in said
 
 
-def test_clean_removes_what_is_old_and_says_so(tmp_path: Path) -> None:
+def test_clean_removes_old_runs(tmp_path: Path) -> None:
     old, young = tmp_path / "old" / "clients" / "0", tmp_path / "young" / "clients" / "0"
     for folder in (old, young):
         folder.mkdir(parents=True)

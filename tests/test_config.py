@@ -19,14 +19,14 @@ def problems(**settings):
     return str(caught.value).splitlines()
 
 
-def test_defaults_are_complete_and_valid_for_every_method():
+def test_defaults_of_every_method_are_valid():
     for method in registry.methods():
         config = resolve({"method": method})
         assert config.method == method
         assert type(config.parameters) is registry.method(method).Parameters
 
 
-def test_what_the_user_set_goes_before_preset_before_paper_before_default():
+def test_order_of_precedence():
     paper = resolve({"method": "fedhenn"})
     assert (paper.rounds, paper.parameters.eta0, paper.alpha) == (200, 3.0, Config.alpha)
     preset, file = resolve({"preset": "fedhenn/digits"}), read(configuration.preset_path("fedhenn/digits"))
@@ -46,7 +46,7 @@ def test_every_preset_is_complete():
         resolve(read(path), strict=False)  # those of comparisons have keys of several methods
 
 
-def test_a_method_of_ones_own_choice_takes_its_own_papers_values_under_a_preset():
+def test_another_method_under_a_preset():
     config = resolve({"preset": "fedhenn/digits", "method": "fedprox", "architectures": "cnn"})
     assert config.method == "fedprox"
     assert config.parameters.mu == 0.1
@@ -59,7 +59,7 @@ def test_an_empty_text_is_not_chosen():
     assert config.chosen == {"method"}
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported():
     told = problems(
         method="fedavgg",
         dataset="digit",
@@ -129,14 +129,14 @@ def test_all_problems_are_told_at_once():
         ({"head": "\udcff"}, "must be text without control characters"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_would_be_right(settings, message):
+def test_messages_about_wrong_values(settings, message):
     with pytest.raises(ConfigError) as caught:
         resolve({"method": "fedavg", **settings})
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_whole_numbers_serve_as_numbers_and_numbers_as_text():
+def test_numbers_are_converted():
     config = resolve({"method": "fedavg", "timeout": 5, "architectures": "mlp", "data": 3})
     assert (config.timeout, type(config.timeout), config.data) == (5.0, float, "3")
 
@@ -176,7 +176,7 @@ def test_a_setting_needs_an_equals_sign():
     shared=st.booleans(),
     mu=st.floats(0, 1e9),
 )
-def test_toml_and_text_give_the_configuration_back(data, rate, seed, shared, mu):
+def test_toml_and_text_round_trip(data, rate, seed, shared, mu):
     chosen = {"method": "fedprox", "data": data, "learning-rate": rate, "seed": seed, "shared-init": shared}
     config = resolve({**chosen, "fedprox.mu": mu})
     told = {"chosen": config.chosen, "remarks": config.remarks}
@@ -195,12 +195,12 @@ def test_a_file_that_is_missing_or_no_toml(tmp_path):
         read(tmp_path / "binary.toml")
 
 
-def test_the_versions_in_a_runs_configuration_are_no_keys(tmp_path):
+def test_versions_in_a_file_are_not_keys(tmp_path):
     (tmp_path / "config.toml").write_text('method = "fedavg"\n[versions]\ntorch = "2"\n')
     assert read(tmp_path / "config.toml") == {"method": "fedavg"}
 
 
-def test_keys_lists_every_key_once_with_a_meaning():
+def test_every_key_is_listed_once():
     listed = list(configuration.keys())
     names = [name for name, *_ in listed]
     assert len(set(names)) == len(names)
@@ -239,7 +239,7 @@ INEFFECTIVE = [
 
 
 @pytest.mark.parametrize(("settings", "key", "reason", "default", "remedy"), INEFFECTIVE)
-def test_a_key_without_effect_is_refused_where_the_user_set_it(settings, key, reason, default, remedy):
+def test_a_users_key_without_effect_is_refused(settings, key, reason, default, remedy):
     advice = f"{remedy}, or leave {key} out" if remedy else "leave it out"
     sentence = f"{key} has no effect with {reason} = {settings[reason]}: {advice}"
     assert problems(**settings) == [sentence]
@@ -249,9 +249,7 @@ def test_a_key_without_effect_is_refused_where_the_user_set_it(settings, key, re
 
 
 @pytest.mark.parametrize(("settings", "key", "reason", "default", "remedy"), INEFFECTIVE)
-def test_a_key_of_a_preset_or_a_file_is_reset_silently_if_the_user_takes_its_effect(
-    settings, key, reason, default, remedy, tmp_path, monkeypatch
-):
+def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, remedy, tmp_path, monkeypatch):
     preset = {name: value for name, value in settings.items() if name != reason}
     (tmp_path / "of-mine.toml").write_text(to_toml(preset))
     monkeypatch.setattr(configuration, "run_configs", lambda: tmp_path)
@@ -281,7 +279,7 @@ def test_a_key_of_a_preset_or_a_file_is_reset_silently_if_the_user_takes_its_eff
         ({"method": "fedhenn", "fedhenn.kernel": "linear"}, "fedhenn.kernel", "fedhenn.target = spectral"),
     ],
 )
-def test_a_default_that_somebody_set_by_hand_is_refused_as_any_value_without_effect(settings, key, reason):
+def test_a_users_default_without_effect_is_refused(settings, key, reason):
     settings = {"method": "fedavg", **settings}
     with pytest.raises(ConfigError, match=f"{key} has no effect with {reason}: "):
         resolve(settings)
@@ -289,12 +287,12 @@ def test_a_default_that_somebody_set_by_hand_is_refused_as_any_value_without_eff
     assert resolve(whole).remarks == ()
 
 
-def test_a_default_that_says_none_is_right_where_there_is_none():
+def test_defaults_of_zero_are_accepted():
     nothing = {"momentum": 0.0, "optimizer": "adam", "unseen-clients": 0, "clip-norm": 0.0, "augment": False}
     assert resolve({"method": "local", **nothing}).remarks == ()
 
 
-def test_extra_keys_carry_those_that_flowers_table_cannot_declare():
+def test_extra_keys():
     text = '"fedprox.mu" = 0.25\nrounds = 4\n[fedprox]\n'
     config = resolve({"method": "fedprox", "extra-keys": text})
     assert (config.parameters.mu, config.rounds) == (0.25, 4)

@@ -16,7 +16,7 @@ def test_generated_files_are_current():
     assert old == [], "run `python .ci/generate.py`"
 
 
-def test_the_stub_names_all_strategies_and_their_keys():
+def test_the_stub_has_all_strategies_and_keys():
     stub = generate.stub()
     assert "class FedHeNN(FederatedStrategy[Any, Any]):" in stub
     assert 'schedule: Literal["auto", "sqrt", "linear", "constant"]' in stub

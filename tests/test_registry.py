@@ -71,7 +71,7 @@ def install(module, monkeypatch):
     return install
 
 
-def test_our_methods_go_by_the_names_of_their_modules():
+def test_included_methods_are_named_after_modules():
     assert {"fedavg", "fedhenn", "lg-fedavg"} <= set(registry.own_methods())
     for name in registry.own_methods():
         method = registry.method(name)
@@ -86,7 +86,7 @@ def test_deviations_have_sections_of_methods():
     assert {*described} <= {*registry.own_methods()}
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_have_one_known():
+def test_message_about_an_unknown_name():
     with pytest.raises(ConfigError) as caught:
         registry.method("fedavgg")
     assert "unknown method 'fedavgg'; did you mean 'fedavg'?" in str(caught.value)
@@ -94,7 +94,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_have_one_k
 
 
 class TestInstalled:
-    def test_a_method_of_an_installed_package_is_found_listed_and_configured(self, install):
+    def test_a_method_of_an_installed_package(self, install):
         install(mine="of_mine:method")
         assert "of_mine" not in sys.modules
         assert "mine" in registry.methods()
@@ -120,14 +120,14 @@ class TestInstalled:
             ({"yours": "of_mine:method"}, "method 'yours' calls itself 'mine': the names must be the same"),
         ],
     )
-    def test_one_that_is_none_says_so(self, install, announced, message):
+    def test_an_unusable_entry_point(self, install, announced, message):
         install(**announced)
         with pytest.raises(ConfigError, match=message):
             registry.method(*announced)
 
 
 class TestWorkingFolder:
-    def test_a_method_is_imported_from_the_working_folder_and_known_by_its_own_name(self, module):
+    def test_a_method_of_the_working_folder(self, module):
         config = configuration.resolve({"method": "of_mine:method", "mine.weight": 2})
         assert (config.parameters.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
         assert config.flat()["method"] == "of_mine:method", "a resumed run finds it again"
@@ -144,11 +144,11 @@ class TestWorkingFolder:
             (":method", "write package.module:name"),
         ],
     )
-    def test_what_is_none_says_so(self, module, reference, message):
+    def test_messages_about_unusable_references(self, module, reference, message):
         with pytest.raises(ConfigError, match=message):
             configuration.resolve({"method": reference})
 
-    def test_a_name_over_the_wire_is_never_imported(self, module):
+    def test_names_in_messages_are_not_imported(self, module):
         Path("evil.py").write_text("raise SystemExit('imported')")
         told = json.dumps({"method": "evil:method"})
         for _ in range(2):
@@ -162,7 +162,7 @@ class TestWorkingFolder:
             configuration.parse(json.dumps({"method": "of_mine:method"}))
         assert not {"evil", "of_mine"} & sys.modules.keys()
 
-    def test_nor_is_one_among_the_keys_of_a_configuration(self, module):
+    def test_names_in_keys_are_not_imported(self, module):
         with pytest.raises(ConfigError, match="unknown method 'of_mine:method'"):
             configuration.resolve({"method": "fedavg", "of_mine:method.weight": 1})
         assert "of_mine" not in sys.modules
@@ -179,7 +179,7 @@ class Mine(FedProx):
 mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
 """
 
-    def test_a_method_of_a_file_is_known_by_its_own_name_and_takes_the_keys_of_its_family(self, module, monkeypatch):
+    def test_a_method_of_a_file(self, module, monkeypatch):
         Path("some").mkdir()
         file = Path("some/con-trols.py")
         file.write_text(self.CONTROLS)
@@ -206,12 +206,12 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
             ("of_mine.py:nothing", "cannot be imported: .*nothing"),
         ],
     )
-    def test_what_is_none_says_so(self, module, reference, message):
+    def test_messages_about_unusable_references(self, module, reference, message):
         Path("bad.py").write_text("this is no Python")
         with pytest.raises(ConfigError, match=message):
             configuration.resolve({"method": reference})
 
-    def test_a_file_that_comes_over_the_wire_or_stands_in_data_is_never_imported(self, module):
+    def test_files_in_messages_and_data_are_not_imported(self, module):
         Path("evil.py").write_text("raise SystemExit('imported')")
         for reference in ("evil.py:mine", str(Path("evil.py").resolve()) + ":mine"):
             with pytest.raises(ConfigError, match="unknown method"):
@@ -222,20 +222,20 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
                 registry.of_data(reference, Path("runs/somebody/config.toml"))
 
 
-class TestHalves:
-    def test_by_default_they_are_the_bases_themselves(self):
+class TestSides:
+    def test_default_sides(self):
         registry.register(Method("plain"))
         assert registry.strategy("plain") is FederatedStrategy
         assert registry.client_side("plain") is ClientSide
 
     @pytest.mark.parametrize("half", ["nowhere:Half", "fedhet.server:Nothing", "fedhet.server"])
-    def test_one_that_is_missing_is_named(self, half):
+    def test_a_missing_side(self, half):
         registry.register(Method("broken", server=half, client=half))
         for which, find in (("server", registry.strategy), ("client", registry.client_side)):
             with pytest.raises(ConfigError, match=f"the {which} side of method 'broken', '{half}', cannot be imported"):
                 find("broken")
 
-    def test_one_that_is_no_half_is_named(self):
+    def test_an_object_that_is_not_a_side(self):
         server, client = "fedhet.server:FederatedStrategy", "fedhet.client:ClientSide"
         registry.register(Method("crossed", server=client, client=server))
         with pytest.raises(ConfigError, match=f"server side of method 'crossed', '{client}', is not a fedhet.server"):
@@ -247,25 +247,25 @@ class TestHalves:
             registry.strategy("value")
 
 
-class TestGiven:
-    def test_a_method_that_is_given_takes_the_place_of_one_given_before(self):
+class TestRegistered:
+    def test_registering_replaces_a_registered_method(self):
         registry.register(Method("mine"))
         other = Method("mine", common={"rounds": 3})
         registry.register(other)
         assert registry.method("mine") is other
         assert configuration.resolve({"method": "mine"}).rounds == 3
 
-    def test_neither_one_of_ours_nor_an_installed_one_can_be_replaced(self, install):
+    def test_installed_methods_cannot_be_replaced(self, install):
         install(mine="of_mine:method")
         for name in ("fedavg", "mine"):
             with pytest.raises(ConfigError, match=f"there is a method '{name}' already: give yours another name"):
                 registry.register(Method(name))
 
-    def test_what_is_no_method_is_refused(self):
+    def test_only_methods_can_be_registered(self):
         with pytest.raises(ConfigError, match="a method is a fedhet.methods.method.Method, not a str"):
             registry.register("fedavg")
 
-    def test_apps_serve_methods_that_they_are_given(self, tiny, watch, home):
+    def test_apps_with_methods(self, tiny, watch, home):
         @dataclass(frozen=True)
         class HeadsParameters(Parameters):
             weight: float = option(0.5, "of mine")
@@ -280,7 +280,7 @@ class TestGiven:
         assert [row["failures"] for row in watch.rows] == [[]] * 4
         assert strategy.state.model.keys() == {"head.weight", "head.bias"}
 
-    def test_a_client_that_does_not_know_the_method_says_so(self, tiny, monkeypatch, home):
+    def test_a_client_without_the_method(self, tiny, monkeypatch, home):
         registry.register(Method("heads"))
         config, known = configuration.resolve({"method": "heads", "rounds": 1}), registry._registered
 

@@ -32,7 +32,7 @@ assert not [name for name in sys.modules if name.startswith("fedhet.messages")]
 """
 
 
-def test_imports_go_down_and_nowhere_in_circles(tmp_path):
+def test_imports_follow_the_layers(tmp_path):
     """The three root folders as a wheel holds them, late imports counted."""
     shutil.copytree(ROOT / "fedhet", tmp_path / "fedhet")
     for half in ("strategies", "client_apps"):
@@ -45,7 +45,7 @@ def test_imports_go_down_and_nowhere_in_circles(tmp_path):
     assert "0 broken" in done.stdout
 
 
-def test_no_module_is_longer_than_a_reader_likes():
+def test_no_file_is_too_long():
     package = Path(fedhet.__file__).parent
     folders = (package, ROOT / "strategies", ROOT / "client_apps")
     lengths = {path: len(path.read_text().splitlines()) for folder in folders for path in folder.rglob("*.py")}
@@ -53,7 +53,7 @@ def test_no_module_is_longer_than_a_reader_likes():
 
 
 @pytest.mark.slow
-def test_rooms_below_flower_need_neither_it_nor_what_travels():
+def test_lower_rooms_do_not_need_flower():
     """They are usable where Flower is not installed."""
     command = [sys.executable, "-c", WITHOUT_FLOWER, *BELOW_FLOWER]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -129,7 +129,7 @@ def test_a_sentence_says_what_is_wrong(what: str, tmp_path: Path, monkeypatch: p
     assert not any(word in str(raised.value) for word in ("Traceback", "NoneType", "failed: "))
 
 
-def test_a_client_whose_data_function_raises_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_whose_data_function_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not by the number of a node; the file and the line are those of the user's function."""
     monkeypatch.chdir(tmp_path)
     (failure,) = run(data=broken, clients=3).history[0]["failures"]
@@ -138,9 +138,7 @@ def test_a_client_whose_data_function_raises_goes_by_its_name(tmp_path: Path, mo
     assert "(test_sentences.py, line " in failure["reason"]
 
 
-def test_a_client_whose_data_could_not_be_read_for_a_while_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_with_unreadable_data_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     share = tmp_path / "share"
 
@@ -161,7 +159,7 @@ def test_a_client_whose_data_could_not_be_read_for_a_while_is_asked_again(
     assert failed == [["1"], [], [], []]
 
 
-def test_tables_are_taken_as_inputs_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_inputs_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tables = run(data=lambda client: tuple((Table(inputs), Table(labels)) for inputs, labels in data(client)))
     assert tables.summary["failures"] == 0
@@ -169,7 +167,7 @@ def test_tables_are_taken_as_inputs_and_labels(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("last", "outputs"), [(nn.Softmax(1), 2), (nn.Sigmoid(), 1)])
-def test_a_network_that_returns_probabilities_is_warned_of_once(
+def test_a_network_that_returns_probabilities(
     last: nn.Module, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -178,7 +176,7 @@ def test_a_network_that_returns_probabilities_is_warned_of_once(
     assert caplog.text.count("its Sequential returns probabilities, and the loss of") == 1
 
 
-def test_a_full_disk_ends_a_run_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written = safetensors.numpy.save_file
 

@@ -21,7 +21,7 @@ VALUES = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), FLOATS, STRI
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(KEYS, VALUES))
-def test_what_is_written_reads_back_to_the_last_bit_also_in_flower(tmp_path, flat):
+def test_values_round_trip_also_in_flower(tmp_path, flat):
     path = tmp_path / "config.toml"
     path.write_text(toml.to_toml(flat), encoding="utf-8")
     there = {key: value for key, value in flat.items() if value != ""}
@@ -36,6 +36,6 @@ def test_a_single_value_reads_back(value):
     assert repr(tomllib.loads(f"key = {text}")["key"]) == repr(value)
 
 
-def test_plain_keys_keep_their_order_and_tables_come_by_name():
+def test_order_of_keys_and_tables():
     flat = {"seed": 1, "fedrep.b": 2, "method": "fedrep", "fedavg.c": 3, "fedrep.a": 4}
     assert toml.to_toml(flat) == 'seed = 1\nmethod = "fedrep"\n\n[fedavg]\nc = 3\n\n[fedrep]\na = 4\nb = 2\n'
