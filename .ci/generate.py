@@ -109,7 +109,7 @@ def project() -> str:
 
 def stub() -> str:
     """Return the stub of the package, in which each strategy names its keys."""
-    common = {field.name for field in fields_of(Config).values()}
+    common = {field.name for field in fields_of(Config).values()} | {"public"}  # an argument of strategies
     parts = [STUB, *_keys("Keys", "TypedDict", Config, {"method"})]
     for name, method in sorted(registry.strategy_classes().items()):
         own = [*_keys(f"{name}Keys", "Keys", registry.method(method).Parameters, common)]

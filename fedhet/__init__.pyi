@@ -641,10 +641,6 @@ class LoRA(FederatedStrategy[Any, Any]):
         **settings: Unpack[LoRAKeys],
     ) -> None: ...
 
-class LocalKeys(Keys, total=False):
-    public: Literal["unused", "mixed"]
-    """labelled public examples: unused, or mixed into the client's training batches"""
-
 class Local(FederatedStrategy[Any, Any]):
     def __init__(
         self,
@@ -653,7 +649,7 @@ class Local(FederatedStrategy[Any, Any]):
         public: PublicDataset | Tensor | None = None,
         model: Any = None,
         observers: Sequence[Observer] = (),
-        **settings: Unpack[LocalKeys],
+        **settings: Unpack[Keys],
     ) -> None: ...
 
 class LogisticRegression(FederatedStrategy[Any, Any]):

@@ -19,7 +19,7 @@ from torch import nn
 import fedhet
 from fedhet.config import configuration
 from fedhet.config.user_functions import data_function, model_function
-from fedhet.engines.running import _resolved
+from fedhet.engines.running import _configured
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.results.history import final_clients, read_clients, scored_curve
 from fedhet.results.observers import Observer
@@ -62,7 +62,7 @@ def test_heavy_packages_are_imported_late(tmp_path):
 
 
 def resolved(config):
-    return _resolved(config, None, fedhet.config.user_functions.UserFunctions())
+    return _configured(config, None, None, fedhet.config.user_functions.UserFunctions())
 
 
 def test_settings_are_added_to_a_preset():

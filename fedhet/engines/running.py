@@ -58,24 +58,14 @@ def run(
     check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
     check_kinds(resume=(resume, (str, Path)), observers=(observers, (Sequence,)))
     functions = UserFunctions(model, data, task)
-    complete = config if isinstance(config, Config) else _resolved(config, resume, functions)
-    if resume is not None:
-        out = Path(resume)
-    if engine is not None:
-        complete = complete.replace(engine=engine)
-        complete = effective(complete, registry.traits(complete), complete.chosen, strict=resume is None)
-    complete = functions.adapted(complete, strict=resume is None)
-    if functions and complete.engine != "local":
-        raise ConfigError(
-            f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
-            "of your own with fedhet.make_client_app(model=..., data=...)"
-        )
-    folder = Path(out or complete.out or new_folder(Path("runs"), complete)).resolve()
+    complete = _configured(config, engine, resume, functions)
+    given = out if resume is None else resume
+    folder = Path(given or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         check_folder(folder, resume=resume is not None)
         if complete.state_dir:
             check_place(Path(complete.state_dir).resolve())
-        device_of(complete.device)  # which raises unless it is here
+        device_of(complete.device)  # raises unless it is available
         client_setup.check(complete, own_model=model is not None, own_data=data is not None)
     watching = [*observers, *([progress_line()] if progress else [])]
     try:
@@ -104,18 +94,35 @@ def progress_line() -> Observer:
     return ProgressLine(text.terminal())
 
 
-def _resolved(
-    config: Mapping[str, Any] | str | Path | None, resume: str | Path | None, functions: UserFunctions
+def _configured(
+    config: Config | Mapping[str, Any] | str | Path | None,
+    engine: str | None,
+    resume: str | Path | None,
+    functions: UserFunctions,
 ) -> Config:
-    """Return the configuration of a run, or of a resumed run with changes."""
-    names = functions.words.keys()
-    if resume is not None:
+    """Return the configuration of a run, or of a resumed run with changes, for the user's functions."""
+    names, strict = functions.words.keys(), resume is None
+    if isinstance(config, Config):
+        complete = config
+    elif resume is None:
+        complete = configuration.resolve(configuration.completed(config, names))
+    else:
         changes = configuration.from_file(Path(config), names) if isinstance(config, str | Path) else dict(config or {})
-        return configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)
-    return configuration.resolve(configuration.completed(config, names))
+        complete = configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)
+    if engine is not None:
+        complete = complete.replace(engine=engine)
+        complete = effective(complete, registry.traits(complete), complete.chosen, strict=strict)
+    complete = functions.adapted(complete, strict=strict)
+    if functions and complete.engine != "local":
+        raise ConfigError(
+            f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
+            "with fedhet.make_client_app(model=..., data=...)"
+        )
+    return complete
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
+    """Return the settings of the run in a folder with changes; raises a ConfigError for one that is not allowed."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} holds no run to resume")
     there = configuration.read(folder / "config.toml", supplied)
