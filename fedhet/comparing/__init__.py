@@ -26,7 +26,7 @@ from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.results.history import showing
-from fedhet.results.page import Table, table
+from fedhet.results.page import Section, table
 from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
 from fedhet.tasks import Task
@@ -170,8 +170,8 @@ def _compared(
     return done
 
 
-def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Table] = ()) -> None:
-    """Write the files of a comparison; `more` tables go into its page."""
+def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
+    """Write the files of a comparison; `more` sections go into its page."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
@@ -183,4 +183,4 @@ def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[T
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in drawn.items():
         save_png(figure, out / f"{name}.png")
-    write_together(out / "comparison.html", title, runs, [*done.tables(), *more], drawn, notes)
+    write_together(out / "comparison.html", title, runs, done.tables(), drawn, notes, more)

@@ -28,6 +28,7 @@ from fedhet.config.validation import ineffective
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.methods import registry
 from fedhet.methods.options import Value
+from fedhet.results.page import Section
 from fedhet.results.tables import format_bytes, format_value
 from fedhet.utils.files import write_text
 
@@ -258,8 +259,9 @@ def _conclude(
     settings = _settings_of(tuner.shared, method, searches[method].best.choice)
     said = _verdict(alone, federated, beats=beats)
     notes = [said, *notes_below(results, alone, tuner.shared.notes)]
-    refusals = [["left, or cannot serve", "why"], *map(list, refused.items())]
-    publish(done, notes, "Which method for these clients", more=[_standing(searches), refusals])
+    refusals = [["method", "reason"], *map(list, refused.items())]
+    more = [Section("Trials", [_standing(searches)]), Section("Methods left out", [refusals])]
+    publish(done, notes, "Which method for these clients", more)
     file = out / "recommended.toml"
     write_text(file, to_toml(settings))
     outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused}

@@ -185,10 +185,11 @@ def write_together(
     tables: Sequence[Table],
     figures: "Mapping[str, Figure]",
     notes: Sequence[str] = (),
+    more: Sequence[Section] = (),
 ) -> Path:
-    """Write a page on several runs: figures, tables, notes, and links to the runs' own reports."""
+    """Write a page on several runs: figures, tables, notes, `more` sections, and links to the runs' own reports."""
     links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
-    sections = [Section("Results", tables, notes, kind="numbers"), Section("Runs", links=links)]
+    sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
     write_text(path, page(title, sections, pictures=_pictures(figures, _CAPTIONS)))
     return path
 

@@ -98,7 +98,7 @@ def made(tmp_path, monkeypatch, found):
     monkeypatch.setattr(recommending, "ask", lambda names, *_, **__: found)
     monkeypatch.setattr(client_setup, "check", lambda *_, **__: None)
     monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
-    monkeypatch.setattr("fedhet.comparing.write_together", lambda path, *given: made.page.extend(given[-1]))
+    monkeypatch.setattr("fedhet.comparing.write_together", lambda *given: made.page.extend(given[-2]))
     return made
 
 
