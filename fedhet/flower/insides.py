@@ -80,8 +80,9 @@ def wrapper_of(strategy: Strategy) -> Strategy | None:
     Raises a ConfigError if several do: only one of them can be running.
     """
     # Flower's wrappers hold the strategy in their attribute `strategy`, and do not tell it.
-    found = [each for each in gc.get_objects() if Strategy in type(each).__mro__ and each is not strategy]
-    wrappers = [each for each in found if getattr(each, "strategy", None) is strategy]
+    attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
+    holders = gc.get_referrers(strategy, *attributes)
+    wrappers = [each for each in holders if isinstance(each, Strategy) and getattr(each, "strategy", None) is strategy]
     if len(wrappers) > 1:
         names = ", ".join(sorted({type(each).__name__ for each in wrappers}))
         raise ConfigError(f"{len(wrappers)} wrappers hold the same strategy ({names}): make a new strategy for each")
