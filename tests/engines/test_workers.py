@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-ONE_BY_ONE: dict[str, Any] = {"method": "flha-ghn", "timeout": 20}
+ONE_BY_ONE: dict[str, Any] = {"method": "flha-ghn", "flha-ghn.head": "tiled", "timeout": 20}
 """A method whose replies are fetched one by one; its first message waits for imports."""
 
 
