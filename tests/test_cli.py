@@ -64,19 +64,18 @@ class TestRun:
         assert fedhet_command("run", "mine.toml", "--set", "rounds=1", "--out", "here").exit_code == 0
         assert configuration.read(Path("here/config.toml"))["rounds"] == 1
 
-    def test_the_run_directory_is_a_key_as_well(self) -> None:
-        assert fedhet_command("run", *QUICK, "--set", "out=here").exit_code == 0
-        assert Path("here/summary.json").is_file()
-
-    def test_a_written_configuration_runs_again(self) -> None:
-        """It holds every key, those without effect with their defaults, which nobody chose."""
+    def test_a_run_is_repeated_resumed_and_reported(self) -> None:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
-        assert fedhet_command("run", "here/config.toml", "--out", "there").exit_code == 0
-
-    def test_resuming_extends_a_run(self) -> None:
-        assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
+        assert fedhet_command("run", "here/config.toml", "--set", "out=there").exit_code == 0
         assert fedhet_command("run", "--resume", "here", "--set", "rounds=2").exit_code == 0
-        assert json.loads(Path("here/summary.json").read_text())["rounds"] == 2
+        rounds = [json.loads(Path(folder, "summary.json").read_text())["rounds"] for folder in ("here", "there")]
+        assert rounds == [2, 1]
+        assert not Path("here/report.html").exists()
+        assert fedhet_command("report", "here").stdout == "here/report.html\n"
+        assert Path("here/report.html").is_file()
+        said = fedhet_command("report", "here", "there").stdout
+        assert said == f"{Path.cwd() / 'comparison.html'} (--out names another place)\n"
+        assert Path("comparison.html").is_file()
 
     def test_a_failed_run_exits_with_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def run(*args: object, **kwargs: object) -> None:
@@ -223,43 +222,11 @@ class TestOtherCommands:
         }
         assert "2 of 2 runs were completed before" in fedhet_command(*command).stdout
 
-    @pytest.mark.slow
-    def test_a_failed_variant_leaves_the_table(self) -> None:
-        command = [
-            "compare",
-            "local",
-            "wild=local,learning-rate=1e30",
-            "--seeds",
-            "0",
-            "--jobs",
-            "2",
-            "--set",
-            "rounds=1",
-        ]
-        result = fedhet_command(*command, "--set", "clients=2", "--set", "local-epochs=1", "--set", "report=false")
-        assert result.exit_code == 1
-        assert "0 of 1" in result.stdout
-        assert "1 of 2 runs failed; the same command tries them again:\n  wild-seed0: " in result.stderr
-        assert Path("runs/compare-local-wild/comparison.csv").read_text().count("local,0,") == 1
-
     def test_results_of_a_deployment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fedhet.engines.running.run", lambda *config, **options: RunResult(Path("there"), {}))
         said = fedhet_command("run", *QUICK, "--engine", "hospital", "--out", "there").stdout
         assert said.count(f"{Path.cwd() / 'there'} on the server's machine") == 2
         assert not Path("there").exists()
-
-    def test_report(self) -> None:
-        assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
-        assert not Path("here/report.html").exists()
-        assert fedhet_command("report", "here").stdout == "here/report.html\n"
-        assert Path("here/report.html").is_file()
-
-    def test_a_page_about_several_runs(self) -> None:
-        for name in ("one", "two"):
-            assert fedhet_command("run", *QUICK, "--out", name).exit_code == 0
-        said = fedhet_command("report", "one", "two").stdout
-        assert said == f"{Path.cwd() / 'comparison.html'} (--out names another place)\n"
-        assert Path("comparison.html").is_file()
 
     def test_list_names_everything(self) -> None:
         listed = fedhet_command("list").stdout
