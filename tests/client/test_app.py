@@ -108,24 +108,6 @@ def test_initial_weights_by_client_and_seed(federate, monkeypatch):
     assert not torch.equal(starts[0], starts[4])
 
 
-def test_pretrained_weights(federate, monkeypatch, tiny):
-    pretrained = tiny.model().state_dict()
-
-    def model(client):
-        own = tiny.model(client)
-        own.load_state_dict(pretrained)
-        own[0].requires_grad_(False)
-        return own
-
-    _, folder = federate(model, name="Local", rounds=2)
-    saved = read_tensors(folder / "models" / "0.safetensors") or read_tensors(
-        next(folder.rglob("clients/0/*.safetensors"))
-    )
-    weights = {name.removeprefix("model/"): tensor for name, tensor in saved.items()}
-    assert torch.equal(weights["0.weight"], pretrained["0.weight"])
-    assert not torch.equal(weights["2.weight"], pretrained["2.weight"])
-
-
 def test_different_models_and_classes(federate, tiny):
     def model(client):
         return nn.Linear(4, 2) if client.name == "0" else tiny.model(client)

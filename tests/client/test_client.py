@@ -54,10 +54,3 @@ def test_one_cycle_over_phases_and_rounds():
         assert second(done) == pytest.approx(cycle(3).schedule(0.5 + done / 2))
     # The closing round repeats the last one's.
     assert cycle(6).schedule(0.5) == cycle(5).schedule(0.5)
-
-
-def test_random_streams():
-    seeds = {client_in(round).seed(*purpose) for round in (1, 2) for purpose in (("dropout",), ("rad", 1), ("rad", 2))}
-    assert len(seeds) == 6
-    assert client_in(1).seed("dropout") == client_in(1).seed("dropout")
-    assert client_in(1).generator("dropout").initial_seed() == client_in(1).seed("dropout")

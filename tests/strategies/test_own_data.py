@@ -1,7 +1,6 @@
 """The common test set with data of one's own: what `test-on` needs, and what stands in the history."""
 
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,22 +184,6 @@ def test_own_data_have_their_own_name(run):
             fedhet.run({"method": "local", "dataset": "own"}, data=data)
 
 
-def test_ensemble_of_own_networks(tmp_path):
-    def model(client):
-        width = 5 + client.partition_id
-        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
-
-    settings = {"method": "ensemble", "clients": 2, "local-epochs": 2, "workers": 1, "report": False}
-    done = fedhet.run(settings, model=model, data=with_common, out=tmp_path / "with")
-    members = [model(SimpleNamespace(partition_id=number)) for number in range(2)]
-    for number, member in enumerate(members):
-        member.load_state_dict(read_tensors(tmp_path / "with" / "models" / f"{number}.safetensors"))
-    with torch.no_grad():
-        mean = sum(member(COMMON[0]).softmax(-1) for member in members)
-    right = (mean.argmax(-1) == COMMON[1]).float().mean().item()
-    assert done.summary["common"]["received"]["accuracy"] == pytest.approx(right)
-
-
 def test_ensemble_without_score(run, caplog):
     run("ensemble", local_epochs=1)
     assert len(logged(caplog, "ensemble's model is at the server only and was not evaluated")) == 1
@@ -254,19 +237,6 @@ def test_keys_with_effect():
     ):
         config = UserFunctions(**own).adapted(configuration.resolve({"method": method, **chosen}))
         assert config.flat().items() >= chosen.items()
-
-
-def test_hypernetwork_for_own_networks(run, caplog):
-    def model(client):
-        width = 5 + client.partition_id
-        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
-
-    done = run("flha-ghn", model, local_epochs=1)
-    assert done.summary["failures"] == 0
-    assert {row.architecture for row in read_run(done.folder).clients} == {""}
-    assert len(logged(caplog, 'flha-ghn.head = "tiled"')) == 1
-    config = configuration.resolve({"method": "flha-ghn", "flha-ghn.head": "dense"})
-    assert UserFunctions(model=model).adapted(config).parameters == config.parameters
 
 
 def test_fedmd_without_public_labels(run, caplog):

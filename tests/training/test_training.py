@@ -120,15 +120,6 @@ def test_gradient_clipping():
     assert torch.cosine_similarity(steps[0.0], steps[1e-3], dim=0).item() == pytest.approx(1.0)
 
 
-def test_mean_loss():
-    model, examples = network(), examples_of(7)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    trained = run(model, Phase(1, Optimisation(learning_rate=1e-9, batch_size=3)), examples)
-    assert trained.mean_loss == pytest.approx(math.log(3))
-    assert run(model, Phase(0, Optimisation()), examples).mean_loss is None
-
-
 def test_frozen_parts():
     model = network()
     before = copy(model)
