@@ -269,6 +269,7 @@ def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], pha
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
     """Evaluate outputs on the configured parts of the data."""
     client, policy = job.client, job.policy
+    client.model.eval()  # which a method's own function of outputs may use
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
     if client.config.test_on != "local" and (common := _common(job, when)) is not None:
         sets["common-"] = common
@@ -281,7 +282,7 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
                 *(client.name, len(examples), prefix, when, policy.least),
             )
             continue
-        score = training.evaluate(client.model, examples, client.task, client.transform, scores=outputs)
+        score = training.evaluate(outputs, examples, client.task, client.transform)
         if score is not None:
             _check_loss(client, score.loss, when)
             behind, ranked = score.examples_behind, client.task.metric == "auc"

@@ -58,25 +58,20 @@ def forward(
 
 
 def evaluate(
-    model: nn.Module,
-    examples: Examples,
-    task: Task,
-    prepare: Callable[[Tensor], Tensor],
-    *,
-    scores: nn.Module | Callable[[Tensor], Tensor] | None = None,
+    predict: Callable[[Tensor], Tensor], examples: Examples, task: Task, prepare: Callable[[Tensor], Tensor]
 ) -> Score | None:
-    """Return the score of a model over all examples, or None without examples; the model stays in evaluation mode.
+    """Return the score of predictions over all examples, or None without examples.
 
     Args:
-        model: the network, on the device of the examples.
+        predict: a network on the device of the examples, which stays in evaluation mode, or a function from transformed
+            inputs to outputs.
         examples: the examples to evaluate.
         task: gives metric and loss.
         prepare: transforms raw inputs.
-        scores: from transformed inputs to outputs, for methods that do not predict by the model's own outputs.
     """
-    model.eval()
-    predict: Callable[[Tensor], Tensor] = model if scores is None else scores
     total = None
+    if isinstance(predict, nn.Module):
+        predict.eval()
     for raw, labels in examples.batches(BATCH):
         inputs = prepare(raw)
         outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)

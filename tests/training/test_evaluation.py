@@ -62,4 +62,4 @@ def test_in_place_networks_and_losses():
 def test_other_predictions():
     examples = examples_of(10)
     right = nn.functional.one_hot(examples.labels, 3).float()
-    assert evaluate(network(), examples, TASK, lambda inputs: inputs, scores=lambda inputs: right).value == 1
+    assert evaluate(lambda inputs: right, examples, TASK, lambda inputs: inputs).value == 1
