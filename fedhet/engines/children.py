@@ -34,6 +34,7 @@ FAREWELL = 1.0
 LONGEST_FOLDER = 70
 """Length of a temporary folder's path up to which a socket fits in; systems allow paths of about 104 characters."""
 
+_starting = threading.Lock()  # several threads start processes, which changes the environment for a moment
 _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
 
 
@@ -53,12 +54,13 @@ class Child:
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
-        context: Any = prepare()
-        self.connection, there = context.Pipe(duplex=True)
-        self.process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
-        with _without_main(), _one_thread(), _without_interrupts():
-            self.process.start()
-        there.close()
+        with _starting:
+            context: Any = prepare()
+            self.connection, there = context.Pipe(duplex=True)
+            self.process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
+            with _without_main(), _one_thread(), _without_interrupts():
+                self.process.start()
+            there.close()
 
     def send(self, content: object) -> None:
         """Send a message; if the process has ended, `receive` raises."""
@@ -119,9 +121,8 @@ def _in_short_folder() -> None:
 @cache
 def _ended_at_exit() -> None:
     """End the fork server with this process; otherwise it might go on importing for seconds."""
-    Finalize(
-        None, _end_server, exitpriority=-1
-    )  # after the children, before the folder of its socket is removed (-100)
+    # After the children, and before the folder of its socket is removed (-100).
+    Finalize(None, _end_server, exitpriority=-1)
 
 
 def _end_server() -> None:
