@@ -7,7 +7,6 @@ masked loss    outputs of classes that the client has no example of are 0
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,6 @@ from fedhet.messages import Payload
 from fedhet.methods.included.heterofl import SizedParameters
 from fedhet.models.arrays import tied_names
 from fedhet.training import Phase, Step
-
-P = TypeVar("P", bound=SizedParameters)
 
 
 class Scaled(Submodel):
@@ -37,7 +34,7 @@ class Scaled(Submodel):
         return part
 
 
-class HeteroFL(ClientSide[P]):
+class HeteroFL(ClientSide[SizedParameters]):
     """Trains its part of the network."""
 
     parts = Scaled
