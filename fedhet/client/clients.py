@@ -152,7 +152,7 @@ class Clients:
 
     def _data_of(self, info: ClientInfo, device: torch.device) -> ClientData:
         config, seed = info.config, info.split_seed
-        if self._data is None and device.type == "cpu":  # which the population keeps
+        if self._data is None and device.type == "cpu":  # client_setup keeps these
             return client_setup.data_of(info)
         split = (config.test_split, config.test_share, config.validation, seed) if self._data else config.text
         key = (info.name, split, device)
