@@ -59,8 +59,7 @@ def run(
     check_kinds(resume=(resume, (str, Path)), observers=(observers, (Sequence,)))
     functions = UserFunctions(model, data, task)
     complete = _configured(config, engine, resume, functions)
-    given = out if resume is None else resume
-    folder = Path(given or complete.out or new_folder(Path("runs"), complete)).resolve()
+    folder = Path((out if resume is None else resume) or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         check_folder(folder, resume=resume is not None)
         if complete.state_dir:
