@@ -195,25 +195,18 @@ def _in_memory(value: Any) -> Examples | None:
 
 
 def _as_augment(augment: Any) -> Augment | None:
-    """Return a function of a batch and a generator that calls `augment`, which may take the batch alone.
-
-    The generator is passed to the parameter `generator`, or to a second required one.
-    """
+    """Return a function of a batch and a generator, which `augment` gets if it has a parameter `generator`."""
     if augment is None:
         return None
     if not callable(augment):
         raise DataError("augment must be a function of a batch of inputs")
     taken, needed = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
-    named = any(p.name == "generator" and p.kind is not Parameter.POSITIONAL_ONLY for p in taken[1:])
-    further = [p for p in needed[1:] if not (named and p.name == "generator")]
-    if any(p.kind is Parameter.KEYWORD_ONLY for p in further) or len(further) > (0 if named else 1):
+    if further := [each.name for each in needed[1:] if each.name != "generator"]:
         raise DataError(
-            f"augment needs {', '.join(p.name for p in further)}, but is called with a batch of inputs and a generator "
-            "only: set the others with functools.partial"
+            f"augment needs {', '.join(further)}, but is called with a batch of inputs and `generator` only: set the "
+            "others with functools.partial"
         )
-    if further:
-        return augment
-    if named:
+    if any(each.name == "generator" for each in taken[1:]):
         return lambda inputs, generator: augment(inputs, generator=generator)
     return lambda inputs, generator: augment(inputs)
 

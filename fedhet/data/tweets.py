@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,20 +72,12 @@ def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> 
     dataset, vocabulary = _tweets(folder, min_tweets)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
     shape = (WORDS, vectors.shape[1])
-    return replace(dataset, name="sentiment140-glove", input_shape=shape, transform=WordVectors(vectors))
+    return replace(dataset, name="sentiment140-glove", input_shape=shape, transform=partial(_look_up, vectors=vectors))
 
 
-class WordVectors:
-    """Transform of word indices (n, words) to their vectors (n, words, width) float32."""
-
-    def __init__(self, vectors: Tensor) -> None:
-        """Set the vector of each index, (indices, width)."""
-        self._vectors = vectors
-
-    def __call__(self, indices: Tensor) -> Tensor:
-        """Look up the vectors, on the indices' device."""
-        self._vectors = self._vectors.to(indices.device)
-        return self._vectors[indices.long()]
+def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
+    """Return the vectors (n, words, width) of word indices (n, words)."""
+    return vectors.to(indices.device)[indices.long()]
 
 
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:

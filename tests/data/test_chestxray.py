@@ -60,17 +60,11 @@ def test_images_labels_and_task(tmp_path: Path) -> None:
     assert several.test.labels.sum(0).nonzero()[:, 0].tolist() == [FINDINGS.index("Mass"), FINDINGS.index("Hernia")]
 
 
-@pytest.mark.parametrize("official", [False, True])
-def test_no_patient_is_in_both_parts(tmp_path: Path, official: bool) -> None:
-    folder = write(tmp_path / "nih")
-    if official:
-        listed = [f"{patient:08d}_{number:03d}.png" for patient in (3, 4) for number in range(EACH)]
-        (folder / "test_list.txt").write_text("\n".join(listed))
-    dataset = data.load("chestxray14", folder)
+def test_every_fifth_patient_is_for_testing(tmp_path: Path) -> None:
+    dataset = data.load("chestxray14", write(tmp_path / "nih"))
     train, test = set(patients(dataset.train).tolist()), set(patients(dataset.test).tolist())
-    assert train | test == set(range(1, PATIENTS + 1))
-    assert not train & test
-    assert test == ({3, 4} if official else {5, 10, 15, 20, 25, 30})
+    assert test == {5, 10, 15, 20, 25, 30}
+    assert train == set(range(1, PATIENTS + 1)) - test
 
 
 def test_no_patient_is_at_two_clients(tmp_path: Path) -> None:
@@ -157,7 +151,6 @@ def test_the_table_of_the_first_edition_can_be_packed(tmp_path: Path) -> None:
     [
         ("Data_Entry_2017_v2020.csv", b"Image Index,Label\n1.png,2\n", "has no column Finding Labels, Patient ID"),
         ("images_000/images/00000007_000.png", b"\x89PNG", r"00000007_000.png cannot be read as an image"),
-        ("test_list.txt", b"00000004_001.png\n", "has some images of patient 4, but not all"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, file: str, content: bytes, message: str) -> None:

@@ -194,7 +194,6 @@ AUGMENTS = {
     "a keyword": (lambda x, *, p=0.5: p, 0.5),
     "partial": (partial(lambda x, p=0.5, generator=1: (p, generator), p=0.3, generator=2), (0.3, 2)),
     "by name": (lambda x, p=0.5, generator=None: (p, generator), (0.5, "given")),
-    "by place": (lambda x, g, **options: g, "given"),
     "an object": (type("Shift", (), {"__call__": lambda self, x, p=0.5: p})(), 0.5),
     "a module": (type("Noise", (torch.nn.Module,), {"forward": lambda self, x, generator: generator})(), "given"),
 }
@@ -207,7 +206,7 @@ def test_arguments_of_an_augmentation(form):
     assert data.augment(INPUTS, "given") == expected
 
 
-@pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x])
+@pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x, lambda x, p: x])
 def test_an_augmentation_that_needs_more_is_refused(augment):
     with pytest.raises(DataError, match=r"augment needs p, but is called .* set the others with functools\.partial"):
         as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
