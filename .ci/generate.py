@@ -221,7 +221,8 @@ def _sent(name: str) -> str:
     traits = _traits(name)
     sends = {} if traits.shares.keys == "nothing" or "model" in traits.sends else {"model": "weights"}
     sends |= {group: kind for group, kind in traits.sends.items() if kind not in (METRICS, STRUCTURE)}
-    single = not traits.averages or (not traits.shares.averaged and traits.shares.keys != "nothing")
+    averages = traits.averages or traits.other_arrays == "mean"
+    single = not averages or (not traits.shares.averaged and traits.shares.keys != "nothing")
     by_layers = traits.shares in (BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES)
     reasons = {
         "nothing to sum": not sends,

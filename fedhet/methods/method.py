@@ -54,8 +54,8 @@ class Traits:
         communicates: clients exchange something; False for local training.
         serves_clients: clients use what the server computes; False if it is a model at the server only, whose score on
             the common test set is the method's.
-        other_arrays: how the server aggregates arrays other than weights: as an average of `entries`, to which
-            `aggregation` applies; otherwise, with `clip-norm` for `whole` arrays; or not at all.
+        other_arrays: how the server aggregates arrays other than weights: their `mean`; an average of `entries`, to
+            which `aggregation` applies; something else of `whole` arrays, to be clipped (`clip-norm`); or neither.
         sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
             client sends. Shared arrays are the group `model`, of kind weights by default.
 
@@ -72,7 +72,7 @@ class Traits:
     public_at_server: bool = False
     communicates: bool = True
     serves_clients: bool = True
-    other_arrays: Literal["", "entries", "whole"] = ""
+    other_arrays: Literal["", "mean", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

@@ -113,7 +113,10 @@ def traits(config: "Config") -> Traits:
 
 def strategy(name: str) -> type[Any]:
     """Return a method's server side, a `fedhet.server.FederatedStrategy`."""
-    return _side(method(name), "server")
+    found = method(name)
+    side = _side(found, "server")
+    default = not hasattr(side, "method") and found.family in own_methods()
+    return _default_strategy(found.family, side) if default else side
 
 
 def client_side(name: str) -> type[Any]:
@@ -122,14 +125,23 @@ def client_side(name: str) -> type[Any]:
 
 
 @cache
+def _default_strategy(name: str, side: type[Any]) -> type[Any]:
+    """Return the default class under the name of an included method that has no file in `strategies/`."""
+    names = {method: class_name for class_name, method in strategy_classes().items()}
+    own = {"method": method(name), "__module__": side.__module__, "__doc__": f"The server side of {name}, the default."}
+    return type(names[name], (side,), own)
+
+
+@cache
 def strategy_classes() -> dict[str, str]:
-    """Return the included methods by the name of their strategy's class, as the files in `strategies/` define it."""
+    """Return the included methods by the name of their classes, as the files of either side define it."""
     found: dict[str, str] = {}
     names = {name.replace("-", ""): name for name in own_methods()}
-    for folder in find_spec("fedhet.strategies").submodule_search_locations:  # type: ignore[union-attr]
-        for path in sorted(Path(folder).glob("[a-z]*.py")):
-            classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-            found |= {name: names[name.lower()] for name in classes if name.lower() in names}
+    for package, _ in SIDES.values():
+        for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]
+            for path in sorted(Path(folder).glob("[a-z]*.py")):
+                classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+                found |= {name: names[name.lower()] for name in classes if name.lower() in names}
     return found
 
 

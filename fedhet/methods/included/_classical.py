@@ -17,14 +17,12 @@ class ClassicalParameters(Parameters):
 
 
 def classical(name: str, public: Literal["none", "inputs"] = "none") -> Method:
-    """Return a method whose two sides are classes in `strategies/classical.py` and `client_apps/classical.py`."""
-    side = f"classical:{name.title().replace('-', '')}"
+    """Return a method whose client side is a class in `client_apps/classical.py`."""
     return Method(
         name,
         traits=Traits(keeps="model", scored="trained", public=public, communicates=False),
         Parameters=ClassicalParameters,
-        server=f"fedhet.strategies.{side}",
-        client=f"fedhet.client_apps.{side}",
+        client=f"fedhet.client_apps.classical:{name.title().replace('-', '')}",
         common={"rounds": 1},
         own={"rounds": 1},
     )

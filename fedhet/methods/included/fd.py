@@ -15,6 +15,8 @@ class FDParameters(Parameters):
 
 method = Method(
     "fd",
-    traits=Traits(keeps="model", scored="trained", sends={"prototypes": "posteriors", "width": STRUCTURE}),
+    traits=Traits(
+        keeps="model", scored="trained", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}
+    ),
     Parameters=FDParameters,
 )

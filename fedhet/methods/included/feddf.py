@@ -35,6 +35,7 @@ def traits(parameters: FedDFParameters) -> Traits:
         public="inputs",
         public_at_server=True,
         serves_clients=parameters.teach,
+        other_arrays="mean",
         sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
     )
 

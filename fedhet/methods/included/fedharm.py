@@ -85,7 +85,8 @@ def traits(parameters: FedHARMParameters) -> Traits:
     if parameters.aligns:
         sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
     public: Literal["labelled", "inputs"] = "labelled" if parameters.alpha else "inputs"
-    return Traits(keeps="model", scored="trained", public=public, sends=sends)
+    other_arrays: Literal["mean", ""] = "mean" if sends.get("sent") == "descriptors" else ""
+    return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)
 
 
 method = Method(

@@ -46,6 +46,7 @@ def _traits(parameters: FedMDParameters) -> Traits:
         keeps="model",
         scored="trained",
         public="labelled" if parameters.public_epochs else "inputs",
+        other_arrays="mean",
         sends={"scores": "posteriors", "classes": STRUCTURE, "tokens": STRUCTURE, "distance": METRICS},
     )
 
