@@ -1,6 +1,5 @@
 """Training, evaluation, and BatchNorm's statistics: one loop for all methods."""
 
-from fedhet.training.batches import batches as batches
 from fedhet.training.distillation import divergence as divergence
 from fedhet.training.distillation import soft_divergence as soft_divergence
 from fedhet.training.evaluation import BATCH as BATCH
@@ -16,4 +15,5 @@ from fedhet.training.training import Loss as Loss
 from fedhet.training.training import Phase as Phase
 from fedhet.training.training import Step as Step
 from fedhet.training.training import Trained as Trained
+from fedhet.training.training import batches as batches
 from fedhet.training.training import train as train

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, count, islice
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,9 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import LARGEST, Task
-from fedhet.training.batches import rows_of
 from fedhet.training.evaluation import forward
 from fedhet.training.optimizers import Optimisation
+from fedhet.utils.machine import brought
 from fedhet.utils.statistics import Work
 
 
@@ -80,8 +81,7 @@ class Phase:
         task_weight: weight of the task's own loss; with 0 labels may be anything that the terms need.
         captures: inner values of every batch for the terms, by name.
         examples: the examples to train on, if not the client's training part.
-        augmented: whether batches of `examples` are augmented; by default not, since targets that were computed for an
-            example hold for the example as it is.
+        augmented: whether batches of `examples` are augmented, which targets of single examples do not allow.
         continues: continue with the optimiser of the previous phase, which must train the same parameters.
     """
 
@@ -137,7 +137,7 @@ def train(
     generator: torch.Generator,
     before: Trained | None = None,
 ) -> Trained:
-    """Train a model in place for one phase.
+    """Train a model in place for one phase, and return the result of this phase and the earlier ones.
 
     Args:
         model: the model, unless the phase has a module.
@@ -148,9 +148,6 @@ def train(
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         before: the result of earlier phases.
 
-    Returns:
-        The result of this phase and the earlier ones.
-
     Raises:
         ModelError: the phase trains none of the model's parameters, or continues one that trained others; training
             diverged, or its first loss is not finite.
@@ -158,7 +155,7 @@ def train(
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
     least = max(phase.optimisation.least, 1 + _uses_batch_norm(model.train()))  # which cannot train on one example
-    rows, total = rows_of(examples, phase.optimisation.batch_size, phase.epochs, phase.steps, generator, least=least)
+    rows, total = _rows(examples, phase.optimisation.batch_size, phase.epochs, phase.steps, generator, least=least)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     augmenting = generator if private or phase.augmented else None
     losses: list[Tensor] = []
@@ -301,3 +298,48 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
     # Optimizer.zero_grad without its profiling, which is a tenth of a small network's step.
     for parameter in parameters:
         parameter.grad = None
+
+
+def _rows(
+    examples: Examples, size: int, epochs: int, steps: int, generator: torch.Generator, *, least: int
+) -> tuple[Iterator[Tensor], int]:
+    """Return the mini-batches of whole epochs, or of `steps` if above 0, as index tensors, and their number."""
+    if examples.groups == ():
+        return iter(()), 0
+    total, device = steps or epochs * len(_ends(len(examples), size, least)), examples.labels.device
+    if examples.groups is None:
+        orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
+    else:
+        orders = (grouped_batches(examples.groups, size, generator, least=least) for _ in count())
+    return islice(chain.from_iterable(orders), total), total
+
+
+def batches(
+    count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
+) -> Iterator[Tensor]:
+    """Yield the mini-batches of one shuffled epoch of `count` examples, of at least `least`, as index tensors."""
+    order = torch.randperm(count, generator=generator)
+    order = order if device is None else brought(order, device)
+    start = 0
+    for end in _ends(count, size, least):
+        yield order[start:end]
+        start = end
+
+
+def grouped_batches(
+    groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
+) -> Iterator[Tensor]:
+    """Yield mini-batches of one shuffled epoch, of whole groups of rows (k,) int64 and at least `least` examples."""
+    order = torch.randperm(len(groups), generator=generator).tolist()
+    together = max(1, round(size * len(groups) / sum(map(len, groups))))
+    start = 0
+    for end in _ends(len(groups), together, math.ceil(least / min(map(len, groups)))):
+        yield torch.cat([groups[place] for place in order[start:end]])
+        start = end
+
+
+def _ends(count: int, size: int, least: int) -> list[int]:
+    ends = list(range(size, count, size))
+    if ends and count - ends[-1] < least:
+        ends.pop()
+    return [*ends, count] if count else []

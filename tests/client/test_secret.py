@@ -7,7 +7,7 @@ from fedhet.client.secret import ChangedExamples, NodeSecret, groups_of
 from fedhet.data import ClientData, Examples
 from fedhet.errors import FedhetError
 from fedhet.tasks import Task
-from fedhet.training.batches import grouped_batches
+from fedhet.training.training import grouped_batches
 
 LABELS = torch.tensor([0] * 25 + [1] * 9 + [2] * 10)
 CLASSES = Task("classification").outputs

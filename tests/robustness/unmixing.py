@@ -21,7 +21,7 @@ from fedhet.data import PublicDataset
 from fedhet.flower import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.messages.protocol import HANDSHAKE, with_public_dataset
-from fedhet.training.batches import batches, grouped_batches
+from fedhet.training.training import batches, grouped_batches
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 from .reading import TRAIN, Victim, nearest
