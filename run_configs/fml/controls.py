@@ -22,11 +22,11 @@ class SharedAlone(FML):
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """One phase for the shared network."""
-        return [Phase(self.client.request.epochs, self.client.optimisation(), module=self.small)]
+        return [Phase(self.client.request.epochs, self.client.optimisation(), module=self.auxiliary)]
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """The shared network's scores."""
-        return self.small
+        return self.auxiliary
 
 
 TRAITS = Traits(common_init=True, sends={"model": "weights"})
