@@ -117,6 +117,7 @@ def test_nothing_is_left_of_a_command_that_completes(arguments, start):
     assert command.left() == []
 
 
+@pytest.mark.slow
 def test_a_signal_as_a_command_begins(start):
     command = start(["run", "local/digits", "--set", "rounds=100000", "--out", "here"])
     command.process.stdout.readline()

@@ -84,7 +84,8 @@ class TestApp:
         }
         assert {Path(name).name for name in names if name.startswith("tests/")} == {"README.md"}
 
-    @pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("installed", [False, True])
     def test_the_app_of_a_run_has_the_code_that_runs(
         self, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
