@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples, Owners, digest
-from fedhet.data.files import cache_folder, locate_one, read
+from fedhet.data.examples import DataSet, Examples, Indices, Owners, digest
+from fedhet.data.files import cache_folder, locate_one, read, variant
 from fedhet.data.registry import register_dataset
 from fedhet.data.transforms import Normalise
 from fedhet.errors import DataError, FedhetError
@@ -28,6 +29,7 @@ FINDINGS = (
 """In the order of Wang et al. (CVPR 2017). An image without findings is labelled `No Finding`."""
 
 LABELS = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
+TEST_LIST = "test_list.txt"
 COLUMNS = {"Image Index", "Finding Labels", "Patient ID"}
 SIZE = 224
 """Largest height and width of images in memory, as in FLHA-GHN's experiment."""
@@ -39,7 +41,8 @@ Row = dict[str, str]
 def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
     """Grey images with 14 labels each (Wang et al., CVPR 2017: 112,120 images of 30,805 patients); mean AUC.
 
-    Every fifth patient is for testing, and the partition `iid` deals whole patients. Decoded images (5.6 GB at
+    The patients of the official `test_list.txt` are for testing; without that file, every fifth patient is. The
+    partition `iid` deals whole patients. Decoded images (5.6 GB at
     224 x 224) are kept in the user's cache folder.
 
     Args:
@@ -48,13 +51,13 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
         size: Height and width to which larger images are shrunk.
 
     Raises:
-        DataError: Labels or images are missing or damaged.
+        DataError: Labels or images are missing or damaged, or the test list has only some images of a patient.
     """
     table = locate_one(folder, "chestxray", LABELS, "chestxray14")
     files = {path.name: path for path in sorted(table.parent.rglob("*.png"), reverse=True)}
     rows = _rows(table, files.keys())
     owners = np.unique([int(row["Patient ID"]) for row in rows], return_inverse=True)[1]
-    tested = owners % 5 == 4
+    tested = _tested(table.parent / TEST_LIST, rows, owners)
     labels = torch.tensor([_labels(row, table) for row in rows], dtype=torch.uint8)
     examples = Examples(_images([files[row["Image Index"]] for row in rows], size), labels)
     train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
@@ -84,6 +87,18 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
             f"{table.parent} contains none of the {len(rows)} images of {table.name}: put them there as PNG files"
         )
     return present
+
+
+def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bool_]:
+    """Return which rows are for testing, given the patient of each row."""
+    if variant(listed) is None:
+        return owners % 5 == 4
+    official = set(read(listed).decode().split())
+    tested = np.array([row["Image Index"] in official for row in rows])
+    if len(parted := np.intersect1d(owners[tested], owners[~tested])):
+        patient = rows[int(np.argmax(owners == parted[0]))]["Patient ID"]
+        raise DataError(f"{listed}: has some images of patient {patient}, and not all")
+    return tested
 
 
 def _labels(row: Row, table: Path) -> list[int]:

@@ -60,11 +60,16 @@ def test_images_labels_and_task(tmp_path: Path) -> None:
     assert several.test.labels.sum(0).nonzero()[:, 0].tolist() == [FINDINGS.index("Mass"), FINDINGS.index("Hernia")]
 
 
-def test_every_fifth_patient_is_for_testing(tmp_path: Path) -> None:
-    dataset = data.load("chestxray14", write(tmp_path / "nih"))
+@pytest.mark.parametrize("official", [False, True])
+def test_patients_of_the_test_list_or_every_fifth_are_for_testing(tmp_path: Path, official: bool) -> None:
+    folder = write(tmp_path / "nih")
+    if official:
+        listed = [f"{patient:08d}_{number:03d}.png" for patient in (3, 4) for number in range(EACH)]
+        (folder / "test_list.txt").write_text("\n".join(listed))
+    dataset = data.load("chestxray14", folder)
     train, test = set(patients(dataset.train).tolist()), set(patients(dataset.test).tolist())
-    assert test == {5, 10, 15, 20, 25, 30}
     assert train == set(range(1, PATIENTS + 1)) - test
+    assert test == ({3, 4} if official else {5, 10, 15, 20, 25, 30})
 
 
 def test_no_patient_is_at_two_clients(tmp_path: Path) -> None:
