@@ -1,4 +1,4 @@
-"""One training step through a hypernetwork against the plain network's; and memory, of a client and of the server."""
+"""A training step through a hypernetwork against a step of the plain network: time and memory."""
 
 import json
 import statistics
@@ -48,7 +48,7 @@ def stepping(model: nn.Module) -> Callable[[], float]:
     return step
 
 
-@pytest.mark.parametrize("head", ["base-lowrank", "lowrank", "tiled", "dense"])
+@pytest.mark.parametrize("head", ["base-lowrank", "tiled"])
 def test_a_step_of_resnet18(head: str) -> None:
     torch.set_num_threads(1)
     plain, written = map(stepping, sides(head))
@@ -75,70 +75,3 @@ def test_memory_of_a_step_of_resnet18() -> None:
     found = {head: peak(program + run.format(head=head, side=1)) for head in ("base-lowrank", "tiled", "dense")}
     print(f"\npeak GB of a step: plain {alone:.2f}, {json.dumps({k: round(v, 2) for k, v in found.items()})}")
     assert found["base-lowrank"] <= 1.1 * alone
-
-
-SERVER = """
-import psutil
-from flwr.app import Array, ArrayRecord, Message
-from fedhet.flower.grid import LocalGrid
-from fedhet.flower import STYPE, write_reply
-from fedhet.flower.insides import identify
-from fedhet.strategies.flha_ghn import FLHAGHN
-from fedhet.messages import Payload, Reply, Report
-
-SPEC = {f"heads.l1000_{i}.weight.dense": ((16, 100, 1000), "float32") for i in range(30)}
-SIZE = 30 * 16 * 100 * 1000 * 4
-seen = []
-
-def used():
-    seen.append(psutil.Process().memory_info().rss)
-
-class Server(FLHAGHN):
-    def configure_fit(self, round, clients):
-        used()
-        return super().configure_fit(round, clients)
-
-    def consume_reply(self, round, reply):
-        used()
-        super().consume_reply(round, reply)
-        used()
-
-    def aggregate_fit(self, round, replies):
-        found = super().aggregate_fit(round, replies)
-        used()
-        return found
-
-class Far(LocalGrid):
-    # The nodes are elsewhere: what is pushed is gone, a reply comes as bytes.
-    def push_messages(self, messages):
-        for each in messages:
-            identify(each, self._ids)
-            self._waiting[each.metadata.message_id] = each.metadata
-        return list(self._waiting)
-
-    def pull_messages(self, keys):
-        for metadata in [self._waiting.pop(key) for key in keys]:
-            client = metadata.dst_node_id - 100
-            report = Report(str(client), spec=SPEC)
-            record = write_reply(Reply(str(client), 10, Payload(), report, test_examples=5, train_loss=1.0))
-            if metadata.message_type == "train":
-                model = ArrayRecord()
-                for name, (shape, dtype) in SPEC.items():
-                    model[name] = Array(dtype, shape, STYPE, b"\\1" * (SIZE // len(SPEC)))
-                record["model"] = model
-            asked = Message(record, metadata.dst_node_id, metadata.message_type)
-            asked.__dict__["_metadata"] = metadata
-            yield Message(record, reply_to=asked)
-
-Server(rounds=1, evaluate_every=9, clients=16).start(Far(None, 16))
-print((max(seen) - seen[0]) / SIZE, len(seen))
-"""
-
-
-def test_memory_of_the_server() -> None:
-    """Sixteen replies are taken in with two hypernetworks' memory beside the server's own: the sum, and one reply."""
-    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, check=True, cwd=ROOT)
-    beside, seen = done.stdout.splitlines()[-1].split()
-    print(f"\nserver: {float(beside):.2f} hypernetworks beside its own (<= 2.05)")
-    assert seen == "34"
-    assert float(beside) <= 2.05
