@@ -35,7 +35,7 @@ def described(model: nn.Module, name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_torchvisions_networks_have_blocks_and_descriptors_at_small_sizes(name: str) -> None:
+def test_torchvision_blocks(name: str) -> None:
     model, images = built(f"torchvision/{name}")
     last_four, first_stages = GIVEN[name]
     assert blocks(model, images) == tuple(last_four.split())
@@ -46,12 +46,12 @@ def test_torchvisions_networks_have_blocks_and_descriptors_at_small_sizes(name: 
 
 @pytest.mark.parametrize("size", [8, 32])
 @pytest.mark.parametrize("name", models.FAMILIES["fedharm-small"])
-def test_the_small_versions_have_four_stages(name: str, size: int) -> None:
+def test_small_networks_have_four_stages(name: str, size: int) -> None:
     model, images = built(name, size, 1)
     assert blocks(model, images) == ("stages.0", "stages.1", "stages.2", "last")
 
 
-def test_stages_fall_in_size_and_leave_modes_as_they_were() -> None:
+def test_stages() -> None:
     model, images = built("vgg9", 32)
     model.get_submodule("body.3").eval()
     modes = [module.training for module in model.modules()]
@@ -68,13 +68,13 @@ def test_stages_fall_in_size_and_leave_modes_as_they_were() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_network_without_four_stages_is_told_what_to_configure() -> None:
+def test_too_few_stages() -> None:
     for name in ("mlp", "resnet8"):
         with pytest.raises(UnsupportedArchitecture, match=r"name the modules that end them, 4 names .* input-size"):
             blocks(*built(name, 32))
 
 
-def test_blocks_are_named_by_hand_and_the_first_list_that_fits_is_taken() -> None:
+def test_named_blocks() -> None:
     model, images = built("resnet8", 32)
     chosen = "layer1,layer2,layer3,layer4; body.2, body.3,body.4,body.5"
     assert blocks(model, images, chosen=chosen) == ("body.2", "body.3", "body.4", "body.5")

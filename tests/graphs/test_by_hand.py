@@ -105,7 +105,7 @@ class Gated(nn.Module):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_what_moves_together(model: nn.Module, widths: dict[str, int]) -> None:
+def test_groups_of_networks_by_hand(model: nn.Module, widths: dict[str, int]) -> None:
     model, x = model.double().eval(), torch.randint(WORDS, (3, LENGTH))
     groups = permutation_groups(architecture_graph(model, x))
     assert {group.name: group.width for group in groups} == widths
@@ -115,7 +115,7 @@ def test_what_moves_together(model: nn.Module, widths: dict[str, int]) -> None:
         torch.testing.assert_close(resize(model, permuted)(x), model(x), rtol=1e-9, atol=1e-9)
 
 
-def test_heads_whose_number_is_written_into_the_code_cannot_become_more() -> None:
+def test_fixed_number_of_heads() -> None:
     x = torch.randint(WORDS, (3, LENGTH))
     with pytest.raises(UnsupportedArchitecture, match=r"Causal cannot have other widths: .*unflatten"):
         resizable_groups(Causal(2, 4), x)

@@ -29,7 +29,7 @@ def layers_in(graph: ArchitectureGraph) -> list[Node]:
     return [node for node in graph if node.parameters and node.operator != "parameter"]
 
 
-def test_nodes_say_what_flows_where_in_which_shapes_with_which_parameters() -> None:
+def test_nodes() -> None:
     graph = architecture_graph(Branchy(), torch.zeros(3, 1, 8, 8))
     assert [node.operator for node in graph] == [
         "input", "conv2d", "batch_norm", "max_pool2d", "mean", "relu", "linear", "output",
@@ -47,7 +47,7 @@ def test_nodes_say_what_flows_where_in_which_shapes_with_which_parameters() -> N
     assert graph.unused == ()
 
 
-def test_other_branches_give_other_graphs_and_the_same_model_is_exported_once() -> None:
+def test_graph_is_cached_by_shape() -> None:
     model = Branchy()
     large, small = torch.zeros(3, 1, 8, 8), torch.zeros(3, 1, 4, 4)
     graph = architecture_graph(model, large)
@@ -55,7 +55,7 @@ def test_other_branches_give_other_graphs_and_the_same_model_is_exported_once() 
     assert "max_pool2d" not in {node.operator for node in architecture_graph(model, small)}
 
 
-def test_a_batch_of_one_is_read_as_well_and_modes_are_left_alone() -> None:
+def test_batch_of_one() -> None:
     model = Branchy()
     model.body.eval()
     modes = [module.training for module in model.modules()]
@@ -65,7 +65,7 @@ def test_a_batch_of_one_is_read_as_well_and_modes_are_left_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_tied_weights_are_found_by_storage() -> None:
+def test_tied_weights() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
     model[1].weight = nn.Parameter(model[0].weight.detach())  # another Parameter, the same storage
     graph = architecture_graph(model, torch.zeros(2, 3, dtype=torch.long))
@@ -109,15 +109,13 @@ class First(nn.Module):
         (First(nn.LSTMCell(3, 4)), (2, 3), {"lstm_cell": 4}),
     ],
 )
-def test_layers_of_any_kind_are_read_with_their_parameters(
-    model: nn.Module, shape: tuple[int, ...], layers: dict[str, int]
-) -> None:
+def test_layers_and_their_parameters(model: nn.Module, shape: tuple[int, ...], layers: dict[str, int]) -> None:
     graph = architecture_graph(model, torch.zeros(shape))
     assert {node.operator: len(node.parameters) for node in layers_in(graph)} == layers
     assert_whole(graph, model)
 
 
-def test_a_computed_weight_flows_in_like_any_value() -> None:
+def test_computed_weight() -> None:
     model = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
     graph = architecture_graph(model, torch.zeros(2, 3))
     assert_whole(graph, model)
@@ -126,7 +124,7 @@ def test_a_computed_weight_flows_in_like_any_value() -> None:
     assert [graph[name].operator for name in graph[linear.inputs[1]].inputs] == ["parameter", "parameter"]
 
 
-def test_what_is_written_into_a_part_is_there_when_the_whole_is_read() -> None:
+def test_write_to_a_view() -> None:
     class Writes(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             mask = x.new_ones(2, 3)
@@ -148,7 +146,7 @@ def test_what_is_written_into_a_part_is_there_when_the_whole_is_read() -> None:
     assert all(node.shape == graph[node.inputs[0]].shape for node in written)
 
 
-def test_what_cannot_be_exported_is_refused_by_name() -> None:
+def test_export_fails() -> None:
     class OnValues(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.sum() > 0 else x

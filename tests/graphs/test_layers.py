@@ -29,7 +29,7 @@ def types(graph: LayerGraph) -> list[str]:
     return [node.type for node in graph]
 
 
-def test_layers_norms_and_joints_along_the_data_flow() -> None:
+def test_layers_and_joints() -> None:
     graph = layer_graph(Skip(), torch.zeros(2, 3, 8, 8))
     assert types(graph) == ["c3_4_k3_s1", "c4_4_k1x3_s1_g2", "add", "cat", "batch_norm_8_8", "l8_5"]
     assert graph.edges == ((0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (3, 4), (4, 5))
@@ -42,7 +42,7 @@ def test_layers_norms_and_joints_along_the_data_flow() -> None:
     assert graph.nodes[4].parameters["running_var"] == "late.running_var"
 
 
-def test_a_module_called_twice_and_tied_weights_are_one_node() -> None:
+def test_shared_layers_are_one_node() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -68,18 +68,18 @@ def test_a_module_called_twice_and_tied_weights_are_one_node() -> None:
         (nn.PReLU(), (9,), "prelu_1"),
     ],
 )
-def test_types_say_what_a_layer_is(layer: nn.Module, shape: tuple[int, ...], type: str) -> None:
+def test_layer_types(layer: nn.Module, shape: tuple[int, ...], type: str) -> None:
     assert types(layer_graph(layer, torch.zeros(2, *shape))) == [type]
 
 
-def test_attention_is_read_with_its_linear_layers() -> None:
+def test_attention() -> None:
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     graph = layer_graph(encoder, torch.zeros(2, 5, 8))
     assert types(graph) == ["l8_24", "l8_8", "add", "layer_norm_8_8", "l8_16", "l16_8", "add", "layer_norm_8_8"]
 
 
 @pytest.mark.parametrize("name", ["cnn", "lenet", "resnet8", "small-mobilenet-a", "flha-small-0"])
-def test_every_array_of_every_network_is_in_one_node(name: str) -> None:
+def test_each_array_is_in_one_node(name: str) -> None:
     shape = (1, 28, 28) if "lenet" in name else (3, 32, 32)
     model = models.build(name, shape, 10)
     graph = layer_graph(model, torch.zeros(2, *shape))

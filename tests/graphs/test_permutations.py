@@ -276,7 +276,7 @@ def test_permuting_and_widening_keep_the_function(name: str, seed: int) -> None:
 
 
 @networks
-def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str) -> None:
+def test_rows_and_set_rows(name: str) -> None:
     model, x, random = build(name, 0)
     groups, state = groups_of(model, x), model.state_dict()
     for group in groups:
@@ -293,7 +293,7 @@ def test_rows_follow_the_permutation_and_set_rows_undoes_rows(name: str) -> None
 
 
 @networks
-def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str) -> None:
+def test_each_parameter_is_settled_once(name: str) -> None:
     model, x, _ = build(name, 0)
     groups = groups_of(model, x)
     matched = {slot.parameter for group in groups for slot in group.rows}
@@ -305,7 +305,7 @@ def test_every_parameter_is_matched_completed_or_fixed_exactly_once(name: str) -
     assert not set(groups.fixed) & (matched | set(completed))
 
 
-def test_lenet_has_a_group_a_hidden_layer_and_blocks_behind_the_flatten() -> None:
+def test_groups_of_lenet() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 4, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 6, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
         nn.Linear(96, 10), nn.ReLU(), nn.Linear(10, 3),
@@ -321,7 +321,7 @@ def test_lenet_has_a_group_a_hidden_layer_and_blocks_behind_the_flatten() -> Non
     np.testing.assert_array_equal(rows(state, groups, 1), expected)
 
 
-def test_a_residual_stream_is_one_group_and_what_is_not_in_order_yet_is_carried() -> None:
+def test_groups_of_a_residual_network() -> None:
     model, x, _ = build("residual", 0)
     groups = groups_of(model, x)
     stem, inner, block, stream = groups
@@ -335,7 +335,7 @@ def test_a_residual_stream_is_one_group_and_what_is_not_in_order_yet_is_carried(
     assert {"four.weight", "shortcut.0.weight"} <= {slot.parameter for slot in stream.rows}
 
 
-def test_depthwise_filters_are_columns_of_their_channels_unit() -> None:
+def test_depthwise_convolution() -> None:
     model, x, _ = build("mobile", 0)
     groups = groups_of(model, x)
     wide = groups[1]
@@ -348,7 +348,7 @@ def test_depthwise_filters_are_columns_of_their_channels_unit() -> None:
     assert "excite.weight" not in matched
 
 
-def test_lstm_rows_are_four_gates_of_w_ih_and_b_ih() -> None:
+def test_rows_of_an_lstm() -> None:
     model, x, _ = build("text", 0)
     groups, state = groups_of(model, x), model.state_dict()
     assert [group.name for group in groups] == ["embedding", "lstm", "lstm"]
@@ -360,7 +360,7 @@ def test_lstm_rows_are_four_gates_of_w_ih_and_b_ih() -> None:
     assert {slot.parameter for slot in groups[1].completes} == {"lstm.weight_hh_l0", "lstm.bias_hh_l0"}
 
 
-def test_layers_of_an_lstm_that_become_unequal_still_run_and_can_be_read_again() -> None:
+def test_unequal_lstm_layers() -> None:
     model, x, _ = build("text-both-ways", 3)
     groups = groups_of(model, x)
     assignments = {group.index: np.arange(group.width) for group in groups}
@@ -376,7 +376,7 @@ def test_layers_of_an_lstm_that_become_unequal_still_run_and_can_be_read_again()
             torch.testing.assert_close(one[:, : groups.widths[1 + index]], other)
 
 
-def test_adding_the_input_fixes_the_stream() -> None:
+def test_adding_the_input_fixes_units() -> None:
     class AddsInput(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -436,12 +436,12 @@ class Refused(nn.Module):
         ("sum", "mean"),
     ],
 )
-def test_what_would_tear_a_group_apart_is_refused_by_name(way: str, message: str) -> None:
+def test_operators_that_divide_units(way: str, message: str) -> None:
     with pytest.raises(UnsupportedArchitecture, match=message):
         groups_of(Refused(way), torch.zeros(2, 6))
 
 
-def test_computed_weights_and_projections_are_refused() -> None:
+def test_unsupported_layers() -> None:
     with pytest.raises(UnsupportedArchitecture, match="weight_norm"):
         groups_of(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), torch.zeros(2, 3))
 
@@ -460,7 +460,7 @@ def test_computed_weights_and_projections_are_refused() -> None:
         groups_of(Projected(3, 4, proj_size=2), torch.zeros(5, 2, 3))
 
 
-def test_parameters_that_the_forward_pass_does_not_use_are_refused_by_name() -> None:
+def test_unused_parameters() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model.auxiliary = nn.Linear(4, 2)
     model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
@@ -468,7 +468,7 @@ def test_parameters_that_the_forward_pass_does_not_use_are_refused_by_name() -> 
         groups_of(model, torch.zeros(2, 3))
 
 
-def test_states_and_assignments_that_do_not_fit_are_refused_by_name() -> None:
+def test_wrong_states_and_assignments() -> None:
     model, x, _ = build("plain", 5)
     groups, state = groups_of(model, x), model.state_dict()
     width = groups.widths[0]
@@ -497,7 +497,7 @@ class Joined(nn.Module):
         return self.head(self.norm(torch.cat([self.one(x).relu(), self.two(x).relu()], 1)))
 
 
-def test_groups_in_other_widths_are_those_of_a_model_of_these_widths():
+def test_groups_with_other_widths():
     narrow, wide = (
         permutation_groups(architecture_graph(Joined(*sizes), torch.zeros(2, 5))) for sizes in ((2, 3), (7, 4))
     )
@@ -508,7 +508,7 @@ def test_groups_in_other_widths_are_those_of_a_model_of_these_widths():
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_what_has_no_entries_adds_nothing_to_a_concatenation(behind):
+def test_empty_tensor_in_a_concatenation(behind):
     class Cached(nn.Module):
         def __init__(self):
             super().__init__()
@@ -522,7 +522,7 @@ def test_what_has_no_entries_adds_nothing_to_a_concatenation(behind):
     assert [(group.name, group.width) for group in groups] == [("one", 5)]
 
 
-def test_kinds_of_arrays_are_known_with_the_groups():
+def test_kinds_of_arrays():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     model[0].bias.requires_grad_(False)
     tracked = dict.fromkeys(("1.running_mean", "1.running_var", "1.num_batches_tracked"), "statistic")

@@ -7,7 +7,7 @@ from torch import nn
 from fedhet.algorithms.graphs import HeadAttention, StackedRecurrent, UnsupportedArchitecture, resize
 
 
-def test_layers_learn_their_sizes_and_the_original_stays() -> None:
+def test_size_attributes() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6), nn.PReLU(6))
     model[0].weight.requires_grad_(False)
     model.eval()
@@ -36,7 +36,7 @@ def test_tied_parameters_stay_tied() -> None:
     assert (big[0].embedding_dim, big[1].in_features) == (6, 6)
 
 
-def test_a_network_without_a_norm_loads_a_state_without_it() -> None:
+def test_lacking_arrays() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True))
     state = {name: tensor + 1 for name, tensor in model.state_dict().items() if name.startswith("0.")}
     part = resize(model, state, model.state_dict().keys() - state.keys())
@@ -44,7 +44,7 @@ def test_a_network_without_a_norm_loads_a_state_without_it() -> None:
     assert torch.equal(part[0].bias, state["0.bias"] + 1)
 
 
-def test_names_and_layers_that_do_not_fit_are_refused() -> None:
+def test_wrong_names_and_layers() -> None:
     with pytest.raises(KeyError, match="bias"):
         resize(nn.Linear(2, 3), {"weight": torch.ones(3, 2)})
     bilinear = nn.Bilinear(2, 2, 3)
@@ -56,7 +56,7 @@ def test_names_and_layers_that_do_not_fit_are_refused() -> None:
         resize(biased, state)
 
 
-def test_norms_and_grouped_convolutions_learn_their_sizes() -> None:
+def test_size_attributes_of_groups() -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 1, groups=2), nn.GroupNorm(4, 8), nn.GroupNorm(1, 8), nn.RMSNorm([8, 2, 2]))
     state = {"0.weight": torch.ones(12, 2, 1, 1), "0.bias": torch.ones(12), "3.weight": torch.ones(12, 2, 2)}
     state |= {f"{place}.{kind}": torch.ones(12) for place in (1, 2) for kind in ("weight", "bias")}
@@ -68,7 +68,7 @@ def test_norms_and_grouped_convolutions_learn_their_sizes() -> None:
 
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_attention_with_other_heads_is_pytorchs_where_they_are_its_own(heads: int, batch_first: bool) -> None:
+def test_head_attention_equals_pytorchs(heads: int, batch_first: bool) -> None:
     model = nn.MultiheadAttention(8, heads, batch_first=batch_first, dtype=torch.float64)
     x, state = torch.randn(3, 5, 8, dtype=torch.float64), model.state_dict()
     own = HeadAttention(model)
@@ -88,7 +88,7 @@ def test_attention_with_other_heads_is_pytorchs_where_they_are_its_own(heads: in
     torch.testing.assert_close(own(x, x, x, key_padding_mask=absent, attn_mask=hidden)[0], both)
 
 
-def test_a_transformer_layer_of_other_heads_computes_the_same_in_training_and_in_evaluation() -> None:
+def test_head_attention_in_a_transformer_layer() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
     state = layer.state_dict()
     x = torch.randn(3, 5, 8)
@@ -110,7 +110,7 @@ def expand_heads(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
-def test_a_recurrent_layer_of_unlike_widths_trains(kind: type[nn.RNNBase], gates: int) -> None:
+def test_stacked_recurrent_trains(kind: type[nn.RNNBase], gates: int) -> None:
     layer = kind(3, 4, 2, batch_first=True, dropout=0.2)
     state = {}
     for name, inputs, units in (("l0", 3, 5), ("l1", 5, 6)):
@@ -128,7 +128,7 @@ def test_a_recurrent_layer_of_unlike_widths_trains(kind: type[nn.RNNBase], gates
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_a_stack_is_pytorchs_layer_where_widths_are_alike(kind: type[nn.RNNBase]) -> None:
+def test_stacked_recurrent_equals_pytorchs(kind: type[nn.RNNBase]) -> None:
     layer, x = kind(3, 4, 2, bidirectional=True), torch.randn(7, 2, 3)
     output, ends = layer(x)
     own, own_ends = StackedRecurrent(layer)(x)

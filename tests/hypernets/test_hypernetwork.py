@@ -46,7 +46,7 @@ def parameters(model: nn.Module) -> dict[str, torch.Size]:
     ("name", "shape"),
     [("mlp", (1, 8, 8)), ("resnet8", (1, 8, 8)), ("small-mobilenet-a", (1, 8, 8)), ("char-lstm", (80,))],
 )
-def test_names_shapes_and_scale_are_a_networks_own(name: str, shape: tuple[int, ...], head: str) -> None:
+def test_generated_arrays(name: str, shape: tuple[int, ...], head: str) -> None:
     assert_written_at_scale(*network(name, shape), head)
 
 
@@ -72,7 +72,7 @@ def assert_written_at_scale(model: nn.Module, graph: LayerGraph, head: str) -> N
     assert off == {}
 
 
-def test_tiles_write_networks_whose_types_nobody_had() -> None:
+def test_tiled_head_for_new_types() -> None:
     """Depthwise convolutions, squeeze and excitation: names, shapes, and outputs that are numbers."""
     model, graph = network("small-mobilenet-a")
     example = torch.randn(2, 1, 8, 8)
@@ -104,7 +104,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_whatever_has_parameters_is_written_and_tied_weights_stay_tied(head: str) -> None:
+def test_attention_and_tied_weights(head: str) -> None:
     model, example = Attention().eval(), torch.arange(10).view(2, 5) % 7
     graph = layer_graph(model, example)
     made = hypernetwork([graph], head=head)
@@ -122,7 +122,7 @@ def test_whatever_has_parameters_is_written_and_tied_weights_stay_tied(head: str
     assert torch.equal(model.head.weight, model.table.weight)
 
 
-def test_types_without_a_head_stay_local() -> None:
+def test_types_without_a_head() -> None:
     model, graph = network("flha-small-0")
     known = [network("flha-small-1")[1]]
     made = hypernetwork(known)
@@ -142,7 +142,7 @@ def test_types_without_a_head_stay_local() -> None:
 
 
 @pytest.mark.parametrize("head", ["dense", "base-lowrank"])
-def test_gradients_reach_the_heads_in_use_and_no_other(head: str) -> None:
+def test_gradients(head: str) -> None:
     model, graph = network("flha-small-1")
     made = hypernetwork(family("flha-small"), head=head)
     outputs = Written(made, model, made.read(graph))(torch.randn(8, 1, 8, 8))
@@ -159,7 +159,7 @@ def test_gradients_reach_the_heads_in_use_and_no_other(head: str) -> None:
 
 
 @pytest.mark.parametrize(("messages", "distinct"), [(True, 7), (False, 1)])
-def test_six_steps_tell_seven_of_eleven_equal_layers_apart(messages: bool, distinct: int) -> None:
+def test_messages_distinguish_equal_layers(messages: bool, distinct: int) -> None:
     _, graph = network("flha-small-plain-13")
     made = hypernetwork([graph])
     h = made.embeddings(made.read(graph if messages else replace(graph, edges=())))
@@ -178,7 +178,7 @@ def test_six_steps_tell_seven_of_eleven_equal_layers_apart(messages: bool, disti
 # ---- values before training, and bytes
 
 
-def test_values_before_training_depend_on_name_shape_and_seed_alone() -> None:
+def test_initial_values() -> None:
     one, all_ = hypernetwork([network("flha-small-1")[1]]), hypernetwork(family("flha-small"))
     common = {key: value for key, value in one.state_dict().items() if value.shape == all_.state_dict()[key].shape}
     assert len(common) > 0.8 * len(one.state_dict())
@@ -189,7 +189,7 @@ def test_values_before_training_depend_on_name_shape_and_seed_alone() -> None:
     assert not torch.equal(other["heads.l32_10.weight.base"], common["heads.l32_10.weight.base"])
 
 
-def test_layers_of_one_type_begin_with_the_base_weight_and_the_rank_grows_with_their_number() -> None:
+def test_base_weight_and_rank() -> None:
     graphs = family("flha-small")
     made = hypernetwork(graphs)
     written = made.write(made.read(graphs[1]))
@@ -200,7 +200,7 @@ def test_layers_of_one_type_begin_with_the_base_weight_and_the_rank_grows_with_t
     assert made.state_dict()["heads.c32_32_k3_s1.weight.basis"].shape == (16, 32, min(32, 4 * most))
 
 
-def test_without_normalisations_it_begins_as_the_paper_says() -> None:
+def test_initialisation_of_the_paper() -> None:
     """W_H is Xavier's normal times (2 c_in / d_lat)^.5, biases are 0, and what stands before it is PyTorch's."""
     _, graph = network("flha-small-0")
     made = hypernetwork([graph], head="dense", normalise=False)
@@ -224,7 +224,7 @@ def test_without_normalisations_it_begins_as_the_paper_says() -> None:
 @pytest.mark.parametrize(
     ("design", "least", "most"), [({"head": "dense"}, 329e6, 333e6), ({}, 20e6, 35e6), ({"head": "tiled"}, 1e6, 4e6)]
 )
-def test_bytes_of_the_resnet18_set(design: dict[str, Any], least: float, most: float) -> None:
+def test_size_of_the_hypernetwork(design: dict[str, Any], least: float, most: float) -> None:
     """330 MB for dense heads, 35 at most by default; the twelve types of ResNet-18 and its like."""
     graphs = [network(name, (3, 32, 32))[1] for name in models.FAMILIES["flha"]]
     assert len({node.type for graph in graphs for node in graph} - {"add"}) == 12

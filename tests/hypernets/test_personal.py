@@ -18,7 +18,7 @@ def hypernetwork(seed=0, **settings):
 
 
 @pytest.mark.parametrize("name", ["flha-small-hybrid-1", "mlp"])
-def test_it_writes_every_weight_at_kaimings_scale(name):
+def test_scale_of_weights(name):
     shapes = shapes_of(name)
     written = hypernetwork().write("0", shapes)
     assert {key: tuple(own.shape) for key, own in written.items()} == shapes
@@ -30,7 +30,7 @@ def test_it_writes_every_weight_at_kaimings_scale(name):
             assert abs(float(own.detach().mean()) - expected) < 0.15
 
 
-def test_the_head_is_a_product_over_chunks():
+def test_head_is_a_product_over_chunks():
     shapes = {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (2, 5)}
     own = hypernetwork(hidden=6, layers=1, chunk=8)
     written = own.write("x", shapes)
@@ -47,13 +47,13 @@ def test_the_head_is_a_product_over_chunks():
     torch.testing.assert_close(written["b.weight"], (2 / 5) ** 0.5 * flat[20:].view(2, 5))
 
 
-def test_clients_of_one_architecture_start_alike_and_none_equal():
+def test_initial_networks_are_similar():
     own, shapes = hypernetwork(), shapes_of("flha-small-1")
     one, other = (torch.cat([w.flatten() for w in own.write(name, shapes).values()]) for name in "ab")
     assert 0 < float(((one - other).norm() / one.norm()).detach()) < 0.5
 
 
-def test_values_depend_on_the_seed_and_not_on_who_came_first():
+def test_initial_values_depend_on_the_seed():
     shapes = shapes_of("mlp"), shapes_of("cnn-2-2")
     one, other, third = hypernetwork(), hypernetwork(), hypernetwork(seed=1)
     one.write("a", shapes[0])
@@ -62,7 +62,7 @@ def test_values_depend_on_the_seed_and_not_on_who_came_first():
     assert not torch.equal(third.write("b", shapes[1])["head.weight"], first["head.weight"])
 
 
-def test_a_clients_gradient_reaches_its_own_embedding_its_architecture_and_what_is_common():
+def test_gradients_of_one_client():
     own, small, large = hypernetwork(), shapes_of("mlp", (1, 4, 4)), shapes_of("cnn-1-1", (1, 4, 4))
     own.write("b", large)
     sum(w.square().sum() for w in own.write("a", small).values()).backward()
@@ -73,7 +73,7 @@ def test_a_clients_gradient_reaches_its_own_embedding_its_architecture_and_what_
     assert {"embedding/a", "head", "mlp/0/weight", "mlp/3/bias"} <= reached
 
 
-def test_a_resnet_18_needs_no_head_of_a_billion_numbers():
+def test_size_for_a_resnet18():
     with torch.no_grad():
         own = hypernetwork(chunk=4096)
         own.write("a", shapes_of("flha-arch-0"))

@@ -33,7 +33,7 @@ def planted_layers(seed: int, clients: int, width: int, columns: int, noise: flo
     gamma=st.sampled_from([1e-3, 1.0, 7.0, 1e3]),
     scale=st.sampled_from([0.03, 1.0, 5.0]),
 )
-def test_every_row_has_a_global_row_of_its_own(seed, widths, columns, sweeps, gamma, scale):
+def test_assignments_are_injective(seed, widths, columns, sweeps, gamma, scale):
     layers = [scale * rows for rows in random_layers(seed, widths, columns)]
     match = match_layer(layers, gamma=gamma, sweeps=sweeps, seed=seed)
     counts = np.zeros(len(match.counts), dtype=int)
@@ -47,7 +47,7 @@ def test_every_row_has_a_global_row_of_its_own(seed, widths, columns, sweeps, ga
     assert max(widths) <= len(counts) <= sum(widths)
 
 
-def test_more_rows_than_the_reference_has_room_for():
+def test_very_unequal_widths():
     # The client of 720 rows is taken out of a layer that others hold at 20; the authors' code opens at most 680 then.
     match = match_layer(random_layers(0, [720, 20], 3), gamma=1e-3, sweeps=1)
     assert [len(np.unique(assignment)) for assignment in match.assignments] == [720, 20]
@@ -55,7 +55,7 @@ def test_more_rows_than_the_reference_has_room_for():
 
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, clients=st.integers(2, 8), width=st.integers(1, 20), noise=st.sampled_from([0.0, 0.05]))
-def test_planted_permutations_are_recovered(seed, clients, width, noise):
+def test_planted_permutations(seed, clients, width, noise):
     base, layers, orders = planted_layers(seed, clients, width, 100, noise)
     match = match_layer(layers, gamma=1.0, average="mean")
     assert len(match.counts) == width
@@ -70,7 +70,7 @@ def test_planted_permutations_are_recovered(seed, clients, width, noise):
 @given(
     seed=SEEDS, widths=st.lists(st.integers(1, 12), min_size=2, max_size=6), average=st.sampled_from(["map", "mean"])
 )
-def test_permuting_a_client_permutes_its_assignment_only(seed, widths, average):
+def test_permuting_a_client(seed, widths, average):
     layers = random_layers(seed, widths, 12)
     random = np.random.RandomState(seed)
     client = random.randint(len(widths))
@@ -88,7 +88,7 @@ def test_permuting_a_client_permutes_its_assignment_only(seed, widths, average):
         np.testing.assert_allclose(after.weights[assignment], expected[order] if j == client else expected, atol=1e-6)
 
 
-def test_averages_follow_their_formulas():
+def test_averages():
     layers = random_layers(1, [5, 7, 4], 6)
     prior = np.linspace(-1, 1, 6)
     options = {"sigma2": 0.5, "sigma0_2": 2.0, "prior_mean": prior, "seed": 4}
@@ -102,7 +102,7 @@ def test_averages_follow_their_formulas():
     np.testing.assert_allclose(posterior.weights, (total / 0.5 + prior / 2) / (counts / 0.5 + 1 / 2))
 
 
-def test_only_the_scale_of_weights_and_variances_together_matters():
+def test_scale_invariance():
     layers = random_layers(2, [9, 6, 9, 8], 5)
     small = match_layer([0.01 * rows for rows in layers], sigma2=1e-4, sigma0_2=1e-4, prior_mean=1e-3)
     large = match_layer(layers, prior_mean=0.1)
@@ -122,7 +122,7 @@ def test_size_budget():
 
 
 @pytest.mark.parametrize("average", ["map", "mean"])
-def test_a_late_client_is_attached_to_the_frozen_rows(average):
+def test_attach_a_late_client(average):
     _, layers, orders = planted_layers(6, 5, 15, 60, 0.05)
     match = match_layer(layers[:4], gamma=1.0, prior_mean=0.1, average=average)
     late = attach(layers[4][3:], match, prior_mean=0.1, average=average)
@@ -130,7 +130,7 @@ def test_a_late_client_is_attached_to_the_frozen_rows(average):
     np.testing.assert_array_equal(late, home[orders[4][3:]])
 
 
-def test_attaching_uses_every_frozen_row_once_even_if_foreign():
+def test_attach_uses_each_row_once():
     layers = random_layers(7, [8, 8, 8], 5)
     match = match_layer(layers)
     size = len(match.counts)
@@ -149,6 +149,6 @@ def test_attaching_uses_every_frozen_row_once_even_if_foreign():
         ([np.ones((2, 3)), np.full((2, 3), np.nan)], "client 1: .* finite"),
     ],
 )
-def test_faults_are_named(weights, message):
+def test_wrong_weights(weights, message):
     with pytest.raises(ValueError, match=message):
         match_layer(weights)

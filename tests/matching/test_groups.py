@@ -56,7 +56,7 @@ def merged(model, example, states, groups, how):
 
 
 @pytest.mark.parametrize(("kind", "average"), [("cnn", "map"), ("resnet8", "mean"), ("lstm", "map")])
-def test_permuting_a_clients_units_changes_nothing_global(kind, average):
+def test_permuting_a_clients_units(kind, average):
     networks = [build(kind, seed) for seed in range(3)]
     model, example = networks[0]
     groups = permutation_groups(architecture_graph(model, example))
@@ -73,7 +73,7 @@ def test_permuting_a_clients_units_changes_nothing_global(kind, average):
 
 
 @pytest.mark.parametrize("kind", ["cnn", "resnet8", "lstm"])
-def test_permuted_copies_of_one_network_give_its_function_back(kind):
+def test_permuted_copies_keep_the_function(kind):
     model, example = build(kind, 0)
     groups = permutation_groups(architecture_graph(model, example))
     random = np.random.default_rng(2)
@@ -91,7 +91,7 @@ def test_permuted_copies_of_one_network_give_its_function_back(kind):
 
 
 @pytest.mark.parametrize("kind", ["resnet8", "lstm"])
-def test_every_array_is_settled_once(kind):
+def test_each_array_is_settled_once(kind):
     model, example = build(kind, 0)
     groups = permutation_groups(architecture_graph(model, example))
     names = [name for group in groups for name in parameters_of(groups, group.index)] + list(rest_of(groups))
@@ -99,7 +99,7 @@ def test_every_array_is_settled_once(kind):
     assert not any("running" in name for name in rest_of(groups, statistics=False))
 
 
-def test_a_structure_that_was_described_is_understood():
+def test_groups_as_json():
     model, example = build("resnet8", 0)
     groups = permutation_groups(architecture_graph(model, example))
     assert groups_from_json(groups_to_json(groups)) == groups
@@ -108,7 +108,7 @@ def test_a_structure_that_was_described_is_understood():
         groups_from_json("{}")
 
 
-def test_a_late_copy_is_attached_to_its_units():
+def test_attach_a_late_copy():
     model, example = build("cnn", 0)
     groups = permutation_groups(architecture_graph(model, example))
     state, random = arrays(model), np.random.default_rng(3)
@@ -123,7 +123,7 @@ def test_a_late_copy_is_attached_to_its_units():
         late = patch(late, groups, group.index, assignment, each.match.weights, each.carried)
 
 
-def test_statistics_are_those_of_all_examples_together():
+def test_average_of_statistics():
     model, example = build("resnet8", 0)
     groups = permutation_groups(architecture_graph(model, example))
     random = np.random.default_rng(4)
@@ -141,7 +141,7 @@ def test_statistics_are_those_of_all_examples_together():
     np.testing.assert_allclose(rest["body.1.running_mean"][0], batches[0].mean(0)[0])
 
 
-def test_outputs_are_averaged_class_by_class():
+def test_average_of_outputs():
     model, example = build("mlp", 0)
     groups = permutation_groups(architecture_graph(model, example))
     states = [arrays(build("mlp", seed)[0]) for seed in range(2)]
@@ -157,7 +157,7 @@ def test_outputs_are_averaged_class_by_class():
 
 
 @pytest.mark.parametrize("kind", ["resnet8", "lstm"])
-def test_identity_takes_matching_away(kind, controls_of):
+def test_identity_control(kind, controls_of):
     """With equal widths every array is the plain mean over clients (BatchNorm's statistics: of all examples)."""
     networks = [build(kind, seed) for seed in range(3)]
     model, example = networks[0]
@@ -175,7 +175,7 @@ def test_identity_takes_matching_away(kind, controls_of):
         np.testing.assert_allclose(outputs, expected.eval()(example).numpy(), atol=1e-5)
 
 
-def test_what_nobody_trains_is_not_drawn_towards_the_prior():
+def test_arrays_that_are_not_trained():
     """Frozen weights and BatchNorm that is kept in evaluation mode, in plain means; trained ones in posterior means."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     model[0].requires_grad_(False)

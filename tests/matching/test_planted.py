@@ -73,7 +73,7 @@ LARGE: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
-def test_a_planted_order_leaves_the_function_and_is_found(name: str) -> None:
+def test_planted_order(name: str) -> None:
     build, size, expected = (NETWORKS | LARGE)[name]
     torch.manual_seed(0)
     model = build().double().eval()

@@ -35,7 +35,7 @@ def gradients(loss: Tensor, model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_one_step_has_the_gradient_of_equation_6_written_out(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_of_equation_6(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "ERROR", 0.0)
     rad, x, y, eta = normal(60, 10), normal(8, 10, seed=3), torch.arange(8) % 3, 0.7
     features = peers(rad, [16, 5, 30])
@@ -61,7 +61,7 @@ def test_one_step_has_the_gradient_of_equation_6_written_out(kernel: str, monkey
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_mean_of_mini_batch_gradients_is_near_the_whole(kernel: str) -> None:
+def test_mini_batches_estimate_the_gradient(kernel: str) -> None:
     rad = normal(1024, 10)
     features = peers(rad, [16, 24, 40])
     model = network()
@@ -83,7 +83,7 @@ def test_mean_of_mini_batch_gradients_is_near_the_whole(kernel: str) -> None:
     assert (mean - expected).norm() < 0.15 * expected.norm()
 
 
-def test_linear_rows_are_random_without_repetition_and_repeat_with_the_seed() -> None:
+def test_linear_rows() -> None:
     target = normal(50, 4)
     one, two = (Alignment("linear", target, batch=20, generator=generator(1)) for _ in range(2))
     state = torch.get_rng_state()
@@ -96,7 +96,7 @@ def test_linear_rows_are_random_without_repetition_and_repeat_with_the_seed() ->
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_rbf_rows_are_all_blocks_in_shuffled_order_in_every_pass() -> None:
+def test_rbf_rows() -> None:
     rad = normal(100, 10)
     alignment = Alignment("rbf", mean_rbf_blocks(peers(rad, [5]), 10), generator=generator())
     passes = [[alignment.rows() for _ in range(10)] for _ in range(2)]
@@ -105,7 +105,7 @@ def test_rbf_rows_are_all_blocks_in_shuffled_order_in_every_pass() -> None:
     assert starts[0] != starts[1]
 
 
-def test_distances_are_what_they_say() -> None:
+def test_distances() -> None:
     target, x = normal(60, 6), normal(60, 6, seed=1) + normal(60, 6)
 
     def distance(kernel: str, batch: int) -> tuple[Tensor, Tensor | slice]:
@@ -132,7 +132,7 @@ def test_distances_are_what_they_say() -> None:
     )
 
 
-def test_features_that_do_not_fit() -> None:
+def test_wrong_features() -> None:
     target = normal(60, 6)
     whole = Alignment("linear", target, batch=0, generator=generator())
     with pytest.raises(ValueError, match="59 and 60 rows"):

@@ -47,7 +47,7 @@ def cases(reference: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_agrees_with_the_reference(cases: dict[str, dict[str, Any]], name: str) -> None:
+def test_reference_values(cases: dict[str, dict[str, Any]], name: str) -> None:
     case = cases[name]
     x, y = case["X"], case["Y"]
     k, l = x @ x.T, y @ y.T  # noqa: E741
@@ -75,7 +75,7 @@ def test_agrees_with_the_reference(cases: dict[str, dict[str, Any]], name: str) 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradient_agrees_with_the_reference(cases: dict[str, dict[str, Any]], name: str) -> None:
+def test_reference_gradient(cases: dict[str, dict[str, Any]], name: str) -> None:
     x = cases[name]["X"].requires_grad_()
     (gradient,) = torch.autograd.grad(1 - linear_cka(x, cases[name]["Y"]), x)
     torch.testing.assert_close(gradient, cases[name]["grad_1_minus_cka_wrt_X"], rtol=1e-6, atol=1e-9)
@@ -83,7 +83,7 @@ def test_gradient_agrees_with_the_reference(cases: dict[str, dict[str, Any]], na
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("widths", [(3, 5), (40, 60)], ids=["narrow", "wide"])
-def test_gradients_are_those_of_finite_differences(similarity: Any, widths: tuple[int, int]) -> None:
+def test_gradcheck(similarity: Any, widths: tuple[int, int]) -> None:
     x, y = features(9, widths[0]), features(9, widths[1], seed=1)
     if similarity is rbf_cka:
         # The bandwidth is a constant for autograd, so finite differences must hold it fixed as well.
@@ -96,7 +96,7 @@ def test_gradients_are_those_of_finite_differences(similarity: Any, widths: tupl
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_invariant_to_rotation_and_scale_but_not_to_other_linear_maps(similarity: Any) -> None:
+def test_invariances(similarity: Any) -> None:
     x, y = features(40, 6), features(40, 6, seed=1) + features(40, 6)
     before = similarity(x, y)
     torch.testing.assert_close(similarity(3.7 * x @ rotation(6) + 2, y), before)
@@ -106,7 +106,7 @@ def test_invariant_to_rotation_and_scale_but_not_to_other_linear_maps(similarity
     assert similarity(x, x).item() == pytest.approx(1)
 
 
-def test_debiased_estimate_does_not_depend_on_the_number_of_rows() -> None:
+def test_debiased_estimate_on_mini_batches() -> None:
     x = features(4000, 20)
     y = torch.cat([x[:, :10], features(4000, 30, seed=1)], 1)
     whole = linear_cka(x, y).item()
@@ -118,9 +118,7 @@ def test_debiased_estimate_does_not_depend_on_the_number_of_rows() -> None:
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize(("dtype", "constant"), [(torch.float32, 0.1), (torch.float64, 1e6)])
-def test_constant_features_have_no_similarity_and_no_gradient(
-    similarity: Any, dtype: torch.dtype, constant: float
-) -> None:
+def test_constant_features(similarity: Any, dtype: torch.dtype, constant: float) -> None:
     x = torch.full((12, 5), constant, dtype=dtype, requires_grad=True)
     value = similarity(x, features(12, 3, dtype=dtype))
     (gradient,) = torch.autograd.grad(value, x)
@@ -128,7 +126,7 @@ def test_constant_features_have_no_similarity_and_no_gradient(
     assert torch.count_nonzero(gradient) == 0
 
 
-def test_debiased_gradient_is_bounded_where_one_example_outweighs_all_others() -> None:
+def test_debiased_gradient_is_bounded() -> None:
     for seed in range(5):
         x = torch.zeros(4, 3)
         x[0, seed % 3] = 1
@@ -141,7 +139,7 @@ def test_debiased_gradient_is_bounded_where_one_example_outweighs_all_others() -
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_features_of_any_scale_in_float32(scale: float) -> None:
+def test_very_small_and_large_features(scale: float) -> None:
     x, y = features(30, 8, dtype=torch.float32), features(30, 4, seed=1, dtype=torch.float32)
     for similarity in SIMILARITIES:
         torch.testing.assert_close(similarity(scale * x, y), similarity(x, y))
@@ -160,7 +158,7 @@ def test_procrustes_distance() -> None:
     assert torch.autograd.gradcheck(lambda z: procrustes_distance(z, y), x.requires_grad_())
 
 
-def test_procrustes_gradient_is_stable_where_singular_values_coincide_or_vanish() -> None:
+def test_procrustes_gradient_with_equal_singular_values() -> None:
     x = torch.linalg.qr(features(30, 6) - features(30, 6).mean(0)).Q
     x[:, 4:] = 0
     x.requires_grad_()
@@ -184,6 +182,6 @@ def test_procrustes_gradient_is_stable_where_singular_values_coincide_or_vanish(
         (torch.zeros(1, 3), torch.zeros(1, 3), "two examples"),
     ],
 )
-def test_shapes_that_do_not_fit(measure: Any, x: Tensor, y: Tensor, message: str) -> None:
+def test_wrong_shapes(measure: Any, x: Tensor, y: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         measure(x, y)

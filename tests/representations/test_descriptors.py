@@ -60,7 +60,7 @@ def by_a_loop(model: nn.Module, names: Sequence[str], image: Tensor, label: Tens
 
 
 @pytest.mark.parametrize(("name", "labelled"), [("small-resnet-a", True), ("small-mobilenet-a", False)])
-def test_a_descriptor_equals_a_plain_loop_over_images(name: str, labelled: bool) -> None:
+def test_descriptor_equals_a_plain_loop(name: str, labelled: bool) -> None:
     model, (inputs, labels) = network(name), images()
     names = blocks(model, inputs[:2])
     values, places = describe(model, names, inputs, labels if labelled else None, SLOTS, identity)
@@ -77,7 +77,7 @@ def test_a_descriptor_equals_a_plain_loop_over_images(name: str, labelled: bool)
             torch.testing.assert_close(values[block][row], activations[mine], rtol=0, atol=1e-12)
 
 
-def test_float32_chooses_as_float64_does() -> None:
+def test_float32_agrees_with_float64() -> None:
     model, (inputs, labels) = network("small-efficientnet-a"), images()
     names = blocks(model, inputs[:2])
     exact, where = describe(model, names, inputs, labels, SLOTS, identity)
@@ -102,13 +102,13 @@ def test_float32_chooses_as_float64_does() -> None:
     st.integers(1, 9),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_of_equal_scores_the_lowest_place_comes_first(rows: list[list[int]], k: int, dtype: torch.dtype) -> None:
+def test_equal_scores(rows: list[list[int]], k: int, dtype: torch.dtype) -> None:
     scores = torch.tensor(rows, dtype=dtype) / 7
     expected = [sorted(range(9), key=lambda place, row=row: (-row[place], place))[:k] for row in rows]
     assert strongest(scores, k).tolist() == expected
 
 
-def test_a_mean_over_positions_ties_whole_channels() -> None:
+def test_equal_scores_within_channels() -> None:
     """Block 4 of a ResNet: all positions of a channel have one gradient, so slots come in order of place."""
     model, (inputs, labels) = network("small-resnet-a"), images(8)
     (_, places) = describe(model, ["stages.3"], inputs, labels, [8], identity)
@@ -119,7 +119,7 @@ def test_a_mean_over_positions_ties_whole_channels() -> None:
     assert (places[0].view(8, 2, 4) % positions).tolist() == [[[0, 1, 2, 3]] * 2] * 8
 
 
-def test_describing_leaves_no_trace_in_the_network() -> None:
+def test_describe_does_not_change_the_network() -> None:
     model, (inputs, labels) = network("small-mobilenet-a", torch.float32).train(), images(8)
     before = copy.deepcopy(model.state_dict())
     describe(model, ["stages.0", "stages.3"], inputs.float(), labels, [4, 4], identity)
@@ -128,7 +128,7 @@ def test_describing_leaves_no_trace_in_the_network() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_network_that_has_diverged_or_gives_no_logits_is_refused() -> None:
+def test_wrong_outputs() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     with torch.no_grad():
         model[1].weight.fill_(torch.nan)
@@ -138,7 +138,7 @@ def test_a_network_that_has_diverged_or_gives_no_logits_is_refused() -> None:
         describe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["0"], torch.randn(3, 4), None, [2], identity)
 
 
-def test_summaries_are_of_the_whole_blocks() -> None:
+def test_summaries() -> None:
     model, (inputs, _) = network("small-efficientnet-a"), images()
     means = summarised(model, ["stages.1", "head"], inputs, identity, lambda block, output: channel_means(output))
     with Output(model, "stages.1").capture() as captured, torch.no_grad():
@@ -155,7 +155,7 @@ def clients(count: int = 3, widths: Sequence[Sequence[int]] = ((4, 6), (4, 8), (
     return [[torch.randn(12, width, generator=generator) for width in widths[i % len(widths)]] for i in range(count)]
 
 
-def test_the_mean_of_a_slot_is_over_those_who_have_it() -> None:
+def test_mean_descriptor() -> None:
     described = clients()
     mean = mean_descriptor(described)
     assert [tuple(block.shape) for block in mean] == [(12, 4), (12, 8)]
@@ -165,14 +165,14 @@ def test_the_mean_of_a_slot_is_over_those_who_have_it() -> None:
             torch.testing.assert_close(mean[block][:, slot], torch.stack(having).mean(0))
 
 
-def test_a_cosine_is_over_the_slots_that_both_have() -> None:
+def test_cosine_over_common_slots() -> None:
     own, other = clients(2)
     expected = F.cosine_similarity(torch.cat(own, 1), torch.cat([other[0], other[1][:, :6]], 1))
     torch.testing.assert_close(cosine(own, other), expected)
     torch.testing.assert_close(cosine(own, [3 * block for block in own]), torch.ones(12))
 
 
-def test_agreement_is_with_the_others_alone_and_tells_images_apart() -> None:
+def test_agreement() -> None:
     described = clients(4, ((5, 7),))
     same, other = agreement(described)
     expected_same, expected_other = [], []

@@ -30,7 +30,7 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
-def test_head_is_the_last_linear_layer_unless_named() -> None:
+def test_head_name() -> None:
     assert head_name(mlp()) == "2"
     assert head_name(Odd()) == "body.0"
     assert head_name(Odd(), "classifier") == "classifier"
@@ -39,14 +39,14 @@ def test_head_is_the_last_linear_layer_unless_named() -> None:
     assert head_name(nn.Sequential(nn.Linear(4, 5), nn.ReLU()), "1") == "1"
 
 
-def test_models_without_that_head() -> None:
+def test_missing_head() -> None:
     with pytest.raises(ValueError, match=r"Sequential has no nn.Linear or convolution .* only"):
         head_name(nn.Sequential(nn.PReLU(), nn.ReLU()))
     with pytest.raises(ValueError, match=r"Odd has no module 'fc' .* classifier, body, body.0"):
         Representation(Odd(), "fc")
 
 
-def test_phi_is_the_input_of_the_head_and_the_pass_ends_there() -> None:
+def test_phi_is_the_input_of_the_head() -> None:
     model, x = Odd().eval(), torch.randn(7, 4)
     representation = Representation(model, "classifier")
     for _ in range(2):
@@ -55,14 +55,14 @@ def test_phi_is_the_input_of_the_head_and_the_pass_ends_there() -> None:
     assert not model.classifier._forward_pre_hooks
 
 
-def test_gradients_flow_through_phi_but_not_into_the_head() -> None:
+def test_gradient_of_phi() -> None:
     model = mlp()
     Representation(model)(torch.randn(3, 4)).sum().backward()
     assert model[0].weight.grad is not None
     assert model[2].weight.grad is None
 
 
-def test_capture_during_a_whole_pass() -> None:
+def test_capture() -> None:
     model, x = Odd().eval(), torch.randn(7, 4)
     with Representation(model, "classifier").capture() as captured:
         outputs = model(x)
@@ -96,7 +96,7 @@ class Reshaped(nn.Module):
         (Reshaped(None), "did not call head 'head' of Reshaped"),
     ],
 )
-def test_phi_that_is_not_one_row_an_example(model: nn.Module, message: str) -> None:
+def test_wrong_phi(model: nn.Module, message: str) -> None:
     representation = Representation(model)
     with pytest.raises(ValueError, match=message):
         representation(torch.randn(6, 8))
@@ -136,7 +136,7 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_isolated_leaves_buffers_and_the_global_generator_bit_identical(training: bool) -> None:
+def test_isolated_protects_buffers_and_generators(training: bool) -> None:
     model = noisy().train(training)
     x = torch.randn(5, 1, 8, 8)
     stream = RandomStream(3)
@@ -150,7 +150,7 @@ def test_isolated_leaves_buffers_and_the_global_generator_bit_identical(training
     assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
 
 
-def test_a_task_graph_outlives_an_isolated_pass() -> None:
+def test_isolated_keeps_earlier_graphs() -> None:
     model, x = noisy(), torch.randn(5, 1, 8, 8)
     loss = model(x).sum()
     with isolated(model, RandomStream(0)):
@@ -160,7 +160,7 @@ def test_a_task_graph_outlives_an_isolated_pass() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_random_streams_advance_and_repeat() -> None:
+def test_random_streams() -> None:
     def draws(stream: RandomStream) -> list[Any]:
         values = []
         for _ in range(2):
@@ -175,7 +175,7 @@ def test_random_streams_advance_and_repeat() -> None:
     assert first != draws(RandomStream(2))
 
 
-def test_scores_are_of_one_row_an_example() -> None:
+def test_scores() -> None:
     logits = torch.randn(600, 4)
     assert torch.equal(scores_of(logits, 600, "logits"), logits)
     torch.testing.assert_close(scores_of(logits, 600, "probabilities"), logits.softmax(1))

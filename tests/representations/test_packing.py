@@ -20,7 +20,7 @@ def descriptors(count: int = 40) -> Tensor:
     return torch.randn(count, 300, generator=generator).relu() * torch.logspace(-3, 6, count)[:, None]
 
 
-def test_directions_survive_the_wire() -> None:
+def test_directions_after_packing() -> None:
     values = descriptors()
     packed = pack(values)
     assert packed["values"].dtype == np.float16
@@ -30,11 +30,11 @@ def test_directions_survive_the_wire() -> None:
     assert (1 - F.cosine_similarity(found, values))[20:].max() < 1e-3
 
 
-def test_zeros_are_zeros() -> None:
+def test_zeros() -> None:
     assert not unpack(pack(torch.zeros(3, 4))).any()
 
 
-def test_several_parts_are_one_group() -> None:
+def test_several_parts() -> None:
     values, features = descriptors(), torch.randn(40, 5)
     group = pack_all([values, features, values[:, :7]])
     assert all(name.split("/")[0] in "012" for name in group)
@@ -56,7 +56,7 @@ def test_several_parts_are_one_group() -> None:
         ({"rows": np.zeros((3, 4), np.float16)}, "'rows' is of none of them"),
     ],
 )
-def test_what_cannot_be_read_is_refused(change: dict[str, object], why: str) -> None:
+def test_unreadable_arrays(change: dict[str, object], why: str) -> None:
     group = pack_all([torch.ones(3, 4), torch.ones(3, 2)]) | change
     with pytest.raises(ValueError, match=why):
         unpack_all({name: array for name, array in group.items() if array is not None}, 2)  # type: ignore[misc]
@@ -72,7 +72,7 @@ FORMATS: dict[str, tuple[Packed, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("what", FORMATS)
-def test_only_what_packing_makes_is_unpacked(what: str) -> None:
+def test_unexpected_arrays(what: str) -> None:
     """None of another dtype, and none too many."""
     packed, read = FORMATS[what]
     read(packed)
@@ -98,7 +98,7 @@ def test_only_what_packing_makes_is_unpacked(what: str) -> None:
         ("blocks", "sizes", np.array([2**31 - 1, 2**31 - 1], np.int32), "entries, got 27"),
     ],
 )
-def test_numbers_beyond_a_format_are_refused(what: str, key: str, value: Any, why: str) -> None:
+def test_numbers_beyond_float16(what: str, key: str, value: Any, why: str) -> None:
     packed, read = FORMATS[what]
     with pytest.raises(ValueError, match=why):
         read(packed | {key: value})
@@ -115,9 +115,7 @@ ARRAYS = st.builds(
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.sampled_from(sorted(FORMATS)), st.dictionaries(st.integers(0, 9), ARRAYS, min_size=1, max_size=3))
-def test_whatever_came_is_read_as_finite_numbers_or_refused(
-    what: str, changes: dict[int, np.ndarray[Any, Any]]
-) -> None:
+def test_random_arrays(what: str, changes: dict[int, np.ndarray[Any, Any]]) -> None:
     packed, read = FORMATS[what]
     names = [*packed, "more"]
     try:
@@ -133,7 +131,7 @@ def test_whatever_came_is_read_as_finite_numbers_or_refused(
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.floats(-44, 37))
-def test_whatever_size_features_have_their_exponent_is_one_of_the_formats(power: float) -> None:
+def test_exponents(power: float) -> None:
     """The smallest and the largest numbers that float32 has."""
     values = (VALUES * torch.tensor(10.0, dtype=torch.float64) ** power).float()
     unpack(pack(values))

@@ -35,13 +35,13 @@ def like(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-def test_neither_the_order_of_clients_nor_that_of_a_clients_classes_matters() -> None:
+def test_order_of_clients_and_classes() -> None:
     told = everyone()
     like(target([told[i] for i in (3, 0, 7, 1, 6, 2, 5, 4)]), target(told))
     like(target([told[0][:, [4, 2, 0, 1, 5, 3]], *told[1:]]), target(told))
 
 
-def test_planted_clusters_are_recovered_from_clients_with_other_classes_and_head_sizes() -> None:
+def test_planted_clusters() -> None:
     groupings = [[[0, 1], [2, 3]], [[0, 2], [1, 4], [3, 5]], [[4], [5], [0], [1, 2]], [[3], [0, 5], [1], [2], [4]]]
     told = [client(seed, grouping) for seed, grouping in enumerate(groupings * 4)]
     kernel = target(told)
@@ -52,7 +52,7 @@ def test_planted_clusters_are_recovered_from_clients_with_other_classes_and_head
 
 
 @pytest.mark.parametrize("planted", [6, 4])
-def test_the_number_of_columns_is_that_of_the_clusters(planted: int) -> None:
+def test_number_of_clusters(planted: int) -> None:
     groups = [[label] for label in range(planted - 1)] + [list(range(planted - 1, 6))]
     pairs = [[groups[i], [m for g in groups[:i] + groups[i + 1 :] for m in g]] for i in range(planted)]
     for told in ([client(seed, groups) for seed in range(8)], [client(s, p) for s, p in enumerate(pairs * 4)]):
@@ -60,7 +60,7 @@ def test_the_number_of_columns_is_that_of_the_clusters(planted: int) -> None:
         assert rows.shape[1] in (planted - 1, planted)  # centred, clusters span one direction less
 
 
-def test_the_number_of_columns_begins_with_the_classes_of_a_client_and_ends_at_half_of_all_directions() -> None:
+def test_bounds_of_the_number_of_clusters() -> None:
     ignorant = [torch.randn(200, 6, generator=drawn(seed)).softmax(1) for seed in range(8)]
     assert cluster_rows(ignorant, generator=drawn()).shape[1] == 6
     few = [client(seed, [[0, 1, 2], [3, 4, 5]]) for seed in range(3)]
@@ -68,7 +68,7 @@ def test_the_number_of_columns_begins_with_the_classes_of_a_client_and_ends_at_h
     assert cluster_rows(everyone(1), generator=drawn()).shape[1] == 5
 
 
-def test_it_survives_the_wire() -> None:
+def test_target_after_packing() -> None:
     told = everyone()
     sent = [unpack(pack(own)) for own in told]
     for own in sent:
@@ -79,7 +79,7 @@ def test_it_survives_the_wire() -> None:
     assert (back @ back.T - target(told)).abs().max() < 0.01
 
 
-def test_a_byzantine_constant_posterior_does_no_harm() -> None:
+def test_constant_posteriors() -> None:
     told = everyone()
     for constant in (torch.full((200, 6), 1 / 6), torch.eye(6)[:1].expand(200, 6)):
         like(target([constant, *told]), target(told))
@@ -91,6 +91,6 @@ def test_a_byzantine_constant_posterior_does_no_harm() -> None:
 @pytest.mark.parametrize(
     "wrong", [torch.full((5, 2), 0.4), torch.tensor([[1.5, -0.5]] * 5), torch.full((5, 2), torch.nan), torch.ones(5)]
 )
-def test_what_is_no_posterior_is_refused(wrong: Tensor) -> None:
+def test_wrong_posteriors(wrong: Tensor) -> None:
     with pytest.raises(ValueError, match=r"posteriors must|of shape"):
         check_posteriors(wrong)

@@ -52,7 +52,7 @@ def size(packed: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("unit", [False, True])
-def test_untruncated_target_has_the_gradient_of_the_mean_kernel(unit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_of_the_mean_kernel(unit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     *features, other = peers(4)
     features[1] *= 30
     kernel = torch.zeros(600, 600, dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_untruncated_target_has_the_gradient_of_the_mean_kernel(unit: bool, monk
     assert relative(gradient(other, target), gram_gradient(other, kernel)) < 1e-9
 
 
-def test_a_compressed_mean_differs_by_the_permitted_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_compression(monkeypatch: pytest.MonkeyPatch) -> None:
     *features, other = peers(7, dtype=torch.float32)
     exact = torch.cat([(a - a.mean(0)).double() / 6**0.5 for a in features], 1)
     ranks = []
@@ -79,7 +79,7 @@ def test_a_compressed_mean_differs_by_the_permitted_error(monkeypatch: pytest.Mo
     assert 6 * 24 > ranks[0] > ranks[1] > ranks[2]
 
 
-def test_features_that_do_not_compress_are_sent_whole() -> None:
+def test_features_without_low_rank() -> None:
     noise = normal(1000, 32, dtype=torch.float32)
     factor = compress(noise)
     torch.testing.assert_close(factor, noise - noise.mean(0))
@@ -87,7 +87,7 @@ def test_features_that_do_not_compress_are_sent_whole() -> None:
     assert mean_target([noise, normal(1000, 32, seed=1, dtype=torch.float32)]).shape[1] == 64
 
 
-def test_constant_features_are_no_obstacle() -> None:
+def test_constant_features_in_a_target() -> None:
     constant = torch.ones(50, 4)
     assert compress(constant).count_nonzero() == 0
     target = mean_target([constant, peers(1, rows=50, dtype=torch.float32)[0]], unit=True)
@@ -96,14 +96,14 @@ def test_constant_features_are_no_obstacle() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-9, 2e-4, 1.0, 1e7])
-def test_float16_is_scaled_by_one_power_of_two(scale: float) -> None:
+def test_float16_scale(scale: float) -> None:
     values = scale * normal(100, 8, dtype=torch.float32)
     packed = pack(values)
     assert packed["values"].dtype == np.float16
     torch.testing.assert_close(unpack(packed), values, rtol=2**-11, atol=scale * 2**-20)
 
 
-def test_rbf_blocks_are_those_of_the_plain_mean_kernel() -> None:
+def test_rbf_blocks() -> None:
     features = peers(3, rows=100)
     kernels = mean_rbf_blocks(features, 30)
     assert [len(kernel) for kernel in kernels] == [25, 25, 25, 25]
@@ -117,7 +117,7 @@ def test_rbf_blocks_are_those_of_the_plain_mean_kernel() -> None:
         )
 
 
-def test_rbf_blocks_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_rbf_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = mean_rbf_blocks(peers(2, rows=101, dtype=torch.float32), 25)
     packed = pack_blocks(kernels)
     assert packed["triangles"].dtype == np.float16
@@ -131,7 +131,7 @@ def test_rbf_blocks_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("rows", "block"), [(5000, 128), (130, 128), (128, 128), (7, 0), (9, 4)])
-def test_blocks_cover_all_rows_evenly(rows: int, block: int) -> None:
+def test_blocks_cover_all_rows(rows: int, block: int) -> None:
     ranges = blocks(rows, block)
     assert [i for part in ranges for i in range(rows)[part]] == list(range(rows))
     sizes = [part.stop - part.start for part in ranges]
@@ -139,7 +139,7 @@ def test_blocks_cover_all_rows_evenly(rows: int, block: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_peers_that_do_not_fit() -> None:
+def test_wrong_peers() -> None:
     good = peers(1, rows=20)[0]
     bad = good.clone()
     bad[3, 2] = float("nan")

@@ -72,7 +72,7 @@ def deep(federate, float64_travels):
     return deep
 
 
-def test_three_rounds_are_its_papers(deep):
+def test_rounds_follow_the_paper(deep):
     done = deep(**{"depthfl.ramp-up": 2, **WHO["two"]})
     assert done.failures == []
     assert {row.architecture.partition("-")[0] for row in read_clients(done.folder)} == {"Small"}, "the user's, uncut"
@@ -107,7 +107,7 @@ def test_three_rounds_are_its_papers(deep):
         np.testing.assert_allclose(done.state.model[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-def test_one_exit_without_distillation_is_fedavg_to_the_last_bit(federate):
+def test_one_exit_is_fedavg(federate):
     same = {"architectures": "mlp", "samples_per_client": 16}
     one = federate("fedavg", "fedavg", **same)
     other = federate("depthfl", "depthfl", **same, **{"depthfl.depths": "1"})
@@ -115,7 +115,7 @@ def test_one_exit_without_distillation_is_fedavg_to_the_last_bit(federate):
     assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
-def test_the_global_models_scores_are_the_mean_of_all_exits(federate):
+def test_scores_of_the_global_model(federate):
     done = federate("depthfl", architectures="cnn", rounds=1, test_on="both", **{"depthfl.depths": "3,1"})
     assert done.failures == []
     model, inputs = done.global_model.eval(), torch.rand(4, 1, 8, 8)
@@ -134,7 +134,7 @@ def test_the_global_models_scores_are_the_mean_of_all_exits(federate):
     assert done.rows[-1]["common"]["received"]["accuracy"] > 0
 
 
-def test_a_node_says_its_depth():
+def test_depth_of_a_node():
     config = configuration.resolve({"method": "depthfl", "depthfl.depths": "4,2", "clients": 2})
     infos = [client_setup.ClientInfo(str(n), n, 2, config) for n in range(2)]
     assert [client_setup.width_of(info) for info in infos] == [1.0, 0.5]
@@ -195,7 +195,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_first_blocks_of_a_network_compute_its_first_exits(name):
+def test_first_blocks_compute_first_exits(name):
     """A part has the scores of the exits that it has, and every one of its arrays has a gradient."""
     build, ends = NETWORKS[name]
     network, count, inputs = build(), ends.count(",") + 2, torch.randn(3, 1, 8, 8)
@@ -240,6 +240,6 @@ def test_the_first_blocks_of_a_network_compute_its_first_exits(name):
         (lambda: Recurrent(batch_first=False), 2, "first", "first axis is not that of the 2 examples"),
     ],
 )
-def test_networks_that_cannot_be_cut(network, count, names, words):
+def test_wrong_networks(network, count, names, words):
     with pytest.raises((UnsupportedArchitecture, ModelError), match=words):
         groups_by_depth(Exits(network(), count, names), torch.zeros(2, 1, 8, 8))

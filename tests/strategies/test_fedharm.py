@@ -54,7 +54,7 @@ def target(done: Any, round: int, client: str, parts: int = 2) -> list[Tensor]:
     return unpack_all(done.received[round, client]["target"], parts)
 
 
-def test_descriptors_come_up_and_their_mean_goes_down_with_the_next_message(federate: Federate) -> None:
+def test_exchange_of_descriptors(federate: Federate) -> None:
     done = harm(federate, rounds=3)
     assert done.failures == []
     assert {key: set(arrays) for key, arrays in done.received.items() if key[1] == "1"} == {
@@ -73,7 +73,7 @@ def test_descriptors_come_up_and_their_mean_goes_down_with_the_next_message(fede
                 torch.testing.assert_close(mine, expected)
 
 
-def test_what_is_told_are_descriptors_of_the_trained_network(federate: Federate) -> None:
+def test_descriptors_after_training(federate: Federate) -> None:
     done = harm(federate, rounds=1, closing_epochs=1, learning_rate=1e-12)
     public = client_setup.public_dataset(done.config)
     assert public is not None
@@ -86,9 +86,7 @@ def test_what_is_told_are_descriptors_of_the_trained_network(federate: Federate)
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_shared_phase_begins_a_message_and_closes_the_run_and_one_adam_serves_both(
-    federate: Federate, phases: Any
-) -> None:
+def test_order_of_phases(federate: Federate, phases: Any) -> None:
     settings = {"clients": 1, "rounds": 2, "fedharm.alpha": 0.25, "fedharm.public-steps": 3}
     done = harm(federate, **settings)
     trained = [phase for phase, _, _ in phases]
@@ -110,7 +108,7 @@ def test_the_shared_phase_begins_a_message_and_closes_the_run_and_one_adam_serve
     assert [each["steps"] - each["private_steps"] for each in work] == [0, 0, 3, 3, 0]
 
 
-def test_the_history_tells_the_same_image_from_different_ones(federate: Federate) -> None:
+def test_agreement_in_the_history(federate: Federate) -> None:
     done = harm(federate, rounds=3)
     for row in done.rows[1:4]:
         metrics = row["metrics"]
@@ -121,7 +119,7 @@ def test_the_history_tells_the_same_image_from_different_ones(federate: Federate
 
 
 @pytest.mark.parametrize("divide", [False, True])
-def test_the_shared_sets_loss_is_the_papers(divide: bool, federate: Federate) -> None:
+def test_loss_on_the_public_dataset(divide: bool, federate: Federate) -> None:
     """Alpha CE + (1 - alpha) (1 - cosine), of networks that stand still and all images in one batch."""
     settings = {"fedharm.divide": divide, "fedharm.alpha": 0.2, "batch_size": 40}
     done = harm(federate, rounds=1, closing_epochs=1, learning_rate=1e-12, **settings)
@@ -141,7 +139,7 @@ def test_the_shared_sets_loss_is_the_papers(divide: bool, federate: Federate) ->
 
 
 @pytest.mark.parametrize("method", ["fedharm", "fedmd"])
-def test_a_target_is_met_on_the_examples_that_it_was_computed_for(method: str, federate: Federate) -> None:
+def test_no_augmentation_of_the_public_dataset(method: str, federate: Federate) -> None:
     """One client, whose network stands still, is as far from its own target as rounding, although it augments."""
     images, labels = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
     augmented: list[Tensor] = []
@@ -168,7 +166,7 @@ def test_a_target_is_met_on_the_examples_that_it_was_computed_for(method: str, f
 
 
 @pytest.mark.parametrize("align", ["cosine", pytest.param("spectral", marks=pytest.mark.slow)])
-def test_the_heavier_the_distance_the_closer_to_the_target(align: str, federate: Federate) -> None:
+def test_weight_of_the_distance(align: str, federate: Federate) -> None:
     heavy, light = (
         harm(federate, str(alpha), rounds=3, **{"fedharm.align": align, "fedharm.alpha": alpha})
         for alpha in (0.05, 0.999)
@@ -176,7 +174,7 @@ def test_the_heavier_the_distance_the_closer_to_the_target(align: str, federate:
     assert heavy.rows[4]["metrics"]["alignment"] > light.rows[4]["metrics"]["alignment"] + 0.02
 
 
-def test_who_is_absent_keeps_the_last_known_descriptors(federate: Federate) -> None:
+def test_descriptors_of_absent_clients(federate: Federate) -> None:
     done = harm(federate, rounds=4, fraction_train=0.67)
     absent = [(row["round"], client) for row in done.rows[2:4] for client in "012" if client not in row["participants"]]
     round, client = absent[0]
@@ -189,7 +187,7 @@ def test_who_is_absent_keeps_the_last_known_descriptors(federate: Federate) -> N
         torch.testing.assert_close(mine, mean)
 
 
-def test_without_labels_the_class_is_predicted_and_the_tasks_loss_left_out(federate: Federate, phases: Any) -> None:
+def test_no_labels(federate: Federate, phases: Any) -> None:
     done = harm(federate, **{"fedharm.alpha": 0.0})
     assert done.failures == []
     shared = [phase for phase, _, _ in phases if phase.examples is not None]
@@ -198,9 +196,7 @@ def test_without_labels_the_class_is_predicted_and_the_tasks_loss_left_out(feder
     assert done.state.public == client_setup.public_dataset(done.config).unlabelled.digest
 
 
-def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
-    federate: Federate, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fewer_slots_and_batch_norm(federate: Federate, caplog: pytest.LogCaptureFixture) -> None:
     settings = {
         **{"architectures": "small-resnet-a,small-mobilenet-a", "public_samples": 40, "learning_rate": 0.01},
         **{"clients": 2, "batch_norm": "re-estimate", "fedharm.slots": "16,32,64,64", "closing_epochs": 1},
@@ -226,12 +222,12 @@ def test_small_networks_fill_fewer_slots_and_batch_norm_is_taken_anew(
 # ---- what is refused
 
 
-def test_a_network_without_four_stages_is_told_what_to_configure(federate: Federate) -> None:
+def test_too_few_stages(federate: Federate) -> None:
     with pytest.raises(FedhetError, match=r"clients .*: fedharm\.blocks = 'last-four': MLP has 0 stages.*4 names"):
         federate("fedharm", public_samples=40, learning_rate=0.01)
 
 
-def test_a_client_without_the_labelled_public_dataset_is_told_so(federate: Federate) -> None:
+def test_no_labelled_public_dataset(federate: Federate) -> None:
     config = resolve({"dataset": "digits", "clients": 3, "public-samples": 40})
     public = client_setup.public_dataset(config)
     assert public is not None
@@ -265,12 +261,12 @@ def population_model(info: Any) -> torch.nn.Module:
         ({"alpha": 1.0, "align": "cka"}, "fedharm.align has no effect with fedharm.alpha"),
     ],
 )
-def test_what_does_not_go_together_is_refused(chosen: dict[str, Any], why: str) -> None:
+def test_contradictory_keys(chosen: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         resolve({"method": "fedharm", **{f"fedharm.{key}": value for key, value in chosen.items()}})
 
 
-def test_bytes_of_a_round_at_5000_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [torch.randn(5000, k) for k in (128, 256, 512, 1024)]
     monkeypatch.undo()  # as they travel, in float16
     assert sum(array.nbytes for array in pack_all(parts).values()) / 1e6 <= 19.3

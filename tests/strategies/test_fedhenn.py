@@ -170,7 +170,7 @@ def accuracies(rows: list[Row]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("setting", "other"), [("homogeneous", "fedavg"), ("heterogeneous", "local")])
-def test_without_the_term_it_is_fedavg_or_local_training(setting: str, other: str, tmp_path: Path) -> None:
+def test_no_term_is_fedavg_or_local(setting: str, other: str, tmp_path: Path) -> None:
     def model(client: ClientInfo) -> nn.Module:
         return Noisy(24 if setting == "homogeneous" else 16 + 4 * int(client.name))
 
@@ -205,7 +205,7 @@ def test_without_the_term_it_is_fedavg_or_local_training(setting: str, other: st
         ("homogeneous", "procrustes"),
     ],
 )
-def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: str, tmp_path: Path) -> None:
+def test_round_follows_the_equation(setting: str, kernel: str, tmp_path: Path) -> None:
     eta0, rate = 0.7, 0.2
     done = run(
         tmp_path,
@@ -266,7 +266,7 @@ def test_a_round_descends_the_papers_equation_written_out(setting: str, kernel: 
         assert float(distance.detach()) > 1e-4
 
 
-def test_clients_with_different_label_sets_and_head_sizes_align(tmp_path: Path) -> None:
+def test_clients_with_different_labels_align(tmp_path: Path) -> None:
     digits = load("digits")
     label_sets = {"0": [0, 1, 2], "1": [3, 4, 5, 6], "2": [7, 8, 9, 0, 4]}
 
@@ -305,7 +305,7 @@ def test_clients_with_different_label_sets_and_head_sizes_align(tmp_path: Path) 
 # ---- what its options do
 
 
-def test_schedule_is_the_weight_by_round_and_the_first_round_has_none(tmp_path: Path) -> None:
+def test_schedule(tmp_path: Path) -> None:
     for schedule, factors in (("sqrt", [0, 1, 2**0.5]), ("linear", [0, 1, 2]), ("constant", [1, 1, 1])):
         own = resolve({**TINY, "fedhenn.eta0": 0.1, "fedhenn.schedule": schedule}).parameters
         assert [own.eta(round) for round in (1, 2, 3)] == pytest.approx([0.1 * factor for factor in factors])
@@ -316,7 +316,7 @@ def test_schedule_is_the_weight_by_round_and_the_first_round_has_none(tmp_path: 
     assert [exchange.sent.values["eta"] for exchange in done.wire.training(2).values()] == [0.3] * 3
 
 
-def test_a_round_aligns_on_the_rows_that_the_round_before_was_asked_about(tmp_path: Path) -> None:
+def test_rad_of_a_round(tmp_path: Path) -> None:
     done = run(tmp_path, {"fedhenn.rad-size": 40})
     rounds = {round: done.wire.training(round) for round in (1, 2, 3)}
     for round in (1, 2):
@@ -330,7 +330,7 @@ def test_a_round_aligns_on_the_rows_that_the_round_before_was_asked_about(tmp_pa
     assert set(rounds[2]["0"].sent.arrays["rad"]["rows"]) != set(rounds[3]["0"].sent.arrays["rad"]["rows"])
 
 
-def test_public_dataset_is_the_held_out_one_or_the_clients_training_data(tmp_path: Path) -> None:
+def test_rad_source(tmp_path: Path) -> None:
     held_out, union = run(tmp_path / "one"), run(tmp_path / "two", {"fedhenn.rad-source": "train-union"})
     sent = held_out.wire.asked("handshake")[0].sent.arrays["public"]["inputs"]
     np.testing.assert_array_equal(sent, held_out.public.numpy())
@@ -340,9 +340,7 @@ def test_public_dataset_is_the_held_out_one_or_the_clients_training_data(tmp_pat
 
 
 @pytest.mark.parametrize(("batch", "every", "passes"), [(0, 1, [96] * 4), (16, 3, [16] * 2)])
-def test_steps_use_so_many_rows_and_every_so_many_th_has_the_term(
-    batch: int, every: int, passes: list[int], tmp_path: Path
-) -> None:
+def test_rad_batch_and_rad_every(batch: int, every: int, passes: list[int], tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Counting(Noisy):
@@ -356,7 +354,7 @@ def test_steps_use_so_many_rows_and_every_so_many_th_has_the_term(
     assert [rows for rows in seen if rows not in (2, 10)] == passes * 3  # clients, each tried with two examples
 
 
-def test_a_rarer_term_is_that_much_heavier(tmp_path: Path) -> None:
+def test_rarer_term_has_more_weight(tmp_path: Path) -> None:
     one_step = {"rounds": 2, "batch-size": 20, "fedhenn.rad-batch": 0}
     often = run(tmp_path / "often", {**one_step, "fedhenn.eta0": 0.4})
     rare = run(tmp_path / "rare", {**one_step, "fedhenn.eta0": 0.2, "fedhenn.rad-every": 2})
@@ -366,7 +364,7 @@ def test_a_rarer_term_is_that_much_heavier(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-def test_target_is_the_plain_mean_of_the_peers_kernels(tmp_path: Path) -> None:
+def test_target_is_the_mean_kernel(tmp_path: Path) -> None:
     unlike = {"rounds": 2, "partition": "dirichlet", "samples-per-client": 0, "local-epochs": 0}
     done = run(tmp_path, {**unlike, "fedhenn.rad-batch": 0})
     features = [unpack(exchange.answered.arrays["features"]) for exchange in done.wire.training(1).values()]
@@ -380,7 +378,7 @@ def test_target_is_the_plain_mean_of_the_peers_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-def test_peers_are_the_last_rounds_clients(tmp_path: Path) -> None:
+def test_peers_are_the_last_clients(tmp_path: Path) -> None:
     done = run(tmp_path, {"rounds": 3, "fraction-train": 0.3})
     assert not any("model" in e.sent.arrays or "model" in e.answered.arrays for e in done.wire.log)
 
@@ -393,7 +391,7 @@ def test_peers_are_the_last_rounds_clients(tmp_path: Path) -> None:
     torch.testing.assert_close(kernel(sent), kernel(answer), rtol=1e-4, atol=1e-5)
 
 
-def test_probe_gives_the_report_its_matrices(tmp_path: Path) -> None:
+def test_probe(tmp_path: Path) -> None:
     done = run(tmp_path / "with", {"fedhenn.probe": 64, "rounds": 6, "local-epochs": 2})
     found = json.loads((done.folder / "matrices.json").read_text())["cka"]
     assert found["clients"] == ["0", "1", "2"]
@@ -432,9 +430,7 @@ def _without_exponent(reply: Message) -> None:
         (_without_exponent, "cannot be read: .*exponent"),
     ],
 )
-def test_a_wrong_representation_is_refused_by_name(
-    damage: Callable[[Message], None], reason: str, tmp_path: Path
-) -> None:
+def test_wrong_representation(damage: Callable[[Message], None], reason: str, tmp_path: Path) -> None:
     def spoil(client: str, round: int, reply: Message) -> None:
         if (client, round) == ("1", 1):
             damage(reply)
@@ -452,7 +448,7 @@ def test_a_wrong_representation_is_refused_by_name(
     torch.testing.assert_close(target @ target.T, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_replies_without_what_was_asked_for_leave_the_others(tmp_path: Path) -> None:
+def test_incomplete_reply(tmp_path: Path) -> None:
     def spoil(client: str, round: int, reply: Message) -> None:
         if client == "1" and "features" in reply.content:
             del reply.content["features"]
@@ -461,7 +457,7 @@ def test_replies_without_what_was_asked_for_leave_the_others(tmp_path: Path) -> 
     assert all("alignment" in row["metrics"] for row in done.rows[2:4])
 
 
-def test_after_a_lost_round_no_target_is_taken_for_another_rounds(tmp_path: Path) -> None:
+def test_no_target_after_a_lost_round(tmp_path: Path) -> None:
     def spoil(client: str, round: int, reply: Message) -> None:
         if round == 2:
             _one_row_less(reply)
@@ -473,7 +469,7 @@ def test_after_a_lost_round_no_target_is_taken_for_another_rounds(tmp_path: Path
     assert "target" in done.wire.training(4)["0"].sent.arrays
 
 
-def test_clients_that_lost_the_public_dataset_repeat_their_handshake_and_go_on(tmp_path: Path) -> None:
+def test_lost_public_dataset(tmp_path: Path) -> None:
     config = resolve({**TINY, "rounds": 4})
     steady = make_client_app()
 
@@ -500,7 +496,7 @@ def test_clients_that_lost_the_public_dataset_repeat_their_handshake_and_go_on(t
         ({"fedhenn.schedule": "cubic"}, "must be one of auto, sqrt, linear, constant"),
     ],
 )
-def test_wrong_settings_are_found_before_anything_starts(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve({**TINY, **settings})
 
@@ -512,7 +508,7 @@ def test_wrong_settings_are_found_before_anything_starts(settings: dict[str, Any
         ({"public-samples": 5}, "the public dataset has 5 examples: to align, at least 8"),
     ],
 )
-def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_too_small_public_dataset(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(FedhetError, match=message):
         run(tmp_path, settings)
     assert len(read_history(tmp_path)) <= 1
@@ -534,12 +530,12 @@ def own_model(client: ClientInfo) -> nn.Module:
 PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 
-def test_the_union_of_training_data_and_a_public_dataset_of_ones_own_exclude_each_other() -> None:
+def test_train_union_with_a_public_dataset() -> None:
     with pytest.raises(ConfigError, match="'train-union' draws the RAD from the configured data set: leave it out"):
         FedHeNN(rad_source="train-union", public=PUBLIC)
 
 
-def test_the_union_of_training_data_is_not_that_of_clients_with_data_of_their_own(tmp_path: Path) -> None:
+def test_train_union_with_own_data(tmp_path: Path) -> None:
     settings = {"fedhenn.rad-source": "train-union", "public-samples": 0}
     with pytest.raises(FedhetError, match="clients .*: fedhenn.rad-source = 'train-union' is the union of the"):
         run(tmp_path, settings, model=own_model, data=own_data)

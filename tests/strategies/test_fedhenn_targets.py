@@ -29,7 +29,7 @@ PRESETS = [
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_frozen_network_is_at_no_distance_from_itself(preset: str, stand_ins: str, tmp_path: Path) -> None:
+def test_frozen_network_has_distance_0(preset: str, stand_ins: str, tmp_path: Path) -> None:
     config = resolve({"preset": preset})
     frozen = {
         **{"clients": 1, "fraction-train": 1.0, "rounds": 2, "local-epochs": 1, "closing-epochs": 0},
@@ -45,9 +45,7 @@ def test_a_frozen_network_is_at_no_distance_from_itself(preset: str, stand_ins: 
     assert rows[2]["metrics"]["alignment"] == pytest.approx(1, abs=1e-3)
 
 
-def test_the_rad_is_augmented_anew_each_round_and_alike_for_all(
-    stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_augmented_rad(stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[int, list[Tensor]] = {}
     make = FedHeNN._rad
 
@@ -77,7 +75,7 @@ def _rad(done: Any, round: int, client: str = "0") -> Tensor:
     return inputs
 
 
-def test_homogeneous_clients_make_the_global_models_target_by_themselves(federate: Callable[..., Any]) -> None:
+def test_homogeneous_target(federate: Callable[..., Any]) -> None:
     own = {**OWN, "fedhenn.setting": "homogeneous", "fedhenn.rad-batch": 0}
     done = federate("fedhenn", public_samples=96, learning_rate=1e-12, **own)
     assert set(done.received[2, "0"]) == {"rad", "model"}
@@ -91,13 +89,13 @@ def test_homogeneous_clients_make_the_global_models_target_by_themselves(federat
         ({"target": "kernel", "setting": "homogeneous", "kernel": "procrustes", "rad-batch": 64}, "rad-batch"),
     ],
 )
-def test_keys_without_effect_are_refused(chosen: dict[str, Any], idle: str) -> None:
+def test_keys_without_effect(chosen: dict[str, Any], idle: str) -> None:
     with pytest.raises(ConfigError, match=f"fedhenn.{idle} has no effect with"):
         resolve({"method": "fedhenn", **{f"fedhenn.{key}": value for key, value in chosen.items()}})
 
 
 @pytest.mark.parametrize(("target", "eta0", "schedule"), [("spectral", 3.0, "constant"), ("kernel", 0.001, "sqrt")])
-def test_weight_and_schedule_go_with_the_target(target: str, eta0: float, schedule: str) -> None:
+def test_defaults_by_target(target: str, eta0: float, schedule: str) -> None:
     own = resolve({"method": "fedhenn", "fedhenn.target": target}).parameters
     assert (own.eta0, own.schedule) == (eta0, schedule)
     chosen = resolve({"method": "fedhenn", "fedhenn.target": target, "fedhenn.eta0": 0.5, "fedhenn.schedule": "linear"})
@@ -108,7 +106,7 @@ def test_weight_and_schedule_go_with_the_target(target: str, eta0: float, schedu
 # ---- spectral
 
 
-def test_clients_send_posteriors_and_receive_rows_of_length_one(federate: Callable[..., Any]) -> None:
+def test_spectral_exchange(federate: Callable[..., Any]) -> None:
     settings = {"architectures": "mlp,cnn", "public_samples": 96, "rounds": 3}
     done = federate("fedhenn", **settings, **SPECTRAL)
     assert done.failures == []
@@ -123,7 +121,7 @@ def test_clients_send_posteriors_and_receive_rows_of_length_one(federate: Callab
     assert told.sum(1).sub(1).abs().max() < 5e-3
 
 
-def test_posteriors_are_of_the_trained_network_on_the_next_rounds_rad(federate: Callable[..., Any]) -> None:
+def test_posteriors_after_training(federate: Callable[..., Any]) -> None:
     done = federate("fedhenn", public_samples=96, rounds=1, closing_epochs=0, **SPECTRAL)
     assert not done.sent[1, "0"]  # the last round
     done = federate("fedhenn", "two", public_samples=96, rounds=1, closing_epochs=1, learning_rate=1e-12, **SPECTRAL)
@@ -131,7 +129,7 @@ def test_posteriors_are_of_the_trained_network_on_the_next_rounds_rad(federate: 
     torch.testing.assert_close(unpack(done.sent[1, "0"]["posteriors"]), expected, rtol=0, atol=1e-3)
 
 
-def test_equal_networks_may_be_averaged_beside_it(federate: Callable[..., Any]) -> None:
+def test_homogeneous_spectral(federate: Callable[..., Any]) -> None:
     done = federate("fedhenn", public_samples=96, **SPECTRAL, **{"fedhenn.setting": "homogeneous"})
     assert set(done.sent[1, "0"]) == {"model", "posteriors"}
     assert set(done.received[2, "0"]) == {"model", "rad", "target"}
@@ -139,9 +137,7 @@ def test_equal_networks_may_be_averaged_beside_it(federate: Callable[..., Any]) 
 
 @pytest.mark.parametrize("closing", [0, 1])
 @pytest.mark.parametrize("own", [OWN, SPECTRAL], ids=["kernel", "spectral"])
-def test_the_last_round_asks_for_nothing_that_nobody_uses(
-    own: dict[str, Any], closing: int, federate: Callable[..., Any]
-) -> None:
+def test_nothing_sent_in_the_last_round(own: dict[str, Any], closing: int, federate: Callable[..., Any]) -> None:
     done = federate("fedhenn", public_samples=96, rounds=2, closing_epochs=closing, **own)
     asked = [round for round in (1, 2, 3) if "next-rad" in done.received.get((round, "0"), {})]
     assert asked == [1, 2][: 1 + closing]

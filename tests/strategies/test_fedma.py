@@ -126,7 +126,7 @@ def ordinary(tmp_path_factory):
 # ---- an ordinary pass
 
 
-def test_a_round_brings_one_group_up_and_the_one_before_down(ordinary):
+def test_exchange_of_a_pass(ordinary):
     wire, watch = ordinary.wire, ordinary.watch
     names = [["body.0.weight", "body.0.bias"], ["body.3.weight", "body.3.bias"]]
     names += [["body.7.weight", "body.7.bias"], ["body.9.weight", "body.9.bias"], ["head.weight", "head.bias"]]
@@ -148,12 +148,12 @@ def test_a_round_brings_one_group_up_and_the_one_before_down(ordinary):
     assert wire.answered[GROUPS + 1, "0"].arrays["update"]["head.weight"].shape == (10, widths[3])
 
 
-def test_the_rounds_of_all_passes_unless_told_otherwise(ordinary):
+def test_number_of_rounds(ordinary):
     assert ordinary.watch.last == 2 * (GROUPS + 1)
     assert ordinary.summary["rounds"] == 2 * (GROUPS + 1)
 
 
-def test_rounds_that_are_no_whole_passes_are_named_before_the_first_round(tmp_path, caplog):
+def test_incomplete_pass_in_rounds(tmp_path, caplog):
     needs = rf"rounds = {GROUPS}: a pass of fedma over these networks takes {GROUPS + 1} rounds"
     with pytest.raises(FedhetError, match=needs):
         run(tmp_path / "short", rounds=GROUPS)
@@ -164,20 +164,20 @@ def test_rounds_that_are_no_whole_passes_are_named_before_the_first_round(tmp_pa
     assert done.summary["status"] == "completed"
 
 
-def test_a_run_without_a_complete_pass_is_not_completed(tmp_path):
+def test_no_complete_pass(tmp_path):
     """All clients miss a round; with shared-init they were given the first one's network before it."""
     everyone = Wire(before=lambda round, _: crash([2])(round, "1"))
     with pytest.raises(FedhetError, match=f"no global model after round {GROUPS + 1}"):
         run(tmp_path / "run", wire=everyone, shared_init=True)
 
 
-def test_there_is_a_global_model_between_passes_only(ordinary):
+def test_evaluation_between_passes(ordinary):
     evaluated = [row["round"] for row in ordinary.rows if row["received"]]
     assert evaluated == [GROUPS + 2, 2 * GROUPS + 3]
     assert [row["trained"] is not None for row in ordinary.rows] == [False, *[True] * 10, False]
 
 
-def test_what_clients_assemble_is_what_the_server_has(ordinary):
+def test_clients_and_server_agree(ordinary):
     dataset, config = load("digits", None), resolve(TINY)
     strategy = fedhet.FedMA(config)
     strategy.state = ordinary.watch.states[max(ordinary.watch.states)]
@@ -195,7 +195,7 @@ def test_what_clients_assemble_is_what_the_server_has(ordinary):
     assert all(np.array_equal(state[name], array) for name, array in ordinary.model.items())
 
 
-def test_settled_layers_stay_and_the_next_pass_starts_from_ones_own_units(ordinary):
+def test_next_pass_starts_from_own_units(ordinary):
     wire, states = ordinary.wire, ordinary.watch.states
     assert all(
         np.array_equal(states[2].group["0"]["rows"], states[number].group["0"]["rows"]) for number in range(2, 6)
@@ -208,7 +208,7 @@ def test_settled_layers_stay_and_the_next_pass_starts_from_ones_own_units(ordina
     assert 0 < moved < 0.5 * np.linalg.norm(update - settled[np.roll(own, 1)])
 
 
-def test_the_report_gets_its_matrices(ordinary):
+def test_report(ordinary):
     matrices = json.loads((ordinary.folder / "matrices.json").read_text())
     shared = matrices["shared_filters"]
     assert shared["clients"] == ["0", "1", "2"]
@@ -219,7 +219,7 @@ def test_the_report_gets_its_matrices(ordinary):
     assert shared_filters_figure(shared).axes
 
 
-def test_participants_are_drawn_once_a_pass(tmp_path):
+def test_participants_of_a_pass(tmp_path):
     done = run(tmp_path / "run", architectures="mlp", clients=4, fraction_train=0.5, fedma__passes=2)
     drawn = [row["participants"] for row in done.rows]
     assert drawn[1] == drawn[2] == drawn[3]
@@ -230,7 +230,7 @@ def test_participants_are_drawn_once_a_pass(tmp_path):
     assert done.rows[4]["received"]["clients"] == done.rows[-1]["received"]["clients"] == 4
 
 
-def test_what_is_trained_when(tmp_path, monkeypatch):
+def test_trained_layers(tmp_path, monkeypatch):
     phases = []
 
     def record(model, phase, *args, **kwargs):
@@ -263,7 +263,7 @@ def crash(rounds, name="1"):
     return before
 
 
-def test_survivors_are_matched_and_who_comes_back_catches_up(tmp_path):
+def test_client_that_missed_rounds(tmp_path):
     done = run(tmp_path / "run", wire=Wire(before=crash([2, 3])))
     states, wire = done.watch.states, done.wire
     assert [int(states[5].match[str(index)]["clients"][0]) for index in range(GROUPS)] == [3, 2, 2, 3]
@@ -282,7 +282,7 @@ def test_survivors_are_matched_and_who_comes_back_catches_up(tmp_path):
 
 
 @pytest.mark.parametrize("gone", [[1], [4, 5]])
-def test_a_pass_is_completed_whoever_misses_what(gone, tmp_path):
+def test_pass_with_absent_clients(gone, tmp_path):
     done = run(tmp_path / "run", wire=Wire(before=crash(gone)), fedma__passes=2)
     assert [failure["client"] for row in done.rows for failure in row["failures"]] == ["1"] * len(gone)
     assert done.rows[-1]["received"]["clients"] == 3
@@ -290,7 +290,7 @@ def test_a_pass_is_completed_whoever_misses_what(gone, tmp_path):
     assert done.rows[-2]["participants"] == ["0", "1", "2"]
 
 
-def test_a_copy_of_another_client_that_comes_late_gets_its_units(tmp_path):
+def test_late_copy(tmp_path):
     """Client 1 is client 0 with its units in another order; it misses the matching of every hidden layer."""
     app = make_client_app(model=permuted, data=common_data)
     done = run(
@@ -305,7 +305,7 @@ def test_a_copy_of_another_client_that_comes_late_gets_its_units(tmp_path):
         assert np.array_equal(own[0][str(index)], own[1][str(index)][order])
 
 
-def test_a_client_that_lost_its_state_starts_the_pass_anew(tmp_path):
+def test_lost_state(tmp_path):
     folder = tmp_path / "run"
 
     def forget(number, client):
@@ -329,7 +329,7 @@ def test_a_client_that_lost_its_state_starts_the_pass_anew(tmp_path):
         (5, {"counts": lambda a: -a}, "class counts are negative"),
     ],
 )
-def test_a_wrong_reply_is_refused_by_name(round, spoil, reason, tmp_path):
+def test_wrong_reply(round, spoil, reason, tmp_path):
     def after(number, client, reply):
         if number == round and client == "2":
             payload = decode(reply.content)
@@ -347,7 +347,7 @@ def test_a_wrong_reply_is_refused_by_name(round, spoil, reason, tmp_path):
     assert done.rows[-1]["received"]["clients"] == 3
 
 
-def test_other_layers_between_are_refused_by_name(tmp_path):
+def test_other_connections(tmp_path):
     class Twice(nn.Module):
         """Two layers of the same shapes, one behind the other or side by side."""
 
@@ -371,7 +371,7 @@ def test_other_layers_between_are_refused_by_name(tmp_path):
 # ---- going on
 
 
-def test_resuming_within_a_pass_equals_not_stopping(ordinary, tmp_path):
+def test_resume_within_a_pass(ordinary, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         run(folder, watch=Watch(stop=3), fedma__passes=2)
@@ -396,7 +396,7 @@ def of_three_widths(tmp_path_factory):
         return run(folder, wire=Wire(before=crash([1], "0")), fedma__passes=2, **WIDTHS)
 
 
-def test_clients_of_three_widths_are_matched_and_get_their_own_units_back(of_three_widths):
+def test_three_widths(of_three_widths):
     done, states = of_three_widths, of_three_widths.watch.states
     assert [len(row["failures"]) for row in done.rows] == [0, 1, 0, 0, 0, 0, 0, 0]
     for client, units in (("0", 100), ("1", 150), ("2", 200)):
@@ -413,7 +413,7 @@ def test_clients_of_three_widths_are_matched_and_get_their_own_units_back(of_thr
     assert done.rows[-1]["received"]["clients"] == 3
 
 
-def test_resuming_among_clients_of_three_widths_equals_not_stopping(of_three_widths, tmp_path):
+def test_resume_with_three_widths(of_three_widths, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         run(folder, wire=Wire(before=crash([1], "0")), watch=Watch(stop=2), fedma__passes=2, **WIDTHS)
@@ -421,7 +421,7 @@ def test_resuming_among_clients_of_three_widths_equals_not_stopping(of_three_wid
     assert Run(folder, of_three_widths.wire, of_three_widths.watch).rows == of_three_widths.rows
 
 
-def test_a_client_wider_than_the_global_model_begins_with_weights_of_its_own(tmp_path):
+def test_client_wider_than_the_global_model(tmp_path):
     """The widest client misses the first round, which leaves a global model narrower than it."""
     settings = WIDTHS | {"pfnm__max_growth": 1.0, "rounds": 2, "method": "pfnm"}
     done = run(tmp_path / "run", wire=Wire(before=crash([1], "2")), **settings)
@@ -432,13 +432,13 @@ def test_a_client_wider_than_the_global_model_begins_with_weights_of_its_own(tmp
     assert [len(done.watch.states[2].assignments[client]["0"]) for client in "012"] == [100, 150, 200]
 
 
-def test_other_widths_cannot_start_from_one_network(tmp_path):
+def test_shared_init_with_other_widths(tmp_path):
     told = "its digest of layers and connections is .* in equal widths, or shared-init = false"
     with pytest.raises(FedhetError, match=rf"client 0 alone.*\n  client 1: {told}"):
         run(tmp_path / "run", shared_init=True, **WIDTHS)
 
 
-def test_other_graphs_are_refused_before_the_run():
+def test_other_architectures():
     for architectures, works in (("mlp-widths", True), ("lenet-widths", True), ("mlp,cnn", False)):
         config = resolve(TINY | {"architectures": architectures})
         if works:
@@ -476,7 +476,7 @@ def permuted(client):
 
 
 @pytest.mark.parametrize("matching", ["identity", "random"])
-def test_matching_can_be_taken_away(matching, tmp_path, controls_of):
+def test_controls_of_matching(matching, tmp_path, controls_of):
     """Without training a pass averages the clients' own weights, at the same places or at drawn ones."""
     control = f"{controls_of('fedma').__name__}:{matching}"
     settings = {"architectures": "mlp", "local_epochs": 0, "fedma__last_epochs": 0, "method": control}
@@ -499,7 +499,7 @@ def test_matching_can_be_taken_away(matching, tmp_path, controls_of):
 
 
 @pytest.mark.slow
-def test_a_residual_network_with_batch_norm(tmp_path):
+def test_residual_network(tmp_path):
     settings = {"architectures": "resnet8", "samples_per_client": 64, "learning_rate": 0.05, "momentum": 0.9}
     done = run(tmp_path / "run", local_epochs=4, batch_norm="aggregate", **settings)
     assert done.rows[-1]["received"]["accuracy"]["mean"] > 0.8
@@ -510,7 +510,7 @@ def test_a_residual_network_with_batch_norm(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_character_lstm(tmp_path):
+def test_character_lstm(tmp_path):
     def texts(client):
         generator = torch.Generator().manual_seed(int(client.name))
         starts = torch.randint(0, 9, (150, 1), generator=generator)
@@ -541,7 +541,7 @@ def test_the_character_lstm(tmp_path):
 
 
 @pytest.mark.slow
-def test_sixteen_vgg9s_as_in_the_papers_table_7(tmp_path):
+def test_vgg9_of_table_7(tmp_path):
     def images(client):
         generator = torch.Generator().manual_seed(int(client.name))
         inputs, labels = torch.randn(12, 3, 32, 32, generator=generator), torch.randint(10, (12,), generator=generator)

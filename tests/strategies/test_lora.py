@@ -84,7 +84,7 @@ def factored(product, rank):
 @pytest.mark.parametrize(
     ("aggregate", "who"), [("truncate", "all"), ("truncate", "two"), ("svd", "all"), ("stack", "two")]
 )
-def test_three_rounds_are_those_of_the_papers(federate, float64_travels, aggregate, who):
+def test_rounds_follow_the_papers(federate, float64_travels, aggregate, who):
     keys = {"lora.aggregate": aggregate, "lora.train-head": True, "wire_dtype": "float64"}
     done = federate("lora", model=network, **SAME, **keys, **WHO[who])
     assert done.failures == []
@@ -135,7 +135,7 @@ def test_three_rounds_are_those_of_the_papers(federate, float64_travels, aggrega
         assert sorted(done.state.products) == ["1.lora_a", "1.lora_b", "3.lora_b"]
 
 
-def test_only_adapters_travel_in_the_rank_that_a_client_has(federate):
+def test_only_adapters_are_sent(federate):
     done = federate("lora", model=network, **SAME)
     for travelled in (done.received, done.sent):
         for (_, client), arrays in travelled.items():
@@ -144,7 +144,7 @@ def test_only_adapters_travel_in_the_rank_that_a_client_has(federate):
             assert {name: array.shape for name, array in arrays["model"].items()} == shapes
 
 
-def test_robust_rules_and_clipping_apply(federate):
+def test_robust_rules_and_clipping(federate):
     """Of three clients with equal adapters but for one, the median is theirs."""
     for number, aggregate in enumerate(("truncate", "stack")):
         keys = {"lora.aggregate": aggregate, "lora.ranks": "3", "rounds": 2, "aggregation": "median", "clip_norm": 2.0}
@@ -155,7 +155,7 @@ def test_robust_rules_and_clipping_apply(federate):
         assert np.abs({**done.state.model, **done.state.products}[name]).max() > 0
 
 
-def test_a_network_of_bfloat16_is_adapted_in_float32(federate):
+def test_bfloat16_network(federate):
     keys = {"lora.aggregate": "stack", "learning_rate": 2.0}
     done = federate("lora", model=lambda client: network().bfloat16(), **{**SAME, **keys})
     assert done.failures == []
@@ -188,7 +188,7 @@ def adapted(model, **settings):
     return [name.removesuffix(".lora_a") for name, _ in model.named_parameters() if name.endswith("lora_a")]
 
 
-def test_layers_are_chosen_by_name():
+def test_choice_of_layers():
     assert adapted(network()) == ["1", "3"]
     assert adapted(network(), **{"lora.layers": "[13]"}) == ["1", "3"]
     assert adapted(network(), **{"lora.layers": "3,5"}) == ["3", "5"]
@@ -201,7 +201,7 @@ def test_layers_are_chosen_by_name():
         adapted(model := network()), adapted(model)
 
 
-def test_a_layer_that_is_never_called_is_refused(federate):
+def test_unused_layer(federate):
     with pytest.raises(FedhetError, match="does not call unused"):
         federate("lora", model=lambda client: Attending())
     assert federate("lora", "first", model=lambda client: Attending(), **{"lora.layers": "first"}).failures == []
@@ -216,7 +216,7 @@ def encoder(client=None):
         return nn.Sequential(rows, nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(64, 10))
 
 
-def test_a_saved_network_computes_what_was_evaluated(federate):
+def test_saved_network(federate):
     done = federate("lora", model=encoder, **{"lora.aggregate": "stack", "rounds": 3, "learning_rate": 0.5})
     assert done.failures == []
     assert [*done.sent[1, "0"]["model"]] == [f"1.layers.0.linear{i}.lora_{x}" for i in (1, 2) for x in "ab"]
@@ -231,7 +231,7 @@ def test_a_saved_network_computes_what_was_evaluated(federate):
     assert losses[0] < 0.98 * losses[1], "the adapters are part of it"
 
 
-def test_a_client_with_another_frozen_network_is_refused(federate):
+def test_other_frozen_network(federate):
     done = federate("lora", model=lambda client: network(seed=int(client.name == "1")), rounds=1)
     (where, client, reason), *_ = done.failures
     assert (where, client) == (0, "1")
@@ -251,12 +251,12 @@ def test_a_client_with_another_frozen_network_is_refused(federate):
         ({"shared-init": False}, "one frozen network"),
     ],
 )
-def test_keys_that_make_no_sense_are_refused(settings, problem):
+def test_wrong_keys(settings, problem):
     with pytest.raises(ConfigError, match=problem):
         configuration.resolve({"method": "lora", **settings})
 
 
-def test_a_node_says_its_rank():
+def test_rank_of_a_node():
     config = configuration.resolve({"method": "lora", "lora.ranks": "16,8,4"})
 
     def width(**node):
@@ -323,7 +323,7 @@ def pretrained():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregate", ["truncate", "svd", "stack"])
-def test_adapters_of_unlike_ranks_teach_a_transformer_another_language(federate, aggregate):
+def test_adapt_a_transformer(federate, aggregate):
     done = federate(
         "lora",
         model=lambda client: copy.deepcopy(pretrained()),

@@ -148,13 +148,13 @@ def of_heterofl(done, data, windows):
 
 
 @pytest.mark.parametrize("who", ["all", "two"])
-def test_heterofl_is_its_papers(sized, who):
+def test_heterofl_follows_its_paper(sized, who):
     done, data = sized("heterofl", **WHO[who])
     assert len(data["0"][1].unique()) < 10
     compare(done, of_heterofl(done, data, [first] * 3))
 
 
-def test_the_masked_loss_is_of_every_pixel_with_a_class(federate, float64_travels):
+def test_masked_loss_of_pixels(federate, float64_travels):
     """Of three classes one is at no pixel that counts; by hand, for one step."""
     inputs = torch.rand(6, 3, 2, 2, dtype=torch.float64)
     labels = (inputs[:, 0] > 0.5).long()
@@ -186,7 +186,7 @@ def network(name):
 
 
 @pytest.mark.parametrize("name", ["resnet8", "vit"])
-def test_heterofl_of_whole_networks_is_fedavg_to_the_last_bit(name, federate, monkeypatch):
+def test_heterofl_of_whole_networks_is_fedavg(name, federate, monkeypatch):
     monkeypatch.setattr("fedhet.client_apps.heterofl.HeteroFL.absent", None)  # whatever classes a client lacks
     same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": name}
     if name == "vit":
@@ -201,7 +201,7 @@ def test_heterofl_of_whole_networks_is_fedavg_to_the_last_bit(name, federate, mo
 
 
 @pytest.mark.parametrize("who", ["all"])
-def test_fedrolex_is_its_papers(sized, who):
+def test_fedrolex_follows_its_paper(sized, who):
     done, data = sized("fedrolex", **WHO[who])
 
     def rolled(round):
@@ -211,7 +211,7 @@ def test_fedrolex_is_its_papers(sized, who):
 
 
 @pytest.mark.parametrize(("distil", "who"), [(True, "two"), (False, "all")])
-def test_fjord_is_its_papers(sized, distil, who):
+def test_fjord_follows_its_paper(sized, distil, who):
     done, data = sized("fjord", **{"fjord.distil": distil, **WHO[who]})
     state = start(done)
     for round, present in enumerate(rounds_of(done), 1):
@@ -239,7 +239,7 @@ def test_fjord_is_its_papers(sized, distil, who):
 
 
 @pytest.mark.parametrize("width", [0.0625, 0.5, 1.0])
-def test_fedrolexs_windows_have_every_unit_in_a_full_turn(width):
+def test_fedrolex_windows(width):
     whole = 12
     own = math.ceil(whole * width)
     windows = [ROLLING_UNITS.units(own, whole, round) for round in range(whole)]
@@ -248,7 +248,7 @@ def test_fedrolexs_windows_have_every_unit_in_a_full_turn(width):
 
 
 @pytest.mark.parametrize("rule", ["mean", "median", "krum"])
-def test_every_rule_takes_each_entry_from_those_who_have_it(rule):
+def test_rules_by_entry(rule):
     """As if those who have it were all there are, of all entries that the same clients have."""
     rng = np.random.default_rng(0)
     before = {"w": rng.normal(size=(4, 6)), "b": rng.normal(size=3)}
@@ -284,7 +284,7 @@ def test_every_rule_takes_each_entry_from_those_who_have_it(rule):
             np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-12)
 
 
-def test_a_bound_is_on_what_a_part_moved():
+def test_clipping_of_a_part():
     """A client that returns its part as it was has not moved, wherever in the whole that lies."""
     before, part = {"w": np.arange(6.0)}, {"w": (np.array([4, 5]),)}
     models = {"0": {"w": before["w"] + 1}, "1": {"w": before["w"][4:]}, "2": {"w": before["w"] + 2}}
@@ -294,7 +294,7 @@ def test_a_bound_is_on_what_a_part_moved():
     np.testing.assert_allclose(made["2"]["w"], before["w"] + 1)
 
 
-def test_a_node_says_how_much_it_can(federate):
+def test_width_of_a_node(federate):
     config = configuration.resolve({"method": "heterofl", "heterofl.widths": "1,0.5", "clients": 4, "assign": "blocks"})
     infos = [client_setup.ClientInfo(str(n), n, 4, config) for n in range(4)]
     assert [client_setup.width_of(info) for info in infos] == [1.0, 1.0, 0.5, 0.5]
@@ -311,12 +311,12 @@ def test_a_node_says_how_much_it_can(federate):
         ({"shared-init": False}, "initial weights of the whole"),
     ],
 )
-def test_settings_that_cannot_be(settings, words):
+def test_wrong_widths(settings, words):
     with pytest.raises(ConfigError, match=words):
         configuration.resolve({"method": "heterofl", **settings})
 
 
-def test_networks_of_bfloat16_are_cut(federate):
+def test_bfloat16(federate):
     """They travel as float32, in which every value of bfloat16 is one."""
     model, inputs = Small().bfloat16(), torch.rand(2, 1, 8, 8, dtype=torch.bfloat16)
     part = Submodel(0.5, permutation_groups(architecture_graph(model, inputs))).cut(model)
@@ -347,7 +347,7 @@ class ResNet(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["heterofl", "inclusivefl"])
-def test_clients_of_all_sizes_take_part_in_the_average_of_statistics(method, federate):
+def test_statistics_of_all_sizes(method, federate):
     by_depth = {f"{method}.depths": "2,1", f"{method}.blocks": "blocks.0"}
     settings = {f"{method}.widths": "1,0.5"} if method == "heterofl" else by_depth
     done = federate(method, model=lambda client: ResNet(), rounds=1, batch_norm="aggregate", **settings)
@@ -358,7 +358,7 @@ def test_clients_of_all_sizes_take_part_in_the_average_of_statistics(method, fed
     assert [(each.shape, int(each)) for each in counters] == [((), 4)] * 2  # two epochs of two batches
 
 
-def test_a_network_with_exits_is_called_by_the_users_class(federate):
+def test_class_name_with_exits(federate):
     widths = iter(range(4, 99))
     with pytest.raises(FedhetError, match="its ResNet was built again as another network"):
         federate("depthfl", model=lambda client: ResNet(next(widths)), **DEPTHS)
@@ -406,7 +406,7 @@ class SmallViT(nn.Module):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name):
+def test_multiplications_of_half_the_width(name):
     """A quarter where a layer reads and writes units that are cut, half where one of both, or in depthwise layers."""
     model, inputs = network(name)
     size = Submodel(0.5, permutation_groups(architecture_graph(model, inputs), partly=True))
@@ -421,7 +421,7 @@ def test_half_the_width_has_the_multiplications_of_the_axes_that_are_cut(name):
         assert half[layer] * part == whole[layer], layer
 
 
-def test_arrays_that_are_no_part_of_the_network_are_refused():
+def test_wrong_parts():
     example = torch.zeros(2, 1, 8, 8)
 
     def told(width=1.0, **changes):
@@ -449,7 +449,7 @@ def test_arrays_that_are_no_part_of_the_network_are_refused():
     assert "head.bias" not in found
 
 
-def test_a_part_of_another_network_is_refused(federate):
+def test_part_of_another_network(federate):
     """The majority decides, and all others are refused."""
 
     def model(client):
@@ -464,7 +464,7 @@ def test_a_part_of_another_network_is_refused(federate):
     assert "need one architecture, of which each may have a part (width)" in reason
 
 
-def test_a_global_model_is_validated_as_it_is_tested(federate):
+def test_validation_of_the_global_model(federate):
     """On common validation examples, and not as the mean over clients' parts of it."""
     settings = {"test_on": "global", "validation": 0.2, "validation_on": "common", "heterofl.widths": "1,0.5"}
     done = federate("heterofl", **settings)
