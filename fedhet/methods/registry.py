@@ -116,7 +116,7 @@ def strategy(name: str) -> type[Any]:
     found = method(name)
     side = _side(found, "server")
     default = not hasattr(side, "method") and found.family in own_methods()
-    return _default_strategy(found.family, side) if default else side
+    return _default_strategy(found.family) if default else side
 
 
 def client_side(name: str) -> type[Any]:
@@ -125,8 +125,9 @@ def client_side(name: str) -> type[Any]:
 
 
 @cache
-def _default_strategy(name: str, side: type[Any]) -> type[Any]:
+def _default_strategy(name: str) -> type[Any]:
     """Return the default class under the name of an included method that has no file in `strategies/`."""
+    side = _side(method(name), "server")
     names = {method: class_name for class_name, method in strategy_classes().items()}
     own = {"method": method(name), "__module__": side.__module__, "__doc__": f"The server side of {name}, the default."}
     return type(names[name], (side,), own)
