@@ -70,7 +70,7 @@ def test_a_run(federate, method, name):
         assert all(1 <= a < b for a, b in zip(parts, groups.widths, strict=True))
 
 
-def test_a_network_of_one_width_is_refused(federate):
+def test_fixed_width(federate):
     with pytest.raises(FedhetError, match=r"(?s)Written cannot have other widths: .*from its tensors"):
         federate("fedma", model=lambda client: Written())
     settings = {"rounds": 1, "heterofl.widths": "0.5"}
@@ -89,7 +89,7 @@ class Words(nn.Module):
         return self.head(self.body(self.embedding(words).mean(1)).relu())
 
 
-def test_tied_weights_stay_tied(federate):
+def test_tied_weights(federate):
     def words(client):
         rows = torch.randint(0, 6, (20, 5), generator=torch.Generator().manual_seed(int(client.name)))
         return {"train": (rows, rows[:, 0] % (2 + int(client.name))), "test": (rows, rows[:, 0])}

@@ -25,7 +25,7 @@ def control(method: str, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_compare_takes_a_control_by_its_file_and_gives_it_the_keys_of_its_family(tmp_path: Any, no_report: Any) -> None:
+def test_compare_a_control(tmp_path: Any, no_report: Any) -> None:
     small = {"clients": 2, "rounds": 1, "samples-per-client": 20, "public-samples": 40, "local-epochs": 1}
     config = {"preset": "fedhenn/digits", **small, "closing-epochs": 0, "fedhenn.eta0": 0.25}
     variants = ["fedhenn", f"own={control('fedhenn', 'own')},fedhenn.rad-batch=20"]
@@ -50,7 +50,7 @@ def rad_of(done: Any, round: int, client: str = "0") -> Tensor:
     return inputs
 
 
-def test_the_kernel_of_the_inputs_takes_no_exchange_and_pulls(federate: Any) -> None:
+def test_kernel_of_the_inputs(federate: Any) -> None:
     settings = {"public_samples": 96, "rounds": 4, "fedhenn.probe": 0, "fedhenn.eta0": 3.0}
     done = federate(control("fedhenn", "inputs"), "on", **settings)
     off = federate("local", "off", rounds=4, public_samples=96)
@@ -67,7 +67,7 @@ def test_the_kernel_of_the_inputs_takes_no_exchange_and_pulls(federate: Any) -> 
 
 
 @pytest.mark.parametrize("target", [KERNEL, SPECTRAL], ids=["kernel", "spectral"])
-def test_ones_own_target_takes_no_exchange(target: dict[str, Any], federate: Any) -> None:
+def test_own_target(target: dict[str, Any], federate: Any) -> None:
     settings = {"public_samples": 96, "rounds": 2, "learning_rate": FROZEN, **target, "fedhenn.rad-batch": 0}
     done = federate(control("fedhenn", "own"), **settings)
     assert set(done.received[2, "0"]) == {"rad"}
@@ -76,7 +76,7 @@ def test_ones_own_target_takes_no_exchange(target: dict[str, Any], federate: Any
     assert alignment == pytest.approx(1, abs=1e-4) if target is KERNEL else 0 < alignment < 1
 
 
-def test_a_hostile_client_tells_of_other_rows_and_nobody_else_does(federate: Any) -> None:
+def test_hostile_client(federate: Any) -> None:
     settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
     done = federate(control("fedhenn", "hostile"), **settings)
     kernels = {}
@@ -92,7 +92,7 @@ def test_a_hostile_client_tells_of_other_rows_and_nobody_else_does(federate: Any
     torch.testing.assert_close(*spectra, rtol=0.02, atol=0.02 * scale)
 
 
-def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
+def test_kernels_of_norm_1(federate: Any) -> None:
     settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
     done = federate(control("fedhenn", "frobenius"), **settings)
     expected = torch.zeros(96, 96)
@@ -107,7 +107,7 @@ def test_kernels_of_one_norm_are_averaged(federate: Any) -> None:
 # ---- FedMA
 
 
-def test_pfnm_without_matching_is_a_plain_average(federate: Any) -> None:
+def test_pfnm_without_matching(federate: Any) -> None:
     settings = {"rounds": 1, "architectures": "mlp", "local_epochs": 8, "shared_init": False}
     matched = federate("pfnm", "matched", **settings)
     plain = federate(control("fedma", "pfnm_identity"), "plain", **settings)
@@ -130,9 +130,7 @@ def target_of(done: Any, client: str, parts: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("align", ["cosine", "cka"])
-def test_a_frozen_network_is_at_no_distance_from_its_own_target(
-    align: str, federate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_descriptors(align: str, federate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "ERROR", 0.0)
     settings = {**HARM, "fedharm.align": align, "learning_rate": FROZEN, "batch_size": 40}
     done = federate(control("fedharm", "own"), **settings)
@@ -142,7 +140,7 @@ def test_a_frozen_network_is_at_no_distance_from_its_own_target(
 
 
 @pytest.mark.parametrize(("align", "parts"), [("cosine", 2), ("spectral", 1), ("cka", 2)])
-def test_shuffled_is_the_target_of_other_images(align: str, parts: int, federate: Any) -> None:
+def test_shuffled_target(align: str, parts: int, federate: Any) -> None:
     settings = (SPECTRAL_HARM if align == "spectral" else {**HARM, "fedharm.align": align}) | {"learning_rate": FROZEN}
     right = federate("fedharm", "right", **settings)
     wrong = federate(control("fedharm", "shuffled"), "wrong", **settings)
@@ -156,7 +154,7 @@ def test_shuffled_is_the_target_of_other_images(align: str, parts: int, federate
 
 
 @pytest.mark.parametrize("name", ["none", "shuffled"])
-def test_messages_go_elsewhere_or_nowhere(name: str, federate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shuffled_and_no_messages(name: str, federate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 
     seen, read_graphs = [], GraphHypernetwork.read
@@ -194,7 +192,7 @@ DEEP = {"architectures": "cnn-3-2", "depthfl.depths": "2,1", "depthfl.blocks": "
         ("depthfl", "large_only", {key.replace("depthfl", "inclusivefl"): value for key, value in DEEP.items()}),
     ],
 )
-def test_large_clients_only_are_averaged(folder: str, name: str, keys: Mapping[str, Any], federate: Any) -> None:
+def test_large_clients_only(folder: str, name: str, keys: Mapping[str, Any], federate: Any) -> None:
     """Of three clients the second has a part: the model is the mean of the others, also in a second round."""
     done = federate(control(folder, name), rounds=2, **keys)
     assert done.failures == []
@@ -206,7 +204,7 @@ def test_large_clients_only_are_averaged(folder: str, name: str, keys: Mapping[s
     assert any(sent["1"].get(key, np.empty(0)).shape != array.shape for key, array in done.state.model.items())
 
 
-def test_without_a_large_client_nothing_is_averaged(federate: Any) -> None:
+def test_no_large_client(federate: Any) -> None:
     done = federate(control("heterofl", "large_only"), rounds=2, **{"heterofl.widths": "0.5"})
     first = done.received[1, "0"]["model"]
     for name, array in done.received[2, "0"]["model"].items():
@@ -216,7 +214,7 @@ def test_without_a_large_client_nothing_is_averaged(federate: Any) -> None:
 # ---- FML
 
 
-def test_the_shared_network_alone_is_trained_averaged_and_scored(federate: Any) -> None:
+def test_shared_network_alone(federate: Any) -> None:
     settings = {"rounds": 2, "architectures": "cnn-1-1,cnn", "fml.shared-model": "mlp"}
     done = federate(control("fml", "shared_alone"), **settings)
     assert done.failures == []

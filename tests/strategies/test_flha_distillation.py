@@ -18,7 +18,7 @@ def teacher_of(done, arrays, name="cnn-1-1"):
     return teacher.eval()
 
 
-def test_the_first_rounds_are_fedavg_of_the_teacher(federate):
+def test_first_rounds_are_fedavg(federate):
     done = federate("flha-distillation", **OWN)
     assert done.failures == []
     dataset = client_setup.dataset_of(done.config)
@@ -37,7 +37,7 @@ def test_the_first_rounds_are_fedavg_of_the_teacher(federate):
     assert row["received"]["accuracy"]["weighted"] == pytest.approx(sum(right) / sum(map(len, found)))
 
 
-def test_a_student_gets_the_final_teacher_once_and_sends_nothing(federate):
+def test_final_teacher(federate):
     done = federate("flha-distillation", **OWN)
     for client in "012":
         final = done.received[3, client]["model"]
@@ -48,7 +48,7 @@ def test_a_student_gets_the_final_teacher_once_and_sends_nothing(federate):
     assert [row["bytes_up"] for row in done.rows if row["round"] in (3, 4)] == [0, 0]
 
 
-def test_who_sat_out_gets_the_teacher_when_it_comes(federate):
+def test_teacher_of_absent_clients(federate):
     done = federate("flha-distillation", clients=4, fraction_train=0.5, **OWN | {"rounds": 8})
     held = set()
     for round in range(5, 9):
@@ -58,7 +58,7 @@ def test_who_sat_out_gets_the_teacher_when_it_comes(federate):
     assert set(done.state.taught) == held
 
 
-def test_the_students_loss_is_the_papers(federate, phases):
+def test_loss_of_the_student(federate, phases):
     done = federate("flha-distillation", clients=1, **OWN)
     phase, *_ = phases[2]
     assert phase.task_weight == pytest.approx(0.3)
@@ -73,13 +73,13 @@ def test_the_students_loss_is_the_papers(federate, phases):
     torch.testing.assert_close(phase.terms[0](step), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_each_stage_has_its_own_schedule_and_the_student_its_own_rate(federate, phases):
+def test_schedules(federate, phases):
     federate("flha-distillation", clients=1, lr_schedule="cosine", **OWN)
     rates = [phase.optimisation.learning_rate for phase, *_ in phases]
     assert rates == pytest.approx([0.1, 0.05, 0.01, 0.005])
 
 
-def test_a_client_that_lost_its_state_trains_and_is_taught_again(federate, tmp_path, monkeypatch):
+def test_lost_state(federate, tmp_path, monkeypatch):
     from fedhet.strategies.flha_distillation import FLHADistillation
 
     configure_fit = FLHADistillation.configure_fit
@@ -99,7 +99,7 @@ def test_a_client_that_lost_its_state_trains_and_is_taught_again(federate, tmp_p
 
 
 @pytest.mark.parametrize("statistics", ["aggregate", pytest.param("local", marks=pytest.mark.slow)])
-def test_a_teacher_with_batchnorm_learns_whatever_becomes_of_its_statistics(federate, statistics):
+def test_teacher_with_batch_norm(federate, statistics):
     done = federate(
         "flha-distillation",
         architectures="mlp",

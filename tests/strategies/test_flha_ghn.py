@@ -40,7 +40,7 @@ def written(arrays, model, **design):
 # ---- equivalences
 
 
-def test_with_all_else_switched_off_it_is_fedavg(federate, tmp_path, monkeypatch):
+def test_reduces_to_fedavg(federate, tmp_path, monkeypatch):
     """Layers of different types, dense heads with one entry of z, which is 1 or -1: W = +-(D) + B.
 
     A step moves D and B alike, so it is FedAvg at twice the rate; whatever else is trained does not change z.
@@ -74,7 +74,7 @@ def test_with_all_else_switched_off_it_is_fedavg(federate, tmp_path, monkeypatch
         assert np.allclose(array, fedavg.state.model[name], atol=2e-5)
 
 
-def test_the_mean_is_uniform_whatever_the_numbers_of_examples(federate):
+def test_uniform_mean(federate):
     def data(client):
         own = client.partition_id
         inputs = torch.randn(20 + 40 * own, 1, 8, 8, generator=torch.Generator().manual_seed(own))
@@ -90,7 +90,7 @@ def test_the_mean_is_uniform_whatever_the_numbers_of_examples(federate):
 # ---- what a reply tells
 
 
-def test_all_clients_send_the_same_names_but_only_what_they_use_has_changed(federate):
+def test_replies_have_equal_names(federate):
     done = federate("flha-ghn", **MIXED)
     sent = {client: done.sent[1, client]["model"] for client in "01"}
     received = done.received[1, "0"]["model"]
@@ -105,7 +105,7 @@ def test_all_clients_send_the_same_names_but_only_what_they_use_has_changed(fede
 # ---- layers that nothing is written for
 
 
-def test_layers_of_unknown_types_are_the_clients_own_and_the_run_says_so(federate, phases, caplog):
+def test_layers_of_unknown_types(federate, phases, caplog):
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
         done = federate(
@@ -130,7 +130,7 @@ def test_layers_of_unknown_types_are_the_clients_own_and_the_run_says_so(federat
     assert torch.equal(done.saved("0")["body.0.weight"], done.saved("1")["body.0.weight"])
 
 
-def test_a_network_of_which_nothing_would_be_written_is_refused_with_the_way_out(federate):
+def test_nothing_to_generate(federate):
     ways = 'set flha-ghn.head = "tiled", .* or name architectures'
     with pytest.raises(FedhetError, match=ways) as refused:
         federate("flha-ghn", model=plain, architectures="cnn-1-1", **{"flha-ghn.head": "dense"})
@@ -140,7 +140,7 @@ def test_a_network_of_which_nothing_would_be_written_is_refused_with_the_way_out
 # ---- unseen clients, statistics, refinement
 
 
-def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_its_own_images(federate, phases):
+def test_late_client(federate, phases):
     """Nobody had it, but its layers' types are known; the hypernetwork writes for it as it is by then."""
     done = federate(
         "flha-ghn",
@@ -168,14 +168,14 @@ def test_a_late_client_gets_weights_for_its_own_architecture_and_statistics_of_i
     assert torch.allclose(before["body.0.1.running_mean"], model.state_dict()["body.0.1.running_mean"], atol=1e-5)
 
 
-def test_the_papers_form_runs(federate):
+def test_form_of_the_paper(federate):
     done = federate("flha-ghn", rounds=1, **{"flha-ghn.head": "dense", "flha-ghn.normalise": False})
     assert done.failures == []
     assert configuration.resolve({"method": "flha-ghn", "flha-ghn.head": "dense"}).parameters.normalise
 
 
 @pytest.mark.parametrize(("refine", "moves"), [("head", {"head.weight", "head.bias"}), ("all", None)])
-def test_refinement_is_for_the_evaluation_alone(federate, phases, changed, refine, moves):
+def test_refinement(federate, phases, changed, refine, moves):
     done = federate(
         "flha-ghn",
         architectures="mlp",

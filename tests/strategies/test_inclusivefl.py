@@ -38,7 +38,7 @@ def of_stack(state, inputs, depth):
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_three_rounds_are_inclusivefls(fraction, federate, float64_travels):
+def test_rounds_follow_the_paper(fraction, federate, float64_travels):
     """Networks of each depth apart, whose first blocks are averaged after each round; by hand, with beta 0.3."""
     beta, names = 0.3, ("weight", "bias")
     settings = {"inclusivefl.blocks": "layers.0,layers.1", "inclusivefl.momentum": beta, "inclusivefl.depths": "3,2,1"}
@@ -104,7 +104,7 @@ def test_three_rounds_are_inclusivefls(fraction, federate, float64_travels):
     assert not np.allclose(done.state.last["1"]["layers.0.0.weight"], done.state.model["layers.0.0.weight"])
 
 
-def test_a_client_alone_in_its_depth_cannot_move_earlier_blocks_against_a_median(federate, monkeypatch):
+def test_median_over_all_depths(federate, monkeypatch):
     """The configured rule counts over all clients that have an array."""
     settings = {"inclusivefl.blocks": "layers.0,layers.1", "inclusivefl.depths": "3,3,3,2", "learning_rate": 1e-7}
     settings |= {"rounds": 1, "aggregation": "median"}
@@ -126,19 +126,19 @@ def test_a_client_alone_in_its_depth_cannot_move_earlier_blocks_against_a_median
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_inclusivefls_scores_are_the_last_exits(depth):
+def test_scores_of_the_last_exit(depth):
     model, inputs = LastExit(Stack(), 3, "layers.0,layers.1"), torch.rand(4, 1, 8, 8)
     part = InclusiveFL.parts(depth / 3, groups_by_depth(model, inputs)).cut(model)
     for mode in (True, False):
         torch.testing.assert_close(part.train(mode)(inputs), of_stack(part.state_dict(), inputs, depth))
 
 
-def test_inclusivefl_needs_blocks_that_are_alike(federate):
+def test_unequal_blocks(federate):
     with pytest.raises(FedhetError, match="needs blocks of repeated layers.* blocks 1 and 2 of its network have none"):
         federate("inclusivefl", **{"inclusivefl.depths": "2,1"})
 
 
-def test_blocks_of_a_presets_network_are_not_looked_for_in_a_users():
+def test_blocks_of_a_preset_with_own_models():
     functions = UserFunctions(model=lambda client: nn.Linear(4, 2))
     preset = configuration.resolve({"preset": "inclusivefl/digits"})
     assert (preset.parameters.blocks, functions.adapted(preset).parameters.blocks) == ("body.5", "")

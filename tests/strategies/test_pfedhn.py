@@ -9,7 +9,7 @@ from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
 OWN = {"architectures": "mlp,cnn-1-1", "local_epochs": 1}
 
 
-def test_a_round_is_a_step_of_adam_towards_where_the_clients_went(federate):
+def test_round_is_a_step_of_adam(federate):
     one = federate("pfedhn", "one", rounds=1, **OWN)
     two = federate("pfedhn", "two", rounds=2, **OWN)
     assert one.failures == two.failures == []
@@ -38,7 +38,7 @@ def test_a_round_is_a_step_of_adam_towards_where_the_clients_went(federate):
             np.testing.assert_allclose(state.hypernetwork[name], own.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_sent_is_how_far_the_inner_steps_went(federate, phases):
+def test_clients_send_changes(federate, phases):
     done = federate("pfedhn", clients=1, rounds=1, architectures="mlp")
     _, before, after = phases[0]
     delta = done.sent[1, "0"]["delta"]
@@ -49,13 +49,13 @@ def test_what_is_sent_is_how_far_the_inner_steps_went(federate, phases):
         assert np.abs(change).max() > 0
 
 
-def test_statistics_of_batchnorm_are_not_written(federate):
+def test_no_generated_statistics(federate):
     done = federate("pfedhn", clients=2, rounds=1, architectures="flha-small-cnn-4", batch_norm="aggregate")
     assert not any("running" in name for name in done.received[1, "0"]["model"])
     assert "body.0.1.running_mean" in done.saved("0")
 
 
-def test_who_sits_out_keeps_its_embedding_and_a_late_client_gets_one(federate):
+def test_embeddings_of_absent_and_late_clients(federate):
     settings = {"clients": 3, "rounds": 2, "architectures": "mlp"}
     done = federate("pfedhn", since={2: 2}, **settings)
     assert done.rows[1]["participants"] == ["0", "1"]
@@ -69,7 +69,7 @@ def test_who_sits_out_keeps_its_embedding_and_a_late_client_gets_one(federate):
 
 
 @pytest.mark.parametrize(("wire", "dtype"), [("float32", np.float32), ("float16", np.float16)])
-def test_weights_and_changes_travel_in_the_wires_precision(federate, wire, dtype):
+def test_wire_dtype(federate, wire, dtype):
     done = federate("pfedhn", clients=1, rounds=1, architectures="mlp", wire_dtype=wire)
     assert done.failures == []
     for arrays in (done.received[1, "0"]["model"], done.sent[1, "0"]["delta"]):

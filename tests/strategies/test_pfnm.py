@@ -38,7 +38,7 @@ def run(folder: Path, **changes):
     return read_history(folder), json.loads((folder / "summary.json").read_text())
 
 
-def test_the_references_lenet_through_the_server_half(reference, reference_matching, monkeypatch):
+def test_lenet_of_the_reference(reference, reference_matching, monkeypatch):
     with np.load(reference / "fedma_e2e_cases.npz") as arrays:
         case = {key.removeprefix("e2e_lenet_J4/"): value for key, value in arrays.items()}
     model = models.build("lenet", (1, 28, 28), 10)
@@ -76,7 +76,7 @@ def test_the_references_lenet_through_the_server_half(reference, reference_match
         np.testing.assert_allclose(found[name].reshape(expected.shape), expected, atol=1e-6)
 
 
-def test_one_shot_matching_is_above_one_shot_plain_averaging(tmp_path):
+def test_matching_beats_averaging(tmp_path):
     scores = {}
     for method in ("pfnm", "fedavg"):
         rows, summary = run(tmp_path / method, method=method, rounds=1, shared_init=False)
@@ -88,7 +88,7 @@ def test_one_shot_matching_is_above_one_shot_plain_averaging(tmp_path):
 
 
 @pytest.mark.slow
-def test_further_rounds_go_on_from_ones_own_units(tmp_path):
+def test_further_rounds(tmp_path):
     rows, summary = run(tmp_path / "run", rounds=3, shared_init=False)
     assert summary["personal_accuracy"]["weighted"] > rows[2]["received"]["accuracy"]["weighted"]
     assert summary["personal_accuracy"]["weighted"] > 0.7
@@ -99,7 +99,7 @@ def test_further_rounds_go_on_from_ones_own_units(tmp_path):
 
 
 @pytest.mark.parametrize("batch_norm", ["local", "re-estimate"])
-def test_statistics_travel_whatever_is_said_of_batch_norm(batch_norm, tmp_path):
+def test_statistics_are_sent(batch_norm, tmp_path):
     settings = {"architectures": "resnet8", "local_epochs": 1, "samples_per_client": 16, "clients": 2, "rounds": 2}
     rows, _ = run(tmp_path / "run", batch_norm=batch_norm, partition="iid", **settings)
     assert not any(row["failures"] for row in rows)
