@@ -93,7 +93,7 @@ class TestRun:
 
         monkeypatch.setattr("fedhet.engines.running.run", run)
         result = fedhet_command("run", *QUICK, "--out", "here")
-        assert (result.exit_code, result.stderr) == (130, "fedhet: stopped; go on with: fedhet run --resume here\n")
+        assert (result.exit_code, result.stderr) == (130, "fedhet: stopped; continue with: fedhet run --resume here\n")
 
 
 class TestBadInput:

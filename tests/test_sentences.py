@@ -192,7 +192,7 @@ def test_a_full_disk_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(FedhetError) as raised:
         fedhet.run(settings, out=folder, progress=False)
     assert f"{folder}/checkpoint/2.safetensors cannot be written or read: No space left on device" in str(raised.value)
-    assert str(raised.value).endswith(f"go on with fedhet run --resume {folder}")
+    assert str(raised.value).endswith(f"continue with fedhet run --resume {folder}")
     assert [path.name for path in (folder / "checkpoint").iterdir()] == ["1.safetensors"]
     monkeypatch.undo()
     assert fedhet.run(resume=folder, progress=False).summary["rounds"] == 3
@@ -206,5 +206,7 @@ def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
     folder, settings = tmp_path / "here", {"method": "fedavg", "clients": 2, "workers": 1, "report": False, "rounds": 1}
     with pytest.raises(KeyboardInterrupt) as stopped:
         fedhet.run(settings, model=model, data=data, out=folder, observers=[Stopping()], progress=False)
-    assert stopped.value.__notes__ == [f"stopped; go on with: fedhet.run(resume={str(folder)!r}, model=..., data=...)"]
+    assert stopped.value.__notes__ == [
+        f"stopped; continue with: fedhet.run(resume={str(folder)!r}, model=..., data=...)"
+    ]
     assert fedhet.run(resume=folder, model=model, data=data, progress=False).summary["rounds"] == 1

@@ -297,7 +297,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
         result = _quietly().run(chosen, **place, observers=[line], progress=False)
     except KeyboardInterrupt as stopped:
         known = (folder / "config.toml").is_file()
-        _stop(f"stopped; go on with: fedhet run --resume {folder}" if known else "stopped", exit_code(stopped))
+        _stop(f"stopped; continue with: fedhet run --resume {folder}" if known else "stopped", exit_code(stopped))
     finally:
         line.close()
     if not result.summary:

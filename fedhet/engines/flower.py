@@ -208,7 +208,7 @@ class _Watch:
         summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if summary.get("status", "completed") != "completed" or not completed:
             known = (self._folder / "config.toml").is_file()
-            way_on = f"\ngo on with: fedhet run --resume {self._folder}" if known else ""
+            way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if known else ""
             raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
 
     def finished(self) -> None:

@@ -78,7 +78,7 @@ def run(
             run_on_flower(complete, folder, resume=resume is not None, observers=watching)
     except KeyboardInterrupt as stopped:
         if (folder / "config.toml").is_file():
-            stopped.add_note(f"stopped; go on with: {resuming(folder, functions.words)}")
+            stopped.add_note(f"stopped; continue with: {resuming(folder, functions.words)}")
         raise
     summary = folder / "summary.json"
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})

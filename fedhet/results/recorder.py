@@ -260,7 +260,7 @@ def recorded(
         except OSError as error:
             raise FedhetError(
                 f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved: correct this, and "
-                f"go on with {resuming(folder, further.get('supplied', ()))}"
+                f"continue with {resuming(folder, further.get('supplied', ()))}"
             ) from error
 
 

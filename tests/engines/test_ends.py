@@ -95,7 +95,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 @pytest.mark.parametrize(
     ("arguments", "rows", "advice", "how", "code"),
     [
-        (RUN, "here/history.jsonl", "go on with: fedhet run --resume here", signal.SIGINT, 130),
+        (RUN, "here/history.jsonl", "continue with: fedhet run --resume here", signal.SIGINT, 130),
         (COMPARE, "here/local-seed0/history.jsonl", "the same command continues where it was", signal.SIGTERM, 143),
     ],
     ids=["run", "compare"],

@@ -68,7 +68,7 @@ def test_a_stopped_run_can_be_resumed(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert not marked(mark)
-    assert f"go on with: fedhet run --resume {out}" in stderr
+    assert f"continue with: fedhet run --resume {out}" in stderr
     done = max(row["round"] for row in read_history(out))
     straight = fedhet.run(settings | {"rounds": done + 2, "engine": "local"}, out=tmp_path / "straight")
     resumed: RunResult = fedhet.run({"rounds": done + 2}, resume=out)

@@ -11,7 +11,7 @@ from fedhet.methods.options import option
 class FedDFParameters(ScoresParameters):
     """FedDF's own keys."""
 
-    uses = ("architectures",)  # of the network that it builds beside the clients'
+    uses = ("architectures",)  # of the additional network
     public_batch, subset = 128, 5000
     server_model: str = option(
         "", "architecture of the server's network; empty: the first of architectures, mlp-20 for tabular data"

@@ -100,7 +100,7 @@ def traits(parameters: FedHeNNParameters) -> Traits:
     sends = {"distance": METRICS, "tokens": STRUCTURE} | (
         {"probe": "features"} if parameters.eta0 and parameters.probe else {}
     )
-    # Posteriors and RBF kernels are of one size whoever tells them.
+    # Posteriors and RBF kernels have the same size for all clients.
     sized = parameters.sent == "features" and parameters.kernel == "linear"
     return Traits(
         networks="equal" if parameters.homogeneous else "any",

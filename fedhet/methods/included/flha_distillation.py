@@ -1,6 +1,6 @@
 """FLHA-distillation: FedAvg of a teacher of one architecture, then distillation into each client's own network.
 
-The baseline of FLHA-GHN's paper (section 5.1, appendix E), which follows Lin et al. (NeurIPS 2020) on local data alone.
+The baseline of FLHA-GHN's paper (section 5.1, appendix E), which follows Lin et al. (NeurIPS 2020) on local data only.
 """
 
 import math
@@ -14,7 +14,7 @@ from fedhet.methods.options import Parameters, option
 class FLHADistillationParameters(Parameters):
     """FLHA-distillation's own keys; `learning-rate` is the teacher's."""
 
-    uses = ("architectures",)  # of the network that it builds beside the clients'
+    uses = ("architectures",)  # of the additional network
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
     teacher_rounds: float = option(
         0.5, "fraction of the rounds that train the teacher; the others train the clients' networks", above=0, at_most=1

@@ -1,6 +1,6 @@
 """FLHA-GHN (Litany et al., "Federated Learning with Heterogeneous Architectures using Graph HyperNetworks", 2022).
 
-What the hypernetwork is built of, `fedhet.algorithms.hypernets.Design` says; these are its keys.
+The design of the hypernetwork is `fedhet.algorithms.hypernets.Design`.
 """
 
 from dataclasses import dataclass
