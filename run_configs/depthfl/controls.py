@@ -1,4 +1,4 @@
-"""DepthFL and InclusiveFL without the clients that have a part of the network: what either gives beyond, they add.
+"""Controls of DepthFL and InclusiveFL: only clients with the whole network are averaged.
 
 They take the methods' keys and are named on the command line by file and name:
 

@@ -20,10 +20,10 @@ from fedhet.utils.randomness import torch_generator
 
 
 class Own(FedHARMClient):
-    """The target is of the client's own network as it was before the phase."""
+    """The target comes from the client's own network before the phase."""
 
     def target(self, payload: Payload) -> list[Tensor]:
-        """Its own parts, as it would tell them."""
+        """Return the target that the client's own descriptors give."""
         sent = [part.cpu() for part in self.sent()]
         generator = self.client.generator("parallel analysis")
         made = target_of(self.parameters.align, [sent], generator=generator)
@@ -34,7 +34,7 @@ class Shuffled(FedHARMServer):
     """The target is that of other images."""
 
     def target(self, round: int) -> list[Tensor]:
-        """The same with its rows permuted, all parts alike."""
+        """Return the peers' target with permuted rows, the same permutation for all parts."""
         order = torch.randperm(
             self.state.public_size, generator=torch_generator(self.config.seed, "shuffled images", round)
         )
@@ -42,7 +42,7 @@ class Shuffled(FedHARMServer):
 
 
 def _alone(parameters: fedharm.FedHARMParameters) -> Traits:
-    """FedHARM's answers, but clients tell nothing of the shared images."""
+    """Return FedHARM's traits for clients that send nothing about the shared images."""
     traits = fedharm.traits(parameters)
     return replace(traits, other_arrays="", sends={name: kind for name, kind in traits.sends.items() if name != "sent"})
 

@@ -23,10 +23,10 @@ from fedhet.utils.randomness import torch_generator
 
 
 class OwnTarget(FedHeNNClient):
-    """The target is of the client's own network as it was before the round."""
+    """The target comes from the client's own network before the round."""
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
-        """Its own posteriors' clusters, or its own kernel."""
+        """Return the clusters of the client's own posteriors, or its own kernel."""
         if self.parameters.target == "kernel":
             return super().target(payload, rad)
         generator, posteriors = self.client.generator("parallel analysis"), self.posteriors(rad)
@@ -37,15 +37,15 @@ class InputsTarget(FedHeNNClient):
     """The target is a linear kernel of the raw inputs."""
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor:
-        """The inputs as rows, (L, d)."""
+        """Return the inputs as rows, (L, d)."""
         return self.client.transform(rad.inputs).flatten(1)
 
 
 class HostileFifth(FedHeNNServer):
-    """Every fifth client tells of other rows than it was asked for, and all of these clients of the same ones."""
+    """Every fifth client sends the posteriors of other rows, the same permutation for all of them."""
 
     def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """The target with the rows of a fifth of the peers permuted alike."""
+        """Return the target with permuted rows of a fifth of the peers."""
         rows = len(next(iter(sent.values())))
         order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
         hostile = sorted(sent)[::5]
@@ -57,19 +57,19 @@ class FrobeniusTarget(FedHeNNServer):
     """The target is the mean of linear kernels that are divided by their norms, so that none dominates."""
 
     def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """A factor of the mean kernel."""
+        """Return a factor of the mean kernel."""
         return pack(mean_target(list(sent.values()), unit=True))
 
 
 def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:
-    """FedHeNN's answers, but clients tell nothing of the RAD."""
+    """Return FedHeNN's traits for clients that send nothing about the RAD."""
     traits = fedhenn.traits(parameters)
     sends = {name: kind for name, kind in traits.sends.items() if name not in ("features", "posteriors")}
     return replace(traits, other_arrays="", sends=sends)
 
 
 def _of_one_size(parameters: fedhenn.FedHeNNParameters) -> Traits:
-    """FedHeNN's answers, but no kernel's size counts."""
+    """Return FedHeNN's traits for a target that does not depend on the size of kernels."""
     return replace(fedhenn.traits(parameters), other_arrays="")
 
 

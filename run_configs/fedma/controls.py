@@ -1,4 +1,4 @@
-"""FedMA and PFNM without matching: whatever these give is no gain from it.
+"""Controls of FedMA and PFNM: units are averaged without matching.
 
 Each is a method that takes FedMA's or PFNM's keys, named on the command line by file and name; no key of
 matching counts:
@@ -20,10 +20,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Identity(Matching):
-    """Units of one number are one, and averaged plainly."""
+    """Average units by their position, with equal weights."""
 
     def match(self, matrices: Sequence[Array], group: Any, prior: Any, random: np.random.RandomState) -> LayerMatch:
-        """As many global rows as the widest client has, plain means of the rows that are in them."""
+        """Return as many global rows as the widest client has, each the mean of the clients' rows at its place."""
         size = max(map(len, matrices))
         assignments = [self.places(len(rows), size, random) for rows in matrices]
         total, counts = np.zeros((size, matrices[0].shape[1])), np.bincount(np.concatenate(assignments), minlength=size)
@@ -32,7 +32,7 @@ class Identity(Matching):
         return LayerMatch(assignments, total / counts[:, None], counts)
 
     def attach(self, matrix: Array, group: Any, match: LayerMatch, prior: Any, random: np.random.RandomState) -> Array:
-        """The places of a client that came late.
+        """Return the global rows of a client that joined late.
 
         Raises:
             ValueError: it is wider than the group.
@@ -44,40 +44,40 @@ class Identity(Matching):
         return self.places(len(matrix), len(match.counts), random)
 
     def places(self, rows: int, size: int, random: np.random.RandomState) -> Array:
-        """The global row of each of a client's rows, none twice."""
+        """Return a different global row for each of a client's rows."""
         return np.arange(rows)
 
 
 class Random(Identity):
-    """Units that are drawn are one."""
+    """Average units at random positions."""
 
     def places(self, rows: int, size: int, random: np.random.RandomState) -> Array:
-        """Drawn from the seed, client by client."""
+        """Draw them from the seed, client by client."""
         places: Array = random.permutation(size)[:rows]
         return places
 
 
 class FedMAIdentity(FedMA):
-    """FedMA's schedule."""
+    """FedMA's schedule without matching."""
 
     def matching(self) -> Matching:
-        """None."""
+        """Return the rule that takes the place of matching."""
         return Identity(average="mean")
 
 
 class FedMARandom(FedMA):
-    """FedMA's schedule."""
+    """FedMA's schedule without matching."""
 
     def matching(self) -> Matching:
-        """None."""
+        """Return the rule that takes the place of matching."""
         return Random(average="mean")
 
 
 class PFNMIdentity(PFNM):
-    """One round."""
+    """PFNM's single round without matching."""
 
     def matching(self) -> Matching:
-        """None."""
+        """Return the rule that takes the place of matching."""
         return Identity(average="mean")
 
 

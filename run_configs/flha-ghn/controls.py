@@ -1,4 +1,4 @@
-"""FLHA-GHN without its graphs: whatever these give is no gain from messages along the data flow.
+"""Controls of FLHA-GHN: no messages along the data flow, or messages between other layers.
 
 Each is a method that takes FLHA-GHN's keys, named on the command line by file and name:
 
@@ -18,7 +18,7 @@ class NoMessages(FLHAGHN):
     """Layers of one type get equal weights."""
 
     def messages(self) -> LayerGraph:
-        """No edges."""
+        """Return the graph without edges."""
         return replace(self.graph, edges=())
 
 
@@ -26,7 +26,7 @@ class Shuffled(FLHAGHN):
     """Messages pass between other layers."""
 
     def messages(self) -> LayerGraph:
-        """As many edges, the nodes exchanged at random, alike for all who have the architecture."""
+        """Return the graph with permuted nodes, the same permutation for all clients with the architecture."""
         types = (node.type for node in self.graph)
         random = numpy_generator(self.client.config.seed, "shuffled edges", *types)
         order = random.permutation(len(self.graph))

@@ -1,4 +1,4 @@
-"""The shared network of FML and its relatives alone: FedAvg of it, without the clients' own networks.
+"""Control of FML, FedKD and FedMRL: FedAvg of the shared network, without the clients' own networks.
 
 What a method with a network beside the clients' own gives beyond this is what the own networks add. It takes FML's
 keys, of which `shared-model` counts, and is named on the command line by file and name:
@@ -18,14 +18,14 @@ from fedhet.training import Phase
 
 
 class SharedAlone(FML):
-    """Trains the shared network by the labels; it is what is scored."""
+    """Train the shared network on the labels, and score it."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """One phase for the shared network."""
+        """Return one phase, which trains the shared network."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), module=self.auxiliary)]
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """The shared network's scores."""
+        """Return the shared network, whose outputs are scored."""
         return self.auxiliary
 
 

@@ -1,4 +1,4 @@
-"""HeteroFL without the clients that have a part of the network: what it gives beyond this is what they add.
+"""Control of HeteroFL: only clients with the whole network are averaged.
 
 It takes HeteroFL's keys and is named on the command line by file and name:
 

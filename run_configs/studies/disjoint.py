@@ -10,13 +10,13 @@ from torch import nn
 from fedhet import models
 
 LABELS = ((0, 1), (2, 3, 4), (5, 6, 7, 8, 9))
-"""The label sets, which clients have in turn."""
+"""The label sets, assigned to clients in turn."""
 
 PUBLIC, TEST, EXAMPLES = 500, 355, 25
 
 
 def data(client: Any) -> dict[str, Any]:
-    """A client's training and test examples of its own labels, and the images without labels that all share."""
+    """Return a client's training and test examples of its own labels, and the unlabelled images of all clients."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(client.config.seed).permutation(len(images))
     images = torch.from_numpy(images[order]).float().reshape(-1, 1, 8, 8) / 16
@@ -30,7 +30,7 @@ def data(client: Any) -> dict[str, Any]:
 
 
 def model(client: Any) -> nn.Module:
-    """One of five CNNs, whose head has an output for each label of the client."""
+    """Return one of five CNNs, whose head has an output for each label of the client."""
     family = models.expand("cnn-family")
     labels = LABELS[client.partition_id % len(LABELS)]
     return models.build(family[client.partition_id % len(family)], (1, 8, 8), len(labels))
