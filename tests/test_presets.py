@@ -1,6 +1,7 @@
 """Every preset in `run_configs/` says what can be run: one round of it, on data of its data set's shape."""
 
 import math
+import tomllib
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -75,3 +76,8 @@ def one_round(settings: dict[str, Any], stand_ins: str, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_runs_a_round(name: str, stand_ins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_round({"preset": name}, stand_ins, tmp_path, monkeypatch)
+
+
+def test_a_wheel_has_the_folder_of_presets() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "run_configs" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
