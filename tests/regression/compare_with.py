@@ -189,7 +189,7 @@ def git(tree: Path, *command: str) -> bytes:
 def all_cases(baseline: Path, data: Path | None) -> list[Case]:
     """The baseline's presets on digits and (with data) mnist, and the lines of `cases.txt`."""
     cases = []
-    for path in sorted((baseline / "run_configs").rglob("*.toml")):
+    for path in sorted((baseline / "run_configs").glob("*/*.toml")):
         preset = tomllib.loads(path.read_text(encoding="utf-8"))
         if preset["dataset"] == "digits" or (preset["dataset"] == "mnist" and data):
             rounds = min(preset["rounds"], MOST_ROUNDS)
