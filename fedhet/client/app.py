@@ -97,7 +97,7 @@ class Answers:
         app.evaluate()(partial(self, work.evaluate))
         return app
 
-    def __call__(self, work: Callable[[Job], Payload], message: Message, context: Context) -> Message:
+    def __call__(self, answer: Callable[[Job], Payload], message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
         name, policy, machine = node.name_of(context), Policy(), cluster_machine()
         asked, refused = message.metadata.message_type, False
@@ -111,7 +111,7 @@ class Answers:
                 nothing_downloaded(policy.deployed or bool(machine)),
                 self._job(info, request, policy, message, context, loop) as job,
             ):
-                payload = policy.outgoing(work(job), job.side)
+                payload = policy.outgoing(answer(job), job.side)
                 reply = self._reply(job, payload, info)
                 record = write_reply(reply, flower=request.flower or self._flower)
                 outcome = f"sent {policy.account(reply, job.side)}"

@@ -135,7 +135,10 @@ def _default_strategy(name: str) -> type[Any]:
 
 @cache
 def strategy_classes() -> dict[str, str]:
-    """Return the included methods by the name of their classes, as the files of either side define it."""
+    """Return the included methods by the name of their classes.
+
+    The files of either side define the name; a method without a file has its own name in capitals (`SecondLast`).
+    """
     found: dict[str, str] = {}
     names = {name.replace("-", ""): name for name in own_methods()}
     for package, _ in SIDES.values():
@@ -143,7 +146,7 @@ def strategy_classes() -> dict[str, str]:
             for path in sorted(Path(folder).glob("[a-z]*.py")):
                 classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
                 found |= {name: names[name.lower()] for name in classes if name.lower() in names}
-    return found
+    return found | {name.title().replace("-", ""): name for name in {*own_methods()} - {*found.values()}}
 
 
 def drawings(name: str) -> Mapping[str, Drawing]:
