@@ -35,16 +35,16 @@ class PublicRows:
 
 
 def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> PublicRows:
-    """Return the rows that the server names from examples (n, ...); raises WireError for rows that do not exist.
+    """Return the rows of `of` (n, ...) whose numbers the server sent; raises a WireError for numbers out of range.
 
     If examples have `tokens` tokens each, row r is token r % tokens of example r // tokens.
     """
     with reading_request(name):
         rows, count = arrays["rows"], len(of) * tokens
         if rows.dtype.kind not in "iu" or rows.ndim != 1 or not 0 < len(rows) <= count:
-            raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, of {count}")
+            raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, expected 1 to {count} whole numbers")
         if rows.min() < 0 or rows.max() >= count:
-            raise ValueError(f"rows are from {rows.min()} to {rows.max()}, of {count}")
+            raise ValueError(f"rows are from {rows.min()} to {rows.max()}, expected 0 to {count - 1}")
         return row_tokens(to_tensor(rows).long().to(of.device), of, tokens)
 
 
@@ -56,4 +56,4 @@ def row_tokens(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
 def check_rows(part: Tensor, count: int) -> None:
     """Raise ValueError unless a part of a request has `count` rows."""
     if len(part) != count:
-        raise ValueError(f"it is of {len(part)} examples, must be of {count}")
+        raise ValueError(f"it has {len(part)} rows, expected {count}")

@@ -1,5 +1,6 @@
-"""FedMA, client side: train the layers behind the settled ones (Wang et al., ICLR 2020, algorithm 1).
+"""FedMA, client side: train the layers after those that are already matched (Wang et al., ICLR 2020, algorithm 1).
 
+A layer is settled once the server has matched it in the current pass over the layers; clients no longer train it.
 Between the rounds of a pass a client keeps its network: the settled groups as in the global model, then its own layers.
 The inputs of these layers follow the global order too, with zeros for units that the client does not have.
 """
@@ -26,7 +27,7 @@ LAST_WEIGHT_DECAY = 1e-4
 
 
 class FedMA(Matched[FedMAParameters]):
-    """Trains all layers in the first round of a pass, then those behind the settled ones."""
+    """Trains all layers in the first round of a pass, then those after the settled ones."""
 
     remembers = True
 
@@ -92,7 +93,7 @@ class FedMA(Matched[FedMAParameters]):
             self.client.reestimate(lambda name: name in settled_names)
 
     def _settled_names(self) -> set[str]:
-        """Return the names of settled arrays, with all running statistics of settled layers."""
+        """Return the names of the arrays of all settled groups, and of the running statistics of their layers."""
         groups = [self.groups[index] for index in range(self._done)]
         names = {slot.parameter for group in groups for slot in group.rows + group.completes}
         layers = {name.rpartition(".")[0] for name in names}

@@ -115,13 +115,13 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group arrays of repeated layers: equal names but for the first number in them, and equal shapes; no exits."""
+    """Group arrays of repeated layers: equal shapes, and names that differ in their first number only; no exits."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return, for the arrays of a last block, the mean change of deeper clients' equal arrays from this block on."""
+    """Return, for the arrays of a last block, the mean change of like arrays in this block and deeper ones."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):
@@ -138,7 +138,7 @@ def check_alike(groups: PermutationGroups) -> None:
     for pair in pairwise(range(1, groups[0].width + 1)):
         if not any(each.issuperset(pair) for each in found):
             raise FedhetError(
-                "inclusivefl needs blocks of repeated layers, whose weights have equal shapes, and "
-                f"equal names but for a number; blocks {pair[0]} and {pair[1]} of its network have none such: name "
-                "other modules that end blocks (inclusivefl.blocks)"
+                "inclusivefl needs blocks of repeated layers, whose weights have equal shapes, and names that differ "
+                f"in one number only; blocks {pair[0]} and {pair[1]} of its network have no such weights: name other "
+                "modules as the ends of blocks (inclusivefl.blocks)"
             )

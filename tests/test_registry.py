@@ -218,7 +218,7 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
                 configuration.parse(json.dumps({"method": reference}))
             with pytest.raises(ConfigError, match="unknown method"):
                 registry.client_side(reference)
-            with pytest.raises(ConfigError, match="nothing is imported because it says so"):
+            with pytest.raises(ConfigError, match="code that the files of a run name is not imported"):
                 registry.of_data(reference, Path("runs/somebody/config.toml"))
 
 

@@ -206,7 +206,7 @@ def test_methods_learn_tasks(method, task, run):
 
 
 SCORES = "one vector of class scores"
-ONE_CLASS = "needs examples of one class each, and their task is"
+ONE_CLASS = "needs examples with exactly one class each, and the task is"
 
 
 @pytest.mark.parametrize(

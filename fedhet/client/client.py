@@ -180,7 +180,10 @@ class Client:
         rows: int = BATCH,
         tokens: Tensor | None = None,
     ) -> Tensor:
-        """Return the network's outputs, or Phi, for raw inputs in evaluation mode (see `fedhet.training.read`)."""
+        """Return the network's outputs for raw inputs in evaluation mode, or with `until` their representations.
+
+        See `fedhet.training.read`.
+        """
         return read(self.model, inputs, self.transform, until=until, rows=rows, tokens=tokens)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
@@ -200,8 +203,8 @@ class Client:
             )
         if self.data.train.labels.ndim != 1:
             raise DataError(
-                f"client {self.name}: {self.config.method_name} needs examples of one class each, and their task is "
-                f"{self.task.name}"
+                f"client {self.name}: {self.config.method_name} needs examples with exactly one class each, and the "
+                f"task is {self.task.name}"
             )
 
     def check_scores(self, reason: str, *, tokens: bool = False, numbers: bool = False) -> None:

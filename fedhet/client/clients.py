@@ -129,7 +129,7 @@ class Clients:
                 del self._data_kept[key]
 
     def _serve(self, info: ClientInfo, request: Request) -> None:
-        """Drop what was kept for another run."""
+        """Clear the caches of networks and data if the last request was for another run, method, data set or seed."""
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
@@ -196,7 +196,7 @@ class Clients:
 
     @contextmanager
     def _network(self, info: ClientInfo, data: ClientData, device: torch.device) -> Iterator[_Network]:
-        """Context with a network in any state, reused from another client if possible."""
+        """Context with a network for a client, reused from another client if possible; its weights may be any."""
         config, parts = info.config, registry.client_side(info.config.method_name).parts
         kind: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
@@ -212,7 +212,7 @@ class Clients:
             del self._free[:-KEPT]
 
     def _new(self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...]) -> _Network:
-        """Build a network for a client, or its part of one."""
+        """Build a client's network, or the part of it that the client trains."""
         config, side, part = info.config, registry.client_side(info.config.method_name), None
         model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
         if side.parts:

@@ -93,7 +93,9 @@ def check_model(
         raise ModelError(f"its {name} cannot take its inputs, {taken}: {reason}{origin}") from error
     if outputs.ndim < 1 or len(outputs) != len(inputs):
         shape = f"outputs of shape {tuple(outputs.shape)}" if outputs.ndim else "a single number"
-        raise ModelError(f"its {name} returned {shape} for {len(inputs)} examples: a row each is needed{origin}")
+        raise ModelError(
+            f"its {name} returned {shape} for {len(inputs)} examples: it must return a row for each{origin}"
+        )
     if function is not None and (odd := not_finite(outputs)) is not None:
         raise ModelError(
             f"its {name} returned {odd[1]} for row {odd[0]} of its training inputs, which are finite, before any "
@@ -114,7 +116,7 @@ def check_model(
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, origin: str) -> str:
-    """Return a remark on a network with which training may disappoint, or an empty string."""
+    """Return a warning if the head or the outputs of a network seem wrong for its task, or an empty string."""
     model = representation.model
     if head is not None and not _makes(head, outputs):
         kind = "nn.Linear" if isinstance(model.get_submodule(representation.head), nn.Linear) else "convolution"

@@ -290,7 +290,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield common keys, then methods' keys.
+    """Yield the keys of the configuration: the common ones, then those of each method.
 
     Args:
         outside: include methods that are not part of fedhet.
@@ -314,7 +314,7 @@ def _rows(prefix: str, options: type) -> Iterator[KeyRow]:
 
 
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
-    """Group `keys` by subject or method.
+    """Return the keys of the configuration, grouped by subject or method.
 
     Args:
         word: keep only the keys of this method, or keys with this word in their name or description.

@@ -97,7 +97,7 @@ def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bo
     tested = np.array([row["Image Index"] in official for row in rows])
     if len(parted := np.intersect1d(owners[tested], owners[~tested])):
         patient = rows[int(np.argmax(owners == parted[0]))]["Patient ID"]
-        raise DataError(f"{listed}: has some images of patient {patient}, and not all")
+        raise DataError(f"{listed} lists only some images of patient {patient}: list all of them, or none")
     return tested
 
 
@@ -135,7 +135,7 @@ def _decoded(files: Sequence[Path], size: int) -> Tensor:
                     grey = grey.resize((side, side), Image.Resampling.BILINEAR)
                 return torch.from_numpy(np.array(grey))
         except OSError as error:
-            raise DataError(f"{file} cannot be read as an image ({error}): get it again") from error
+            raise DataError(f"{file} cannot be read as an image ({error}): download it again") from error
 
     side = min(size, *decoded(files[0]).shape)
     images = torch.empty(len(files), 1, side, side, dtype=torch.uint8)

@@ -26,7 +26,7 @@ _downloads = ContextVar("downloads", default=True)
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Context in which no data set is downloaded, so that a server cannot fill a node's disk."""
+    """Context in which, if `really`, no data set is downloaded, so that a server cannot fill a node's disk."""
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield
@@ -100,7 +100,7 @@ def _opened(file: Path, **options: str) -> Iterator[Any]:
         with _OPENERS[packed.suffix if packed != file else ""](packed, **options) as opened:
             yield opened
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{packed} is damaged ({error}): get it again") from error
+        raise DataError(f"{packed} is damaged ({error}): download it again") from error
 
 
 def read(file: Path) -> bytes:

@@ -100,8 +100,8 @@ def of_data(reference: str, place: Path) -> Method:
     if reference in methods() or _imported_before(reference):
         return method(reference, trusted=False)
     raise ConfigError(
-        f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package; the folder "
-        "of a run is data, and nothing is imported because it says so: if you trust the method, name it too, with "
+        f"{place} names the method {reference!r}, which is not part of fedhet or of an installed package, and code "
+        "that the files of a run name is not imported: if you trust the method, name it yourself with "
         "--method MODULE:NAME (in Python, fedhet.registry.register)"
     )
 

@@ -20,7 +20,7 @@ _used: WeakSet[nn.Module] = WeakSet()
 
 
 class _ComputedTensors(TorchFunctionMode):
-    """Makes `copy.deepcopy` copy tensors that a pass computed, which it refuses, without their graph.
+    """Mode in which `copy.deepcopy` copies non-leaf tensors, which it refuses otherwise, without their autograd graph.
 
     These are caches, or weights of old-style `weight_norm` and `spectral_norm`, which are computed before each pass.
     """
@@ -38,7 +38,7 @@ class _ComputedTensors(TorchFunctionMode):
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a network without wrappers, which prefix the names of arrays.
+    """Return a deep copy of a network without wrappers, which add prefixes to the names of arrays.
 
     Wrappers are `torch.compile`, `nn.DataParallel`, `DistributedDataParallel` and `AveragedModel`.
     """
@@ -52,7 +52,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def separated(model: nn.Module) -> nn.Module:
-    """Return a user's network that shares nothing with another client's: a copy, or itself if it cannot be copied.
+    """Return a copy of a user's network that shares no memory with another client's, or itself if it cannot be copied.
 
     Raises a ModelError if it cannot be copied and one of its modules is in use already.
     """
@@ -62,7 +62,10 @@ def separated(model: nn.Module) -> nn.Module:
     except Exception as error:  # of whatever a user's module holds
         reason = f"{type(error).__name__}: {error}"
     if any(module in _used for module in model.modules()):
-        raise ModelError(f"shares modules with another client's and cannot be copied ({reason}): build all of it anew")
+        raise ModelError(
+            f"shares modules with another client's network and cannot be copied ({reason}): create all its modules "
+            "in each call of the function"
+        )
     _used.update(model.modules())
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()

@@ -9,7 +9,12 @@ NOISE, HIDDEN = 32, 256
 
 
 class Generator(nn.Module):
-    """A hidden layer with BatchNorm and ReLU, and a linear layer; representations have this width."""
+    """Generator of representations: a hidden layer with BatchNorm and ReLU, and a linear layer.
+
+    Args:
+        classes: number of classes.
+        width: number of features of a representation.
+    """
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()

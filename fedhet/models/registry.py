@@ -99,15 +99,18 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Assign a list of architectures (see `expand`) to clients as `spread` does; raises a `ModelError` like it."""
+    """Assign the models in a list (see `expand`) to clients, in the way that `spread` describes.
+
+    Raises a `ModelError` for an unknown model or an unknown `how`.
+    """
     return spread(expand(architectures), how, clients, seed)
 
 
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
     """Assign values to clients.
 
-    `how` is `round-robin` (client i gets the i-th, over and over), `blocks` (the first of K goes to the first K-th of
-    the clients) or `random` (uniform, by the seed). Raises a `ModelError` for other words.
+    `how` is `round-robin` (clients get the values in turn), `blocks` (each of K values goes to a K-th of the clients,
+    one after another) or `random` (uniform, by the seed). Raises a `ModelError` for any other `how`.
     """
     if how not in ASSIGNMENTS:
         raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
@@ -128,7 +131,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _check_library(name: str) -> None:
-    """Check that a name that is not registered is a model of a library."""
+    """Raise a `ModelError` unless a name that is not registered is a model of a library, such as torchvision."""
     library, _, model = name.partition("/")
     if library not in LIBRARIES or not model:
         hint = f"; torchvision/{name} is torchvision's" if name in names_of("torchvision") else ""

@@ -60,7 +60,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
 def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
     """Draw which clients share which global units, by layer; units that most clients share come first.
 
-    `matrices` has `clients` and `layers`, each with its `name` and `units`, clients by global units, 1 or 0.
+    `matrices` has `clients` (names) and `layers`, each with its `name` and `units` (clients x global units, 1 or 0).
     """
     clients = [str(client) for client in matrices["clients"]]
     layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
@@ -84,9 +84,10 @@ def _middles(ends: list[int]) -> list[float]:
 
 
 def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Draw cosines of clients' descriptors by round, with a panel for each block and one for the whole vector.
+    """Draw the cosine similarity between clients' descriptors in each round.
 
-    `matrices` has `rounds`, each with its `round`, and by block the cosine for the `same` image and for `other` ones.
+    There is a panel for each block of the descriptors, and one for the whole vector. `matrices` has `rounds`: for each,
+    its number (`round`), and lists of cosines by block for the same image (`same`) and for different images (`other`).
     """
     rounds = matrices["rounds"]
     count = len(rounds[0]["same"])

@@ -113,7 +113,10 @@ def stage(run: RunFiles, which: str) -> str:
 
 
 def closing_table(folder: Path | str) -> "Table | str":
-    """Return what `fedhet run` prints at the end: clients by architecture, if evaluated, and `headline`."""
+    """Return what `fedhet run` prints at the end: a table of accuracies by architecture, with `headline` below.
+
+    Without evaluated clients it is `headline` alone.
+    """
     from rich.table import Column, Table
 
     run = read_run(folder)

@@ -100,9 +100,9 @@ class Roster:
             if networks == "widths":
                 theirs, spec = without_widths(theirs), without_widths(spec)
             if spec != theirs:
-                but = " but for their widths" * (networks == "widths")
+                but = " except for their widths" * (networks == "widths")
                 raise FedhetError(
-                    f"{method} {UNLIKE}{but}, and this one is not that of client {first.client}: "
+                    f"{method} {UNLIKE}{but}, and this one differs from that of client {first.client}: "
                     f"{difference(spec, theirs)}"
                 )
         one_shape = networks not in ("widths", "parts")
@@ -111,7 +111,8 @@ class Roster:
             if dtype != known_dtype or (one_shape and shape != known_shape):
                 raise FedhetError(
                     f"{method} averages {key} over clients, and this one's is {dtype}{list(shape)}, that of client "
-                    f"{client} {known_dtype}{list(known_shape)}: what is shared must be alike"
+                    f"{client} {known_dtype}{list(known_shape)}: shared arrays must have equal "
+                    f"{'shapes and ' * one_shape}dtypes"
                 )
 
     def check_that_clients_can_be_scored(self, test_on: str) -> None:
@@ -141,7 +142,9 @@ class Roster:
             examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples
             most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
             if len(measured.metric.values) != labels or max(measured.metric.weights) > most:
-                raise WireError(f"its metric {name} is of other labels, or weighs more, than it has examples for")
+                raise WireError(
+                    f"its metric {name} has more weight than its examples allow, or a wrong number of labels"
+                )
             if metric != "r2" and min(measured.metric.values) < 0:
                 raise WireError(f"its metric {name} is below 0, which {metric} cannot be")
 
@@ -182,9 +185,9 @@ def with_remedy(reasons: str) -> str:
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Raise a FedhetError unless a client has the public dataset of the server or, without one, of earlier clients.
+    """Raise a FedhetError unless a client has the server's public dataset, or the earlier clients' if that has none.
 
-    `state` keeps the dataset's digest; `without_labels` are settings, for the message, that need no labels.
+    `state` keeps the dataset's digest; `without_labels` names settings that need no labels, for the error message.
     """
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
@@ -199,7 +202,7 @@ def agree_on_public_dataset(
         state.public, state.public_size = digest, size
     elif public is None and (state.public, state.public_size) != (digest, size):
         raise FedhetError(
-            "its public dataset is not that of the other clients: all must have the same examples in one order"
+            "its public dataset is not that of the other clients: all must have the same examples in the same order"
         )
 
 

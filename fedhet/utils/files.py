@@ -203,7 +203,7 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise FedhetError(f"{path} is damaged: {error}") from error
     if not isinstance(metadata, dict) or not metadata.get("digest"):
-        raise FedhetError(f"{path} is damaged: it has no digest")
+        raise FedhetError(f"{path} is damaged, or fedhet did not write it: it has no digest of its content")
     digest = metadata.pop("digest")
     if digest != _digest(arrays, metadata):
         raise FedhetError(f"{path} is damaged: its digest does not match its content")

@@ -186,7 +186,7 @@ def test_networks_that_deepcopy_refuses() -> None:
 def test_networks_with_closures() -> None:
     network = Caching(closure=True)
     assert separated(network) is network
-    with pytest.raises(ModelError, match="shares modules with another client's and cannot be copied"):
+    with pytest.raises(ModelError, match="shares modules with another client's network and cannot be copied"):
         separated(nn.Sequential(network))
 
 

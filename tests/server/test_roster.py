@@ -46,7 +46,8 @@ def test_different_tasks_are_refused():
 def test_different_architectures_are_refused():
     roster, other = roster_with(handshake("3"), handshake("1")), handshake("4", {"w": ((4, 3), "float32")})
     assert refused(roster, other, networks="equal") == (
-        "fedthis needs equal architectures, and this one is not that of client 1: its w has shape [4, 3], not [2, 3]"
+        "fedthis needs equal architectures, and this one differs from that of client 1: "
+        "its w has shape [4, 3], not [2, 3]"
     )
     assert "it lacks w" in refused(roster, handshake("4", {}), networks="equal")
     roster.check("fedthis", other, networks="any", averaged=False)
@@ -62,13 +63,14 @@ def test_different_widths():
     ):
         reason = refused(roster, handshake("4", spec), networks="widths")
         assert reason.startswith(
-            f"fedthis needs equal architectures but for their widths, and this one is not that of client 3: {told}"
+            "fedthis needs equal architectures except for their widths, and this one differs from that of client 3: "
+            + told
         )
 
 
 def test_averaged_arrays_must_be_alike():
     roster = roster_with(handshake("0", {}), handshake("3"), handshake("5", {"v": ((1,), "float32")}))
-    told = "what is shared must be alike"
+    told = "shared arrays must have equal shapes and dtypes"
     assert refused(roster, handshake("4", {"w": ((4, 3), "float32")})) == (
         f"fedthis averages w over clients, and this one's is float32[4, 3], that of client 3 float32[2, 3]: {told}"
     )

@@ -139,7 +139,7 @@ def test_depth_of_a_node():
     infos = [client_setup.ClientInfo(str(n), n, 2, config) for n in range(2)]
     assert [client_setup.width_of(info) for info in infos] == [1.0, 0.5]
     assert client_setup.width_of(client_setup.ClientInfo("0", 0, 2, config, {"depth": 3})) == 0.75
-    with pytest.raises(ConfigError, match="the node's depth: 5 is no depth: .* from 1 to 4"):
+    with pytest.raises(ConfigError, match="the node's depth: 5 is not a valid depth: .* from 1 to 4"):
         client_setup.width_of(client_setup.ClientInfo("0", 0, 2, config, {"depth": 5}))
     for settings in ({"depthfl.depths": "2,0"}, {"depthfl.depths": ","}, {"shared-init": False}):
         with pytest.raises(ConfigError, match=r"depthfl\.depths|initial weights of the whole"):

@@ -25,7 +25,7 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 
 @rule("conv1d", "conv2d")
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
-    """Filters are units. In a grouped convolution a unit is a group, with its filters and their input channels."""
+    """Return the axes after a convolution. Filters are units; in a grouped one, a group with its input channels is."""
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
         raise UnsupportedArchitecture(f"{node} has an input without batch axis: the example must be a batch")
@@ -43,7 +43,7 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("batch_norm", "prelu")
 def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
-    """BatchNorm and PReLU: numbers for each channel belong to the channel's unit."""
+    """Bind the parameters of BatchNorm or PReLU to the channels: a number for a channel belongs to its unit."""
     for role, name in node.parameters.items():
         one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
         variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
@@ -52,7 +52,7 @@ def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("layer_norm", "rms_norm")
 def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """LayerNorm and RMSNorm: all units along the last axes are treated alike and have their scales and biases."""
+    """Bind the parameters of LayerNorm or RMSNorm to the last axes: each unit has its scale and bias."""
     last = value[len(value) - len(node.options["normalized_shape"]) :]
     if not node.parameters:
         variables.refuse(
@@ -66,7 +66,7 @@ def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("group_norm")
 def _group_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """GroupNorm: channels that are normalised together form a unit, unless there is only one group."""
+    """Bind the parameters of GroupNorm to the channels, of which each group forms a unit if there are several."""
     axis, groups = value[1], node.options["num_groups"]
     variables.refuse_moving(node, value[2:])
     if not node.parameters:
@@ -86,7 +86,7 @@ def _embedding(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("scaled_dot_product_attention")
 def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
-    """Attention: heads move with their queries, keys and values; tokens do not move."""
+    """Return the axes after attention. Heads move with their queries, keys and values; tokens do not move."""
     variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
     scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
     for each in mask:
@@ -96,13 +96,13 @@ def _attention(variables: Variables, node: Node, query: Value, key: Value, value
 
 @rule("matmul", "bmm", "mm", "baddbmm")
 def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
-    """Products of matrices sum over the same units on both sides."""
+    """Return the axes of a product of matrices, which sums over the same units on both sides."""
     *others, one, other = values
     return broadcast_all(variables, node, _product(variables, node, one, other), *others)
 
 
 def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
-    """Products of stacks of matrices. If an example has several matrices (heads), only the axes of the stack move."""
+    """Return the axes of a product. If an example has several matrices (heads), only the axes of the stack move."""
     if len(one) < 2 or len(other) < 2:
         raise UnsupportedArchitecture(f"{node} multiplies a vector; fedhet supports products of matrices only")
     if prod(map(entries, one[:-2])) > variables.batch:
@@ -120,7 +120,7 @@ ZEROS = ("zeros", "zeros_like", "new_zeros")
 
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
-    """LSTM, GRU and RNN: a unit has a row in each gate of its layer, and an entry in outputs and states."""
+    """Return the axes of the outputs and states of an LSTM, GRU or RNN. A unit has a row in each gate of its layer."""
     if "batch_first" not in node.options:
         raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: pad them")
     if "weight_hr_l0" in node.parameters:

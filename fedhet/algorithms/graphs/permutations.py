@@ -141,7 +141,7 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
 
 
 def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
-    """Return the variables with the constraints of all operators."""
+    """Apply the rules of all operators in a graph, and return its variables with the constraints that were found."""
     variables = Variables(graph, choices)
     values: dict[str, Value | Several] = {}
     for node in graph:
@@ -164,7 +164,7 @@ def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
 
 
 def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of a node's result."""
+    """Return the axes of a node's result, by the rule of its operator."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for value in first.values if isinstance(first, Several) else (first,):
@@ -204,7 +204,7 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
 
 
 def _check(graph: ArchitectureGraph, node: Node) -> None:
-    """Refuse operators without a rule."""
+    """Raise an UnsupportedArchitecture for an operator without a rule, a computed weight or an empty result."""
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         raise UnsupportedArchitecture(

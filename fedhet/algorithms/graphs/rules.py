@@ -57,7 +57,7 @@ def _source(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("parameter")
 def _parameter(variables: Variables, node: Node) -> Value:
-    """A parameter in arithmetic, such as positions: its axes are variables, or fixed if they have one entry."""
+    """Return the axes of a parameter in arithmetic, such as positions: variables, or fixed if they have one entry."""
     return tuple(
         variables.bind(node, VALUE, axis, None if size > 1 else fixed(1), writes=True)
         for axis, size in enumerate(node.shape)
@@ -88,7 +88,7 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """The axes that an operator works along must not move; along others it treats all units alike."""
+    """Return the axes of a result. Those that the operator works along must not move; others keep their units."""
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:
@@ -104,7 +104,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Divide both shapes into the smallest runs of equal products. An axis moves only within its run."""
+    """Return the axes after a reshape. Both shapes are divided into the smallest runs of axes with equal products."""
     result: list[Axis] = []
     old, new = 0, 0
     while old < len(value) or new < len(node.shape):
@@ -186,7 +186,7 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
-    """Equal entries may be in any order, so an expanded axis is a new variable."""
+    """Return the axes after an expansion. An expanded axis is a new variable, as its equal entries may be permuted."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     for axis, size in zip(value, node.shape, strict=True):
         if entries(axis) != size:
@@ -217,7 +217,7 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "glu")
 def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
-    """Parts of one size have the same units, such as the halves of a gated linear unit."""
+    """Return the axes of the parts of a value. Equal parts have the same units, like the halves of a GLU."""
     dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
     sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
@@ -230,7 +230,7 @@ def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
 
 @rule("unbind")
 def _unbind(variables: Variables, node: Node, value: Value) -> Several:
-    """The entries along an axis, such as the words of a sentence, which must not move."""
+    """Return the axes of the entries along an axis that must not move, such as the words of a sentence."""
     dim = node.options["dim"] % len(value)
     variables.refuse_moving(node, [value[dim]])
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))

@@ -47,9 +47,9 @@ class PersonalHypernetwork:
     chunk: int = 1024
 
     def write(self, client: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return the weights of a client's network by name, in float32, with their graph.
+        """Generate the weights of a client's network: tensors by name, in float32 and differentiable.
 
-        Networks with equal names and shapes are of one architecture.
+        Clients whose networks have equal names and shapes share the parameters of one architecture.
         """
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):

@@ -48,5 +48,7 @@ class CountedParameters(Parameters):
         """Parse a size; raises a ConfigError that names the setting."""
         text = str(value)
         if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
-            raise ConfigError(f"{name}: {value!r} is no {self.size_name}: it must be a whole number from 1 to {most}")
+            raise ConfigError(
+                f"{name}: {value!r} is not a valid {self.size_name}: it must be a whole number from 1 to {most}"
+            )
         return int(text)

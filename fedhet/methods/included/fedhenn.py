@@ -17,7 +17,10 @@ AUGMENTATION = "rad augmentation"
 
 @dataclass(frozen=True)
 class FedHeNNParameters(Parameters):
-    """FedHeNN's own keys, with the paper's values except for the target."""
+    """FedHeNN's own keys; the defaults are the paper's, except for `target` and `rad-batch`.
+
+    The RAD is the paper's representation alignment dataset, on which the representations of clients are compared.
+    """
 
     setting: str = option(
         "heterogeneous",
@@ -91,7 +94,7 @@ class FedHeNNParameters(Parameters):
 
     @property
     def makes_public_dataset(self) -> bool:
-        """Whether the RAD is drawn from all training examples."""
+        """Whether the representation alignment dataset (RAD) is drawn from the training examples of all clients."""
         return self.rad_source == "train-union"
 
 
