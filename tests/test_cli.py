@@ -111,14 +111,14 @@ class TestBadInput:
             (["--set", 'head=""'], "there is no value"),
             (["--set", "rounds=1", "--set", "rounds=2"], "--set rounds=2: rounds is set twice, to 1 before; set it"),
             (["--set", "batch-size=1", "--set", "batch_size=1"], "batch-size is set twice"),
-            (["--set", "seed=1", "--seed", "1"], "--seed 1 and --set seed say the same: give one of them"),
-            (["--set", "out=one", "--out", "other"], "--out other and --set out say the same"),
-            (["--engine", ""], "--engine: there is no value"),
+            (["--set", "seed=1", "--seed", "1"], "--seed 1 and --set seed set the same key: give only one of them"),
+            (["--set", "out=one", "--out", "other"], "--out other and --set out set the same key"),
+            (["--engine", ""], "--engine has an empty value"),
             (["fedavg", "--set", "preset=fedprox/digits"], "fedavg is a preset, and --set preset names another"),
-            (["--set", "resume=true"], "--set resume: on the command line, use --resume DIR"),
-            (["--out", ""], "this is no name of a file or folder"),
-            (["--data", ""], "this is no name of a file or folder"),
-            (["--resume", ""], "this is no name of a file or folder"),
+            (["--set", "resume=true"], "--set resume is not possible: use --resume DIR"),
+            (["--out", ""], "this is not the name of a file or folder"),
+            (["--data", ""], "this is not the name of a file or folder"),
+            (["--resume", ""], "this is not the name of a file or folder"),
             (["--set", f"alpha={10**400}"], "must be a number"),
             (["--set", f"method=0x{'f' * 5000}"], "unknown method '0xfff"),
             (["--set", f"seed={'9' * 5000}"], "must be a whole number"),
@@ -131,8 +131,8 @@ class TestBadInput:
                 "momentum has no effect with optimizer = adam: set optimizer = sgd, or leave momentum out",
             ),
             (["--engine", "rai"], "unknown engine 'rai'; did you mean 'ray'"),
-            (["--resume", "nothing"], "nothing holds no run to resume"),
-            (["fedavg/digits", "--resume", "nothing"], "leave CONFIG and --out out"),
+            (["--resume", "nothing"], "nothing contains no run to resume"),
+            (["fedavg/digits", "--resume", "nothing"], "leave out CONFIG and --out"),
             (["--seed", "-1"], "seed = -1"),
             (["--set", "dataset=mnist", "--data", "nowhere"], "nowhere"),
         ],
@@ -156,7 +156,7 @@ class TestBadInput:
     def test_a_folder_that_holds_a_run(self, engine: str) -> None:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
         history = Path("here/history.jsonl").read_bytes()
-        assert "holds a run already" in refused("run", *QUICK, "--out", "here", "--engine", engine)
+        assert "already contains a run" in refused("run", *QUICK, "--out", "here", "--engine", engine)
         assert Path("here/history.jsonl").read_bytes() == history
 
     @pytest.mark.parametrize("command", [["run", *QUICK], ["compare", "local", "fedavg"]])
@@ -169,8 +169,8 @@ class TestBadInput:
         allowed = os.access
         monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and allowed(path, mode))
         stderr = refused(*command, "--out", place)
-        assert f"{place} cannot be a folder to write to: " in stderr
-        assert stderr.endswith("; choose another one\n")
+        assert f"{place} cannot be written to (" in stderr
+        assert stderr.endswith("): choose another folder\n")
 
     def test_a_read_only_disk_is_refused_before_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def closed(path: Path, *mode: object, **options: object) -> None:
@@ -187,10 +187,10 @@ class TestBadInput:
 
     def test_of_other_commands(self) -> None:
         for command in (["report", ""], ["report", "one", "two", "--out", ""], ["clean", "--state-dir", ""]):
-            assert "this is no name of a file or folder" in refused(*command)
-        assert "this is no name of a file or folder" in refused("compare", "local", "--out", "")
+            assert "this is not the name of a file or folder" in refused(*command)
+        assert "this is not the name of a file or folder" in refused("compare", "local", "--out", "")
         assert "rounds is set twice" in refused("compare", "a=local,rounds=1,rounds=2")
-        assert "is tuned twice" in refused("compare", "local", "--tune", "alpha=.1", "--tune", "alpha=.2")
+        assert "is given twice" in refused("compare", "local", "--tune", "alpha=.1", "--tune", "alpha=.2")
         assert "no such folder" in refused("report", "nothing")
         assert "unknown method 'fedavgg'" in refused("compare", "fedavgg")
         assert "write whole numbers" in refused("compare", "fedavg", "--seeds", "0;1")
@@ -200,7 +200,7 @@ class TestBadInput:
             "compare", "local", "--tune", "learning-rate=.1", "--tune-seeds", "0"
         )
         assert "budget = x: write a number above 0" in refused("recommend", "--budget", "x")
-        assert "nothing to tune" in refused("compare", "local", "--tune-runs", "3")
+        assert "no effect without --tune" in refused("compare", "local", "--tune-runs", "3")
         assert "baseline local is not among" in refused("compare", "fedavg", "--baseline", "local")
         assert "Usage" in refused("frobnicate")
 

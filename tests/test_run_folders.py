@@ -130,15 +130,15 @@ class TestPathsThatLeadOutOfAFolder:
         (folder / part).unlink(missing_ok=True)
         (folder / part).parent.mkdir(exist_ok=True)
         (folder / part).symlink_to(outside)
-        self.refused(outside, "is a link out of", "run", "--resume", folder, "--set", "rounds=3")
-        self.refused(outside, "is a link out of", "report", folder)
+        self.refused(outside, "is a link to", "run", "--resume", folder, "--set", "rounds=3")
+        self.refused(outside, "is a link to", "report", folder)
 
     def test_are_refused_in_a_comparison(self, outside: Path) -> None:
         for part in ("logs", "local-seed0", "tuning"):
             shutil.rmtree("compared", ignore_errors=True)
             Path("compared").mkdir()
             Path("compared", part).symlink_to(outside)
-            self.refused(outside, "is a link out of", "compare", "local", "--seeds", "0", "--out", "compared")
+            self.refused(outside, "is a link to", "compare", "local", "--seeds", "0", "--out", "compared")
 
     def test_links_within_a_folder_are_followed(self, runs: dict[str, Path]) -> None:
         folder = copied(runs["finished"])
@@ -212,7 +212,7 @@ class TestMethodsThatAFolderNames:
         resume = ["run", "--resume", "run", "--set"]
         registry._registered.clear()  # as in another process
         assert command(*resume, "rounds=2").exit_code == 2
-        assert "run with another method" in command(*resume, "rounds=2", "--method", "fedavg").stderr
+        assert "other values of method, which" in command(*resume, "rounds=2", "--method", "fedavg").stderr
         assert command(*resume, "rounds=2", "--method", "mine:method").exit_code == 0
         assert command(*resume, "rounds=3").exit_code == 0, "it is known in this process"
         registry._registered.clear()

@@ -244,7 +244,7 @@ def test_parameters_of_a_users_functions():
         ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* takes cid, which can be the client"),
         ({"model": 3}, ModelError, "must be a function of a client that returns an nn.Module, a class .*, not a int"),
         ({"data": [1, 2]}, DataError, "data must be a function of a client .*not a list"),
-        ({"model": Net, "engine": "ray"}, ConfigError, "run on the local engine, not on 'ray'"),
+        ({"model": Net, "engine": "ray"}, ConfigError, "engine = 'ray' cannot use a model or data passed in Python"),
     ],
 )
 def test_unusable_functions_are_refused(supplied, kind, message, tmp_path):

@@ -73,7 +73,7 @@ def run(model: Any = model, data: Any = data, **settings: Any) -> fedhet.RunResu
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "a state-dir that is a file": (lambda: run(**{"state-dir": __file__}), "cannot be a folder to write to"),
+    "a state-dir that is a file": (lambda: run(**{"state-dir": __file__}), "cannot be written to ("),
     "method ..": (lambda: run(method=".."), "unknown method '..'"),
     "method .x:y": (lambda: run(method=".x:y"), "method = '.x:y': cannot be imported"),
     "methods as one text": (lambda: fedhet.compare("fedhenn"), "methods = 'fedhenn': must be a list, such as"),
@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "observers": (lambda: fedhet.run("fedavg", observers=3), "observers = 3: must be a list"),  # type: ignore[arg-type]
     "a tiny budget": (
         lambda: fedhet.recommend({"clients": 2}, methods=["local"], budget=0.01, jobs=1),
-        "training alone has no result on test parts within the budget",
+        "the method local has no result on test examples within the budget",
     ),
     "data that raise": (
         lambda: run(data=lambda c: 1 / 0),

@@ -1,4 +1,4 @@
-"""The command line. torch and Flower are imported when they are needed, so that `fedhet --help` is quick."""
+"""The command line. PyTorch and Flower are imported only when needed, so that `fedhet --help` is fast."""
 
 import logging
 import time
@@ -80,16 +80,16 @@ def run(
     """Run a federation from beginning to end."""
     with _errors():
         if resume is not None and (config is not None or out is not None):
-            raise ConfigError("--resume continues a run as it is configured: leave CONFIG and --out out")
+            raise ConfigError("--resume uses the run's own configuration and directory: leave out CONFIG and --out")
         by_hand = _settings_of(settings, data=data, seed=seed, engine=engine, out=out, method=method)
         if "resume" in by_hand:
-            raise ConfigError("--set resume: on the command line, use --resume DIR")
+            raise ConfigError("--set resume is not possible: use --resume DIR")
         if resume is not None:
             _run(by_hand, folder=resume, resume=True)
             return
         base = configuration.named(config, by_hand.get("method"))
         if base["preset"] and "preset" in by_hand and config is not None:
-            raise ConfigError(f"{config} is a preset, and --set preset names another: give one of them")
+            raise ConfigError(f"{config} is a preset, and --set preset names another preset: give only one of them")
         complete = configuration.resolve(base | by_hand, over=by_hand.keys())
         folder = (
             Path(complete.out) if complete.out else _quietly("fedhet.server.app").new_folder(Path("runs"), complete)
@@ -125,7 +125,7 @@ def compare(
         comparing = _quietly("fedhet.comparing")
         tuning = comparing.Tuning(tuning_grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
-            raise ConfigError("--tune-runs: there is nothing to tune; name keys and their values with --tune")
+            raise ConfigError("--tune-runs has no effect without --tune: give values with --tune KEY=V1,V2")
         how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
         done = comparing.compare(methods, chosen, seeds=reported, out=out, **how)
         done.check()
@@ -266,15 +266,15 @@ def keys(
 
 
 def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
-    """Return the keys set by `--set` or by options; raises a ConfigError for one without a value or set twice."""
+    """Return the keys set by `--set` or by options; raises a ConfigError if a key has no value or is set twice."""
     chosen: dict[str, Any] = parse_settings(settings or ())
     for key, value in options.items():
         if value is None:
             continue
         if key in chosen:
-            raise ConfigError(f"--{key} {value} and --set {key} say the same: give one of them")
+            raise ConfigError(f"--{key} {value} and --set {key} set the same key: give only one of them")
         if value == "":
-            raise ConfigError(f"--{key}: there is no value; give one, or leave the option out")
+            raise ConfigError(f"--{key} has an empty value: give a value, or leave the option out")
         chosen[key] = str(value) if isinstance(value, Path) else value
     return chosen
 
@@ -309,7 +309,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """Import a module, and then silence Flower's logger, whose level the import sets."""
+    """Import a module, and then limit Flower's logger to warnings, since the import sets its level."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module
@@ -317,10 +317,10 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 
 @contextmanager
 def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
-    """Print errors as messages, and exit with 2 for bad input and with 1 for a failed run.
+    """Context in which errors are printed as messages; exits with code 2 for invalid input, and 1 for a failed run.
 
     Args:
-        everything_is_input: treat all errors as bad input.
+        everything_is_input: treat all errors as invalid input.
         stopped: the message if the command is interrupted.
     """
     with ended_by_signals():

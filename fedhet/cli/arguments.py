@@ -13,9 +13,9 @@ from fedhet.methods import registry
 
 
 def path_of(name: str | Path) -> Path:
-    """Return the path of a name; refuse an empty name, which would be the working folder."""
+    """Convert an argument to a path; raises an error if it is empty, since an empty path is the working directory."""
     if not str(name) or "\0" in str(name):
-        raise typer.BadParameter("this is no name of a file or folder: give one, or leave the option out")
+        raise typer.BadParameter("this is not the name of a file or folder: give a name, or leave the option out")
     return Path(name).expanduser()
 
 
@@ -34,7 +34,7 @@ def _settings(incomplete: str) -> list[str]:
 
 
 def place(help: str, metavar: str = "DIR") -> Any:
-    """Return an option that is a file or folder."""
+    """Return a typer option whose value is the path of a file or folder."""
     return typer.Option(metavar=metavar, help=help, parser=path_of)
 
 
@@ -63,7 +63,7 @@ TuneRuns = Annotated[
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Parse whole numbers separated by commas; raises a ConfigError that names the option."""
+    """Parse whole numbers separated by commas; raises a ConfigError with the option's name if this fails."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -71,7 +71,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of `--tune` by key; raises a ConfigError for a key without values or named twice."""
+    """Return the values of `--tune` by key; raises a ConfigError if a key has no values or is given twice."""
     grid: dict[str, list[Any]] = {}
     for text in settings:
         name, equals, values = text.partition("=")
@@ -79,6 +79,6 @@ def tuning_grid(settings: Sequence[str]) -> dict[str, list[Any]]:
         if not equals or not all(value.strip() for value in values.split(",")):
             raise ConfigError(f"--tune {text}: write KEY=V1,V2,..., or NAME:KEY=V1,V2,... for one of the methods")
         if name.strip() in grid:
-            raise ConfigError(f"--tune {text}: {name.strip()} is tuned twice; name all of its values at once")
+            raise ConfigError(f"--tune {text}: {name.strip()} is given twice; give all of its values in one --tune")
         grid[name.strip()] = [parse_setting(f"{key}={value.strip()}")[1] for value in values.split(",")]
     return grid

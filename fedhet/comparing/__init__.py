@@ -1,4 +1,4 @@
-"""Compare methods over several seeds, with the same clients, data, splits, participation and rounds for all."""
+"""Compare methods over several seeds; all methods have the same clients, data, splits, participation and rounds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,14 @@ __all__ = ["Comparison", "Tuning", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison: the variants' results, the baseline of differences, and by name why runs `failed`."""
+    """A finished comparison of variants, which are methods with their settings.
+
+    Attributes:
+        folder: the folder of the comparison.
+        results: the result of each variant, over its seeds.
+        baseline: the result from which differences are computed.
+        failed: the reason of failure of each failed run, by the run's name.
+    """
 
     folder: Path
     results: Sequence[VariantResult] = field(repr=False)
@@ -50,30 +57,30 @@ class Comparison:
 
     @property
     def reasons(self) -> Iterator[tuple[str, str]]:
-        """Yield names of failed runs and why they failed; those with one reason are together."""
+        """Yield each reason of failure, after the names of the runs that failed for that reason."""
         for reason, names in grouped((reason, name) for name, reason in self.failed.items()).items():
             yield ", ".join(names), reason
 
     @property
     def failure(self) -> str:
-        """A message with the number of failed runs and the reasons; empty if none failed."""
+        """A message with the number of failed runs and the reasons, or an empty string if no run failed."""
         reasons = "\n".join(f"  {names}: {reason}" for names, reason in self.reasons)
         wanted = sum(result.seeds_wanted for result in self.results)
         message = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
         return message if self.failed else ""
 
     def check(self) -> None:
-        """Raise a `FedhetError` with the reasons if some runs did not complete."""
+        """Raise a `FedhetError` with the reasons if any run failed."""
         if self.failed:
             raise FedhetError(self.failure)
 
     def tables(self) -> list[list[list[str]]]:
-        """Return the tables of accuracies, of clients' gains (if known), and of costs."""
+        """Return tables of accuracies, of clients' gains over training without exchange (if known), and of costs."""
         tables = [accuracies(self.results, self.baseline), gains(self.results), costs(self.results)]
         return [table for table in tables if len(table[0]) > 1]
 
     def plot(self) -> Figure:
-        """Draw accuracy by round and after the last one."""
+        """Draw the accuracies of the variants by round and after the last round."""
         return comparison_figure(self.results)
 
     def _repr_html_(self) -> str:
@@ -95,31 +102,33 @@ def compare(
     tuning: Tuning | None = None,
     console: "Console | None" = None,
 ) -> Comparison:
-    """Run every method with every seed; write `comparison.csv`, `.md`, `.png` and `.html` into `out`, print the table.
+    """Run every method with every seed, print a table, and write `comparison.csv`, `.md`, `.png`, `.html` into `out`.
 
-    Each run lies in `out/<variant>-seed<seed>/`. Started again with the same settings, a comparison keeps its completed
-    runs and resumes interrupted and failed ones.
+    The run directories are `out/<variant>-seed<seed>/`. If called again with the same settings, a comparison keeps
+    completed runs, and resumes interrupted and failed ones.
 
     Args:
-        methods: names, or `[NAME=]METHOD,KEY=VALUE,...` for a variant with its own settings, in the table's order.
-        config: settings for all, as for `fedhet.run` (`seed`, `out`, `engine` and `workers` are set here). Setting a
-            key of one method sets it for all methods that share it, unless they have their own value. Other settings
-            are the first method's defaults, and a method's own keys come from its preset of the same name. All get the
-            public examples and closing epochs that one method needs. With `rounds = 0`, one method must determine the
-            number of rounds; one-shot methods get one round.
+        methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
+            its own settings.
+        config: settings for all methods, as for `fedhet.run`; a comparison sets `seed`, `out`, `engine` and `workers`
+            itself. Setting a key of one method sets it for all methods that share the key. Keys that are not set have
+            the first method's defaults, and a method's own keys those of its preset. If one method needs public
+            examples or closing epochs, all methods get them. With `rounds = 0`, one method must determine the number
+            of rounds; one-shot methods run for one round.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
         task: the task of the user's data: a `fedhet.Task` or its name.
         out: folder of the comparison; by default a folder in `runs/` named after the methods.
-        jobs: runs at a time, each in a process with one thread; by default one for each core or 4 GiB of GPU memory.
-        baseline: the variant to which differences are taken; by default the first.
-        tuning: settings to try for each method, on validation parts, before the runs.
-        console: where progress and tables go; by default standard output.
+        jobs: number of simultaneous runs, each in a process with one thread; by default one for each core or for each
+            4 GiB of GPU memory.
+        baseline: the variant from which differences are computed; by default the first.
+        tuning: settings to try for each method before the runs, measured on validation examples.
+        console: console for progress and tables; by default standard output.
 
     Raises:
-        ConfigError: the settings are invalid, or a folder in `out` holds a run with other settings.
-        FedhetError: all runs failed; if some completed, see `Comparison.failed`.
+        ConfigError: the settings are invalid, or a folder in `out` contains a run with other settings.
+        FedhetError: all runs failed; if only some failed, see `Comparison.failed`.
     """
     check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
@@ -129,7 +138,7 @@ def compare(
     functions = UserFunctions(model, data, task)
     settings, execute = prepared(config, functions, out, jobs, console)
     if not variants or not seeds:
-        raise ConfigError("a comparison needs at least one method and one seed")
+        raise ConfigError("a comparison needs at least one method and one seed: add them to methods and seeds")
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
@@ -140,7 +149,7 @@ def compare(
 def _compared(
     shared: SharedSettings, seeds: Sequence[int], out: Path, baseline: str, tuning: Tuning | None, execute: Execution
 ) -> Comparison:
-    """Tune, carry out the runs, and write and print the results."""
+    """Tune the variants if requested, carry out the runs, and write and print the results."""
     for note in shared.notes:
         execute.tell(note)
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
@@ -171,7 +180,7 @@ def _compared(
 
 
 def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
-    """Write the files of a comparison; `more` sections go into its page."""
+    """Write the files of a comparison; `more` are further sections of its HTML page."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))

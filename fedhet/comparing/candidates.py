@@ -1,4 +1,4 @@
-"""Find the methods that can serve a federation's clients, and why the others cannot."""
+"""Find the methods that can train a federation's clients, and the reasons why other methods cannot."""
 
 import dataclasses
 import logging
@@ -25,12 +25,12 @@ CONTROL = "local"
 
 @dataclass(frozen=True)
 class Candidates:
-    """The methods that can and cannot serve.
+    """The methods that can train all clients of a federation, and those that cannot.
 
     Attributes:
-        choices: by method that can serve all clients, the keys of its own that must be changed for that.
-        alone: the methods among them whose clients exchange nothing.
-        refused: by method, why it cannot serve.
+        choices: methods that can train all clients, each with the keys that had to be changed and their values.
+        alone: the methods in `choices` whose clients exchange nothing.
+        refused: methods that cannot train all clients, each with the reason.
     """
 
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -47,12 +47,12 @@ def ask(
     allow: str | None,
     labels: bool,
 ) -> Candidates:
-    """Find the methods that can serve the clients, by a handshake of each with untrained clients.
+    """Find the methods that can train the clients, by a handshake of each method with untrained clients.
 
-    A method that cannot serve as configured changes keys of its own (`option(at_need=...)`), as few as possible.
+    If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
 
     Args:
-        methods: names or references.
+        methods: names of methods, or references `package.module:name`.
         base: the settings for all methods.
         functions: the user's models and data.
         seed: seed of the clients' data and models.
@@ -89,9 +89,9 @@ def ask(
 def _first_serving(
     tries: Iterable[tuple[Choice, Config]], refusal: Callable[[Config], str]
 ) -> tuple[Choice, Config, str]:
-    """Return the first configuration that can serve, or the first one of all with the reason why none can.
+    """Return the first configuration that can train the clients; if none can, the first one and the reason.
 
-    Configurations with the same traits have the same answer.
+    Configurations with the same traits are asked only once.
     """
     known: dict[tuple[Traits, bool], str] = {}
     refused = []
@@ -122,7 +122,7 @@ def _configurations(
 
 
 def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str], labels: bool) -> str:
-    """Return why a configured method cannot serve all clients; empty if it can."""
+    """Return the reason why a configured method cannot train all clients, or an empty string if it can."""
     try:
         client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
         if not registry.traits(config).serves_clients:
@@ -137,7 +137,7 @@ def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str,
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line; if all clients have it, only the reason."""
+    """Return an error's message in one line, without the clients' names if all clients failed for one reason."""
     first, *others = [" ".join(line.split()) for line in str(error).splitlines()] or [type(error).__name__]
     if first == NOBODY:
         first = ""
@@ -147,7 +147,7 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def _silently() -> Iterator[None]:
-    """Silence the log of refusals."""
+    """Context in which clients' refusals are not logged."""
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -18,7 +18,7 @@ SET_HERE = PLACES - {"report"} | {"seed"}
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a comparison: a method, by name or `package.module:name`, with its own settings."""
+    """A variant in a comparison: a method, given by name or `package.module:name`, with its own settings."""
 
     name: str
     method: str
@@ -28,7 +28,7 @@ class Variant:
 def without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
-    """Yield a sentence for each key without effect: of a variant for itself, or of all for every variant."""
+    """Yield a sentence for each key that a user set and that has no effect for its variant or for all variants."""
     families = {config.family for config in completed.values()}
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
@@ -42,10 +42,10 @@ def without_effect(
 
 
 def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that compared methods share with a method whose key is chosen, unless they are chosen themselves.
+    """Extend the keys that a user set for one method to the other compared methods with the same key.
 
     Methods share a key if their `Parameters` inherit it from the same class, such as `SizedParameters.widths`. A key
-    that is chosen for several methods with different values counts for no other method.
+    that is set for several methods to different values is not extended. Returns only the additional keys.
     """
     families = {registry.method(variant.method).family for variant in variants}
     values: dict[str, list[Any]] = {}
@@ -59,7 +59,7 @@ def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> 
 
 
 def _field(family: str, name: str) -> Any:
-    """Return the field of a method's own key, or None; methods that share a key have the same object."""
+    """Return the dataclass field of a method's own key, or None; methods that share a key share the field."""
     if family not in registry.methods():
         return None
     keys: Any = registry.method(family).Parameters

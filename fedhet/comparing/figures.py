@@ -13,7 +13,7 @@ from fedhet.results.plotting import BLUE, INK, ORANGE, draw_line, label_axes, lo
 
 
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
-    """Draw personal accuracy by round, mean and spread over seeds, and below it the accuracies after the last one."""
+    """Draw the personal accuracy by round (mean and spread over seeds) and, below, accuracies after the last round."""
     results = [result for result in results if result.outcomes]
     metric = results[0].outcomes[0].files.metric
     height = 0.2 + 0.5 * len(results)  # of the bars
@@ -27,9 +27,9 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
 
 
 def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
-    """Plot the sorted gains of clients over training alone, one line for each method; None without gains.
+    """Plot the clients' sorted gains over training without exchange (`local`), or return None without gains.
 
-    A line has the clients of all seeds.
+    Each method has one line, with the clients of all seeds.
     """
     figure, (axes,) = new_figure(2.9)
     for position, result in enumerate(results):
@@ -59,7 +59,7 @@ def _draw_curves(axes: Axes, results: Sequence[VariantResult]) -> None:
 
 
 def _draw_bars(axes: Axes, results: Sequence[VariantResult]) -> None:
-    """Draw each variant's bars, and its name below them."""
+    """Draw a group of bars for each variant, with its name below."""
     place = 0.0
     for result in results:
         for which, colour in (("personal", BLUE), ("global", ORANGE)):

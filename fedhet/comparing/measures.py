@@ -32,9 +32,9 @@ class RunOutcome:
 
     Attributes:
         run: the planned run.
-        files: its files.
-        values: the `MEASURES` by name; None if there is no value.
-        gains: by client, its accuracy minus that of the same client under `local` with the same seed; may be empty.
+        files: the files in the run directory.
+        values: the `MEASURES` by name, None for a measure without a value.
+        gains: each client's accuracy minus its accuracy under `local` with the same seed; empty if unknown.
     """
 
     run: PlannedRun
@@ -56,14 +56,14 @@ class RunOutcome:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """By client, why it never took part or failed when it was scored."""
+        """Clients that never took part or failed in the last evaluation, each with the reason."""
         _, failed = self.files.measured("common" if self.run.settings.test_on == "global" else "own")
         return never_took_part(self.files.rows) | failed
 
 
 @dataclass(frozen=True)
 class VariantResult:
-    """A variant over its completed seeds."""
+    """The completed runs of a variant, with statistics over seeds."""
 
     variant: str
     seeds_wanted: int
@@ -72,7 +72,7 @@ class VariantResult:
 
     @property
     def label(self) -> str:
-        """The name, with a star if all clients got the same model because the method needs equal architectures."""
+        """The variant's name, with a star if all clients got one architecture because the method requires this."""
         return self.variant + (" *" if self.equalised else "")
 
     @property
@@ -81,17 +81,17 @@ class VariantResult:
         return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:
-        """Return the mean over seeds; None if no run has the measure."""
+        """Return the mean of a measure over seeds, or None if no run has the measure."""
         values = self._by_seed(measure).values()
         return statistics.fmean(values) if values else None
 
     def spread(self, measure: str) -> float | None:
-        """Return the sample standard deviation over seeds; None for fewer than two."""
+        """Return the sample standard deviation of a measure over seeds, or None for fewer than two seeds."""
         values = self._by_seed(measure).values()
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """Return this variant minus another, paired over seeds; None if no seed has both."""
+        """Return the difference of a measure to another variant, paired over seeds, or None without a common seed."""
         return paired_difference(self._by_seed(measure), other._by_seed(measure))
 
     def _by_seed(self, measure: str) -> dict[int, float]:
@@ -104,14 +104,14 @@ def differences(results: Iterable[VariantResult], baseline: VariantResult) -> di
 
 
 def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, float]:
-    """Return the p-values of these differences, corrected for their number (Holm)."""
+    """Return the p-values of the `differences` to the baseline, with Holm's correction for their number."""
     found = differences(results, baseline).items()
     known = {variant: p for variant, each in found if each is not None and (p := each.p) is not None}
     return dict(zip(known, holm(list(known.values())), strict=True))
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Return the results of each variant, in order of the runs, without the runs named in `failed`."""
+    """Return the result of each variant, in order of the runs; runs whose names are in `failed` are left out."""
     results = []
     for variant, planned in grouped((run.variant, run) for run in runs).items():
         outcomes = [_outcome(run, read_run(run.folder)) for run in planned if run.name not in failed]
@@ -121,7 +121,7 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def is_local(result: VariantResult) -> bool:
-    """Whether a variant is training alone without a public dataset."""
+    """Return whether a variant is local training without exchange (`local`) and without a public dataset."""
     return any(
         each.run.settings.method_name == "local" and each.run.settings.parameters.public == "unused"
         for each in result.outcomes

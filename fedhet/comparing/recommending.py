@@ -1,7 +1,7 @@
 """Recommend a method for a federation's own clients, models and data, within a time budget.
 
-The methods that can serve the clients try configurations on validation parts. The best of them are then compared, on
-test parts and with other seeds, with the methods without exchange.
+The methods that can train the clients try configurations on validation examples. The best methods are then compared
+with local training without exchange, on test examples and with other seeds.
 """
 
 import json
@@ -56,15 +56,15 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method, and the reasons.
+    """The recommended method, and the reasons for the recommendation.
 
     Attributes:
-        folder: where all files are.
-        method: the recommended method; one without exchange if nothing beats training alone.
+        folder: the folder of all files.
+        method: the recommended method; one without exchange if no federated method is better.
         beats_alone: whether the best federated method beats every method without exchange.
-        verdict: the winner and its gain in sentences.
-        settings: the settings to continue with, as in `recommended.toml`.
-        refused: by name, why other methods cannot serve, cost too much, or completed no trial.
+        verdict: a description of the best method and its gain.
+        settings: the recommended settings, as in `recommended.toml`.
+        refused: methods that cannot train the clients, cost too much or completed no trial, each with the reason.
         comparison: the comparison of the best methods with those without exchange.
     """
 
@@ -93,9 +93,9 @@ def recommend(
     jobs: int | None = None,
     console: "Console | None" = None,
 ) -> Recommendation:
-    """Find out which method serves these clients best, and whether any beats training alone.
+    """Find the best method for these clients, and whether it is better than training without exchange.
 
-    If called again with the same settings, it keeps completed runs and has the whole budget again.
+    If called again with the same settings, completed runs are kept, and the whole budget is available again.
 
     Args:
         config: settings for all methods, as for `fedhet.compare`.
@@ -103,18 +103,20 @@ def recommend(
         data: the clients' data, as for `fedhet.run`.
         task: the task of the user's data.
         methods: methods to try in addition to those without exchange; by default all.
-        allow: kinds of arrays that may leave the clients (`fedhet.client.policy.KINDS`), with commas; None: all.
-        max_bytes: the most that a client may send and receive in a round, such as `"500 KB"`; None: no limit.
-        budget: the total time, such as `"30m"` or seconds.
-        public_labels: whether labels of a configured public dataset are known; the user's data show whether they are.
-        seeds: seeds of the comparison, as many as there is time for.
+        allow: comma-separated kinds of arrays that may leave the clients (`fedhet.client.policy.KINDS`); by default
+            all.
+        max_bytes: the most bytes that a client may send and receive in a round, such as `"500 KB"`; by default no
+            limit.
+        budget: the total time, such as `"30m"`, or a number of seconds.
+        public_labels: whether the labels of a configured public dataset are known; has no effect on the user's data.
+        seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
         out: folder for all files; by default `runs/recommend`.
-        jobs: runs at a time, as for `fedhet.compare`.
-        console: where progress and tables go; None: standard output.
+        jobs: number of simultaneous runs, as for `fedhet.compare`.
+        console: console for progress and tables; by default standard output.
 
     Raises:
         ConfigError: the settings are invalid.
-        FedhetError: the clients cannot train alone, or the budget ended before training alone had a result.
+        FedhetError: training without exchange failed, or did not complete within the budget.
     """
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
@@ -139,7 +141,7 @@ def recommend(
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
-    """Return a number with a unit in the first of these units; a ConfigError unless it is above 0."""
+    """Convert a number with one of these units, such as `30m`, to the basic unit; raises a ConfigError if invalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
@@ -148,16 +150,16 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
 
 
 def _tell_answers(candidates: Candidates, execute: Execution) -> None:
-    """Print the methods that can and cannot serve; raises a `FedhetError` if the clients cannot train alone."""
+    """Print which methods can train the clients; raises a `FedhetError` if even training without exchange fails."""
     execute.tell(f"{', '.join(candidates.choices)} can serve")
     for name, reason in candidates.refused.items():
         execute.tell(f"{name} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
-        raise FedhetError(f"these clients cannot even train alone: {candidates.refused[CONTROL]}")
+        raise FedhetError(f"the method local cannot train these clients: {candidates.refused[CONTROL]}")
 
 
 def _alone(name: str) -> bool:
-    """Whether a method's clients exchange nothing, with its default keys."""
+    """Return whether clients exchange nothing under a method with its default settings."""
     try:
         method = registry.method(name)
         return not method.traits_of(method.Parameters()).communicates
@@ -166,7 +168,7 @@ def _alone(name: str) -> bool:
 
 
 def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
-    """Return a method's trials: its learning rate and others, or a single trial if the rate has no effect."""
+    """Return a method's trials: with its own learning rate and others, or one trial if the rate has no effect."""
     rate = shared.settings(name, SEED, choice).learning_rate
     trials = [{**choice, RATE: float(f"{factor * rate:.3g}")} for factor in FACTORS]
     if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
@@ -177,8 +179,8 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
     """Run the methods' first trials, then their second ones, and so on until the deadline.
 
-    A trial that not all methods completed before the deadline does not count, except the first. Returns the searches,
-    and by name why methods are left out.
+    After the first trials, only trials that all methods completed before the deadline count. Returns the searches, and
+    the methods that are left out, each with the reason.
     """
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
@@ -207,14 +209,14 @@ def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> t
 
 
 def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
-    """Return headings and the best trial of each method, best first."""
+    """Return a table with the best trial of each method, in order of accuracy."""
     best = sorted((each.best for each in searches.values() if each.completed), key=lambda tried: -(tried.accuracy or 0))
     lines = [[tried.variant, format_value(tried.accuracy), tried.words] for tried in best]
     return [["method", "validation", "settings"], *lines]
 
 
 def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
-    """Return the best trial of each method in `alone` and of the two best others, with the control first."""
+    """Return the best trials of the methods in `alone` and of the two best other methods, with `local` first."""
     best = [each.best for name, each in searches.items() if each.completed and name not in left]
     best.sort(key=lambda tried: (tried.variant != CONTROL, -(tried.accuracy or 0)))
     others = [tried for tried in best if tried.variant not in alone][:FINALISTS]
@@ -222,7 +224,7 @@ def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Col
 
 
 def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple[list[PlannedRun], dict[str, str]]:
-    """Run the best configurations with other seeds until the deadline; return the runs and the failures."""
+    """Run the best configurations with other seeds until the deadline; return the runs, and failures with reasons."""
     runs, failed = list[PlannedRun](), dict[str, str]()
     tuner.execute.tell(f"comparison on test parts: {', '.join(each.variant for each in best)}")
     for seed in seeds:
@@ -235,7 +237,7 @@ def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple
         runs += ended
     if not any(run.variant == CONTROL and run.name not in failed for run in runs):
         reasons = "\n".join(failed.values()) or "increase --budget; the same command continues"
-        raise FedhetError(f"training alone has no result on test parts within the budget:\n{reasons}")
+        raise FedhetError(f"the method local has no result on test examples within the budget:\n{reasons}")
     return sorted(runs, key=lambda run: [each.variant for each in best].index(run.variant)), failed
 
 
@@ -247,7 +249,7 @@ def _conclude(
     failed: Mapping[str, str],
     tuner: Tuner,
 ) -> Recommendation:
-    """Judge the methods; write and print the results."""
+    """Select the recommended method from the runs; write and print the results."""
     execute, out, results = tuner.execute, tuner.folder.parent, measure(runs, failed)
     ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
     controls = [each for each in ranked if each.variant in without_exchange]
@@ -273,7 +275,7 @@ def _conclude(
 
 
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
-    """Return the verdict in sentences."""
+    """Return a sentence on whether the best federated method is better than training without exchange."""
     best = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
         return f"Nothing beats training alone here, since no federated method has a result: {best}."
@@ -289,7 +291,7 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
 
 
 def _settings_of(shared: SharedSettings, name: str, choice: Choice) -> dict[str, Value]:
-    """Return a method's best settings, without defaults and without keys of where a run is carried out."""
+    """Return a method's best settings, without defaults and without keys such as folders and engine."""
     complete = shared.settings(name, 0, {**choice, **WHOLE})
     plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
     without = ineffective(complete, registry.traits(complete), shared.functions.replacing(complete))

@@ -40,14 +40,14 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 
 
 def check_out(out: Path) -> None:
-    """Raise a `ConfigError` if a folder cannot be written to, or links in it lead out of it."""
+    """Raise a `ConfigError` if a folder cannot be written to, or contains links to places outside of it."""
     check_place(out)
     for path in chain.from_iterable(map(out.glob, WRITTEN)):
         check_links(path, out)
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Raise a `FedhetError` with every folder that holds another run, or if data or models are not available."""
+    """Raise a `FedhetError` if folders contain other runs, or if data or models are not available."""
     runs = list(runs)
     if problems := [problem for run in runs if (problem := _conflict(run, functions))]:
         raise ConfigError("\n".join(problems))
@@ -61,7 +61,7 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 
 
 def _conflict(run: PlannedRun, functions: UserFunctions) -> str | None:
-    """Return why the run's folder cannot be used; None if it can."""
+    """Return the reason why the run's folder cannot be used, or None if it can."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
@@ -83,7 +83,7 @@ def _conflict(run: PlannedRun, functions: UserFunctions) -> str | None:
 
 
 def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
-    """Return why the run in the folder had another model, data or task; None if it had not, or if there is none."""
+    """Return how the user's model, data or task differ from those of the run in the folder, or None."""
     if not any(run.folder.glob("checkpoint/*.safetensors")):
         return None
     config = functions.adapted(run.settings).replace(device="cpu")
@@ -95,7 +95,7 @@ def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
 
 
 def why_incomplete(run: PlannedRun) -> str | None:
-    """Return why the folder holds no completed run; None if it does."""
+    """Return the reason why the run in the folder did not complete, or None if it completed."""
     summary = (read_run(run.folder).summary if (run.folder / "config.toml").is_file() else None) or {}
     return None if summary.get("status") == "completed" else str(summary.get("error", "ended without completing"))
 
@@ -107,7 +107,7 @@ def prepared(
     jobs: int | None,
     console: Console | None,
 ) -> tuple[dict[str, Any], "Execution"]:
-    """Check arguments of `compare` and `recommend`; return the complete settings, and what carries out runs."""
+    """Check arguments of `compare` and `recommend`; return the complete settings and the `Execution` of runs."""
     children.prepare("matplotlib.backends.backend_agg")  # imported while the arguments are checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     settings = configuration.completed(config, functions.words.keys())
@@ -120,13 +120,13 @@ def prepared(
 
 @dataclass(frozen=True)
 class Execution:
-    """Carries out runs.
+    """Carries out runs in child processes, several at a time.
 
     Attributes:
-        function: is called like `fedhet.run`; cloudpickle must be able to copy it.
-        at_once: the number of runs at a time.
-        console: where progress goes.
-        deadline: on the clock of `time.monotonic()`; runs that have not ended then are stopped, and can be resumed.
+        function: function with the arguments of `fedhet.run`, which cloudpickle can copy.
+        at_once: the number of simultaneous runs.
+        console: console for progress and tables.
+        deadline: time of `time.monotonic()` at which runs are stopped; they can be resumed later.
     """
 
     function: Callable[..., object]
@@ -135,7 +135,7 @@ class Execution:
     deadline: float = math.inf
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
-        """Complete the runs before the deadline; return the names of failed runs, with the reasons."""
+        """Carry out the runs that are not complete, until the deadline; return the reasons of failed runs by name."""
         ended = [run.name for run in runs if why_incomplete(run) is None]
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
@@ -157,11 +157,11 @@ class Execution:
         return failed
 
     def tell(self, words: str) -> None:
-        """Print lines without markup."""
+        """Print lines of text; markup in them has no effect."""
         self.console.print(printable(words, keep="\n"), markup=False)
 
     def show(self, table: RenderableType) -> None:
-        """Print a table; in a file it is as wide as it needs."""
+        """Print a table, without a limit on its width if the output is a file."""
         whole = self.console if self.console.is_terminal else text.console(file=self.console.file, width=WIDEST)
         whole.print(table, soft_wrap=True)
 
@@ -179,7 +179,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Job:
-    """A call with a name, a file for its output, and torch's default dtype."""
+    """A named function call for a child process, with a file for its output and torch's default dtype."""
 
     name: str
     call: Callable[[], object]

@@ -61,16 +61,16 @@ def _variant(text: str) -> Variant:
     name = match["name"] or registry.method(method).name
     settings = parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
-        raise ConfigError(f"{name}: {', '.join(same)} must be the same for all variants of a comparison")
+        raise ConfigError(f"{name}: {', '.join(same)} must be equal for all variants: set it for the whole comparison")
     prefix = registry.method(method).family
     if others := sorted(key for key in settings if "." in key and key.rpartition(".")[0] != prefix):
-        raise ConfigError(f"{name}: {', '.join(others)} is no key of {prefix}")
+        raise ConfigError(f"{name}: {', '.join(others)} is not a key of {prefix}: see fedhet keys {prefix}")
     return Variant(name, method, settings)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a comparison; `equalised` if all clients get one model because the method needs that."""
+    """A planned run of a comparison; `equalised` means that the method requires one architecture for all clients."""
 
     variant: str
     seed: int
@@ -91,8 +91,8 @@ class SharedSettings:
     Attributes:
         for_all: the shared settings.
         own: by variant, its own settings, such as the method.
-        fixed: by variant, the keys that it sets itself, which are not tuned.
-        equalised: variants whose clients all get one model because the method needs that.
+        fixed: by variant, the keys that are set in the variant itself and are therefore not tuned.
+        equalised: variants whose clients all get one architecture because the method requires this.
         notes: remarks on the settings, printed below the tables.
         functions: the user's models and data.
     """
@@ -105,12 +105,12 @@ class SharedSettings:
     functions: UserFunctions
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return a variant's settings with those of `choice`; raises a `ConfigError` if they are invalid."""
+        """Return a variant's settings, changed by `choice`; raises a `ConfigError` if they are invalid."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
     def plan(self, variant: str, seed: int, folder: Path, choice: Mapping[str, Value] | None = None) -> PlannedRun:
-        """Return the run with these settings; raises like `settings`."""
+        """Return the planned run of a variant with one seed; raises a `ConfigError` if the settings are invalid."""
         return PlannedRun(variant, seed, self.settings(variant, seed, choice), folder, variant in self.equalised)
 
 
@@ -124,7 +124,7 @@ def shared_settings(
 ) -> SharedSettings:
     """Determine the settings that the variants share (see `compare`); raises a `FedhetError` with all problems.
 
-    With `strict`, chosen keys that have no effect for any variant are refused.
+    With `strict`, a key that the user sets but that has no effect for any variant is an error.
     """
     flat = configuration.flattened(config)
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
@@ -176,12 +176,12 @@ def shared_settings(
 
 
 def _first(variants: Sequence[Variant], alike: Mapping[str, Config], key: str) -> Variant:
-    """Return the first variant for which a chosen key has an effect: others reset it to its default."""
+    """Return the first variant for which a key has an effect, since other variants reset the key to its default."""
     return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield the remarks on keys of the variants' settings, each once, with the variants that it concerns."""
+    """Yield each remark on the variants' keys once, after the names of the variants that it concerns."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -193,7 +193,7 @@ def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str
 
 
 def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapping[str, Config]) -> Iterator[str]:
-    """Yield a note if a variant's rounds are those that another one needs."""
+    """Yield a note if a variant's number of rounds was determined by another variant."""
     if 0 not in rounds.values() or not rounds[variant.name] or "rounds" in variant.settings:
         return
     settling = next(name for name, config in completed.items() if not config.rounds)
@@ -203,13 +203,13 @@ def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapp
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of the preset; those of the preset `own` depend on the method."""
+    """Return the settings of the preset in `base`; the preset `own` has different settings for each method."""
     name = str(base.get("preset", ""))
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
 def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods' own keys from their presets with the same name as the preset for all."""
+    """Return the methods' own keys from their presets that have the name of the common preset, such as `digits`."""
     methods = [registry.method(variant.method) for variant in variants]
     for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
@@ -219,20 +219,20 @@ def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a method's preset with the same name as the preset for all; empty if there is none."""
+    """Return the settings of a method's preset that has the name of the common preset; empty without such a preset."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _training_for_all(base: Mapping[str, Any], first: Variant) -> dict[str, Value]:
-    """Return optimiser and learning rate of all variants, which do not depend on what suits the first method."""
+    """Return the optimiser and learning rate for all variants, before adaptation to the first method."""
     flat = configuration.resolve({**base, "rounds": 1, "method": first.method}, strict=False).flat()
     return {key: flat[key] for key in OPTIMISER}
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
-    """Return optimiser and learning rate of a method that does not train networks; empty for other methods.
+    """Return optimiser and learning rate of a method that trains something other than networks; empty for others.
 
     They come from the method's own preset and, for a user's models, from `Parameters.suited`.
     """
@@ -247,7 +247,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFun
 def _own_settings(
     variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return a variant's own settings, and notes; the optimiser and rate in `wanted` count unless the user set them."""
+    """Return a variant's own settings and notes on them; `wanted` has the optimiser and rate that suit the method."""
     settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
     settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
     notes = []
@@ -264,7 +264,7 @@ def _own_settings(
 
 
 def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: UserFunctions) -> dict[str, int]:
-    """Return the key `rounds` of each variant."""
+    """Return the number of rounds (key `rounds`) of each variant."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
     first = methods[variants[0].name]
@@ -283,7 +283,7 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: Use
 
 
 def settled_rounds(config: Config, functions: UserFunctions = UserFunctions()) -> int:  # noqa: B008 - it is frozen
-    """Return the rounds that a method needs, by a handshake; raises a `FedhetError` if no client can serve."""
+    """Return the number of rounds that a method determines in a handshake; raises a `FedhetError` if that fails."""
     rounds: int = shake_hands(config, functions, functions.public_dataset(config)).config.rounds
     return rounds
 
@@ -295,9 +295,9 @@ def shake_hands(
     node_config: Mapping[str, str] = MappingProxyType({}),
     begun: Path | None = None,
 ) -> Any:
-    """Return the method's strategy after a handshake with clients, whose nodes have the config `node_config`.
+    """Return the method's strategy after a handshake with simulated clients, whose nodes have the given `node_config`.
 
-    Raises a `FedhetError` if no client can serve, or if a client cannot continue the run in the folder `begun`.
+    Raises a `FedhetError` if no client can take part, or if a client cannot continue the run in the folder `begun`.
     """
     with tempfile.TemporaryDirectory() as folder, process_restored():
         config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")
@@ -310,5 +310,5 @@ def shake_hands(
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return the values without repetitions, in their order."""
+    """Return the values in their order, without repetitions."""
     return list(dict.fromkeys(values))

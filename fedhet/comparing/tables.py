@@ -29,7 +29,7 @@ _COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "step
 
 
 def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> "Table":
-    """Return headings and rows as a table for a terminal, and the notes below it."""
+    """Return a table for a terminal with headings (the first line), rows, and notes below."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -49,7 +49,7 @@ def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> li
 
 
 def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str]) -> str:
-    """Return the whole table as Markdown, and the notes."""
+    """Return the `whole_table` and the notes as Markdown."""
     headings, *lines = whole_table(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
@@ -57,12 +57,12 @@ def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: S
 
 
 def _in_markdown(cell: str) -> str:
-    """Escape markup in a cell: a client's architecture may have any name."""
+    """Escape Markdown in a cell, since names of architectures may contain any characters."""
     return re.sub(r"([|<`\\]|(?<=\])\()", r"\\\1", cell)
 
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
-    """Yield a heading and one row a run, then rows over seeds: `mean`, `std`, the paired `difference`, and its `p`."""
+    """Yield headings and a row for each run, then rows over seeds: `mean`, `std`, paired `difference`, and its `p`."""
     yield ["method", "seed", "models", "equal_architectures", *MEASURES]
     for result in results:
         for each in result.outcomes:
@@ -82,7 +82,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 
 def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return headings and a line for each variant: accuracies and the difference to the baseline."""
+    """Return a table with a line for each variant: its accuracies and the difference to the baseline."""
 
     def seeds(result: VariantResult) -> str:
         completed = len(result.outcomes)
@@ -101,7 +101,7 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
 
 
 def _lines(results: Sequence[VariantResult], columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return headings and a line for each variant, with its name first."""
+    """Return a table with a line for each variant: its name, and its cell of each column."""
     rows = zip((result.label for result in results), *columns.values(), strict=True)
     return [["method", *columns], *map(list, rows)]
 
@@ -111,7 +111,7 @@ def _cell(value: float | None, written: Callable[[float], str]) -> str:
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """Return the accuracies that have a column: all that differ from the personal one."""
+    """Return the accuracies that have a column: the personal accuracy, and others that are known and differ from it."""
     without = {
         "trained_accuracy": all(each.mean("trained_accuracy") in (None, each.mean(ACCURACIES[0])) for each in results),
         "common_accuracy": all(each.mean("common_accuracy") is None for each in results),
@@ -125,13 +125,13 @@ def _accuracy(result: VariantResult, measure: str) -> str:
 
 
 def _difference(result: VariantResult, baseline: VariantResult) -> str:
-    """Return the paired difference of personal accuracy and its interval."""
+    """Return the paired difference in personal accuracy with its interval, or `-` for the baseline itself."""
     difference = None if result is baseline else result.difference(baseline, "personal_accuracy")
     return "-" if difference is None else str(difference)
 
 
 def gains(results: Sequence[VariantResult]) -> list[list[str]]:
-    """Return headings and a line for each variant: its clients' gains over training alone, if they are known."""
+    """Return a table with a line for each variant: its clients' gains over training without exchange, if known."""
     formats = {"worse_off": "{:.0%}", "worst_tenth": "{:+.3f}"}
     known = [name for name in GAINS if any(result.mean(name) is not None for result in results)]
     return _lines(
@@ -141,7 +141,7 @@ def gains(results: Sequence[VariantResult]) -> list[list[str]]:
 
 
 def costs(results: Sequence[VariantResult]) -> list[list[str]]:
-    """Return headings and a line for each variant: its examples, steps, bytes and time."""
+    """Return a table with a line for each variant: its examples, gradient steps, bytes and time."""
     columns = {
         heading: [_cell(result.mean(name), "{:,.0f}".format) for result in results] for name, heading in _COUNTS.items()
     }
@@ -162,7 +162,7 @@ def notes_below(
     tuning: Tuning | None = None,
     tuned: Sequence[Search] = (),
 ) -> list[str]:
-    """Return how the table was measured, notes on `settings`, and the settings that tuning chose."""
+    """Return the notes below the tables: how they were measured, notes on `settings`, and the results of tuning."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}
@@ -196,7 +196,7 @@ def notes_below(
 
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
-    """Yield sentences on how differences to the baseline are measured."""
+    """Yield notes on how differences to the baseline are measured."""
     found = differences(results, baseline)
     if not found:
         return
@@ -210,7 +210,7 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
 
 
 def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield a note for each variant that lacks clients which others have."""
+    """Yield a note for each variant whose results lack clients that never took part or failed."""
     for result in results:
         if short := [each for each in result.outcomes if each.missing]:
             seeds = ", ".join(str(each.run.seed) for each in short)
@@ -223,7 +223,7 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
 
 
 def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Describe the share of examples that were for validation in the reported runs."""
+    """Yield a note on the fraction of training examples that were used for validation only, if any."""
     settings = [each.run.settings for result in results for each in result.outcomes]
     if shares := sorted({each.validation for each in settings if each.validation}):
         yield f"{', '.join(f'{share:.0%}' for share in shares)} of training examples were for validation only."

@@ -1,7 +1,7 @@
 """Tuning: choose every variant's settings on validation parts, with seeds that are not reported.
 
-Every variant tries equally many configurations with all tuning seeds; the one with the highest mean validation accuracy
-is chosen. Nothing reads the results on test parts.
+Every variant tries the same number of configurations with all tuning seeds. The configuration with the highest mean
+validation accuracy is chosen; results on test examples are not used.
 """
 
 import itertools
@@ -36,14 +36,14 @@ _NOT_TUNED = SAME_FOR_ALL | {"architectures", "assign"}
 
 @dataclass(frozen=True)
 class Tuning:
-    """The configurations to try.
+    """The configurations to try in tuning.
 
     Attributes:
-        grid: values by key, of keys that all methods share or that are a method's own (`fedhenn.eta0`); under
-            `NAME:KEY` the values for one variant.
-        seeds: each configuration runs once with each.
-        runs: configurations that a variant tries, with further learning rates where its grid is smaller; None: as many
-            as the largest grid has.
+        grid: the values to try for each key; a key may be common to all methods, or belong to one method
+            (`fedhenn.eta0`); `NAME:KEY` is for the variant NAME only.
+        seeds: seeds of tuning; each configuration runs once with each seed.
+        runs: number of configurations for each variant; by default the size of the largest grid. Smaller grids are
+            extended by further learning rates.
     """
 
     grid: Mapping[str, Sequence[Value]]
@@ -53,11 +53,15 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration that was tried: by seed its validation accuracy or why it has none, and its costs.
+    """A configuration in tuning, with its results.
 
     Attributes:
-        steps: gradient steps of all its runs.
-        round_bytes: the most that one client sent and received in one round.
+        variant: the variant's name.
+        choice: values of the tuned keys.
+        by_seed: validation accuracy by seed.
+        failed: reasons of failed runs by seed.
+        steps: gradient steps of all runs.
+        round_bytes: the most bytes that one client sent and received in one round.
     """
 
     variant: str
@@ -80,19 +84,19 @@ class Trial:
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over its seeds; None unless all seeds have an accuracy."""
+        """The mean validation accuracy over seeds; None unless all seeds have an accuracy."""
         return None if self.failed or not self.by_seed else statistics.fmean(self.by_seed.values())
 
     @property
     def words(self) -> str:
-        """Its keys and values in words."""
+        """The tuned keys and their values as text."""
         return ", ".join(f"{key} = {value}" for key, value in self.choice.items()) or "nothing to choose"
 
 
 def validation_accuracy(run: RunFiles) -> float | None:
-    """Return the run's accuracy on validation examples, to which a client that failed when measured adds 0.
+    """Return the run's accuracy on validation examples; a client whose evaluation failed counts with accuracy 0.
 
-    Otherwise a configuration with which all clients but one diverge would have the accuracy of that one.
+    Otherwise, a configuration in which all clients but one diverge would get the accuracy of the remaining client.
     """
     accuracy = run.accuracy("validation")
     clients, failed = run.measured("validation")
@@ -100,7 +104,7 @@ def validation_accuracy(run: RunFiles) -> float | None:
 
 
 def round_bytes(run: RunFiles) -> int:
-    """Return the most that one client sent and received in one round of training."""
+    """Return the most bytes that one client sent and received in one round of training."""
     training = {row["round"] for row in run.rows if row["round"] and not row.get("final")}
     return max((row.bytes_up + row.bytes_down for row in run.clients if row.round in training), default=0)
 
@@ -115,18 +119,18 @@ class Search:
 
     @property
     def completed(self) -> list[Trial]:
-        """The configurations that completed with all their seeds, best first."""
+        """The configurations that completed with all seeds, in order of accuracy."""
         done = [each for each in self.tried if each.accuracy is not None]
         return sorted(done, key=lambda each: -(each.accuracy or 0.0))
 
     @property
     def best(self) -> Trial:
-        """The configuration with the highest mean; the first one of equals."""
+        """The configuration with the highest mean accuracy; of several, the first."""
         return self.completed[0]
 
     @property
     def edges(self) -> list[str]:
-        """Keys whose best value is the lowest or the highest number that was tried."""
+        """Keys whose best value is the lowest or the highest value tried."""
         ends = []
         for key, value in self.best.choice.items():
             numbers = {v for each in self.tried if isinstance(v := each.choice[key], int | float)}
@@ -136,13 +140,13 @@ class Search:
 
     @property
     def reasons(self) -> str:
-        """Why no configuration completed."""
+        """A message that no configuration completed with all seeds, with the reasons."""
         reasons = dict.fromkeys(reason for tried in self.tried for reason in tried.failed.values())
         return f"no configuration of {self.variant} completed with all tuning seeds: {'; '.join(reasons)}"
 
     @property
     def text(self) -> str:
-        """The choice in words, and the keys whose best value is at the edge of the values tried."""
+        """The best configuration as text, with a remark on keys whose best value is at the edge of the values tried."""
         more = len(self.tried) - min(self.grid, len(self.tried))
         tried = f"{len(self.tried)} tried" + (f", {more} beyond its grid" if more else f" of {self.grid}")
         words = [f"{self.variant}: {self.best.words} (validation {self.best.accuracy:.3f}, {tried})"]
@@ -150,7 +154,7 @@ class Search:
 
 
 def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
-    """Yield a heading, and a row for each configuration of each variant."""
+    """Yield the rows of `tuning.csv`: headings, and a row for each configuration of each variant."""
     keys = distinct(key for each in searches for tried in each.tried for key in tried.choice)
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
     yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result", "steps"]
@@ -165,7 +169,7 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
 
 @dataclass(frozen=True)
 class Tuner:
-    """Runs configurations in a folder with the `held_out` settings, by which validation parts are set apart."""
+    """Runs configurations in a folder, with the settings of `held_out` for validation examples."""
 
     shared: SharedSettings
     held_out: Mapping[str, Value]
@@ -186,7 +190,7 @@ class Tuner:
                 tried.note(seed, None if reason else read_run(run.folder), reason)
 
     def plan(self, tried: Trial, seed: int, settings: Mapping[str, Value]) -> PlannedRun:
-        """Return the run of a configuration, with further settings."""
+        """Return the planned run of a configuration with one seed, changed by `settings`."""
         words = [f"{key}={value}".replace("/", "_") for key, value in tried.choice.items()]
         place = self.folder / ",".join([tried.variant, *words, f"seed={seed}"])
         return self.shared.plan(tried.variant, seed, place, {**tried.choice, **settings})
@@ -197,10 +201,10 @@ def tune(
 ) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
 
-    Returns the searches by variant, and the reasons of variants without a configuration that completed with all seeds.
+    Returns the searches by variant, and variants of which no configuration completed with all seeds, with the reason.
 
     Raises:
-        ConfigError: the settings cannot be tuned; nothing was started.
+        ConfigError: the settings cannot be tuned; raised before any run is started.
         FedhetError: no configuration of any variant completed.
     """
     check_tuning(tuning, shared, reported)
@@ -227,9 +231,9 @@ def tune(
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:
-    """Return the settings of validation parts in tuning runs.
+    """Return the settings that hold out validation examples in tuning runs.
 
-    If the table reports the common test set, validation parts have its labels, too (`validation-on = common`).
+    If the table reports the common test set, validation parts have the same labels (`validation-on = common`).
     """
     common = shared.for_all["test-on"] == "global" and shared.functions.data is None
     return {
@@ -240,7 +244,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
 
 
 def validation_note(shared: SharedSettings) -> str:
-    """Return a warning if validation parts have other labels than the reported test set, or an empty string."""
+    """Return a warning if validation parts and the reported test set differ in their labels, or an empty string."""
     if shared.for_all["test-on"] != "global" or shared.functions.data is None:
         return ""
     return (
@@ -250,7 +254,7 @@ def validation_note(shared: SharedSettings) -> str:
 
 
 def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:
-    """Raise a `ConfigError` with every reason why the settings cannot be tuned."""
+    """Raise a `ConfigError` with all reasons why the settings cannot be tuned."""
     problems = []
     if not tuning.seeds:
         problems.append("tuning needs at least one seed of its own")
@@ -275,7 +279,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
 
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
-    """Return a variant's grid of configurations, each once, for keys that it does not set itself."""
+    """Return a variant's configurations without repetitions, for the keys that the variant does not set itself."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
     prefix = f"{variant}:"
@@ -291,7 +295,7 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
-    """Return the choices, extended to `number` by further learning rates with each of their other settings."""
+    """Return the choices, extended to `number` choices by further learning rates."""
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
     if not rates or rates[0] <= 0:
         return choices
@@ -307,7 +311,7 @@ def _filled(choices: list[Choice], number: int) -> list[Choice]:
 
 
 def _refined(rates: list[float]) -> Iterator[float]:
-    """Yield further learning rates without end: between neighbours, beyond both ends, and so on."""
+    """Yield an endless sequence of further learning rates: between neighbours and beyond both ends, repeatedly."""
     while True:
         between = [math.sqrt(low * high) for low, high in itertools.pairwise(rates)]
         ratio = rates[1] / rates[0] if len(rates) > 1 else 3.0

@@ -17,9 +17,9 @@ class Difference:
     """A paired difference between two methods.
 
     Attributes:
-        mean: over seeds.
-        seeds: their number.
-        variance: of the mean; None for fewer than `FEWEST` seeds.
+        mean: the mean difference over seeds.
+        seeds: the number of seeds.
+        variance: the variance of the mean, or None for fewer than `FEWEST` seeds.
     """
 
     mean: float
@@ -28,12 +28,12 @@ class Difference:
 
     @property
     def low(self) -> float | None:
-        """The lower end of the interval (`CONFIDENCE`); None without `variance`."""
+        """The lower end of the confidence interval (`CONFIDENCE`), or None if the variance is unknown."""
         return None if (margin := self._margin) is None else self.mean - margin
 
     @property
     def high(self) -> float | None:
-        """The upper end of the interval; None without `variance`."""
+        """The upper end of the confidence interval (`CONFIDENCE`), or None if the variance is unknown."""
         return None if (margin := self._margin) is None else self.mean + margin
 
     @property
@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def p(self) -> float | None:
-        """The p-value of no difference, by a paired t-test; None without `variance`."""
+        """The p-value of a paired t-test against no difference, or None if the variance is unknown."""
         if self.variance is None:
             return None
         if not self.variance:
@@ -56,13 +56,13 @@ class Difference:
         return 2 * float(special.stdtr(self.seeds - 1, -abs(self.mean) / math.sqrt(self.variance)))
 
     def __str__(self) -> str:
-        """Return the difference and, if known, its interval: `+0.038 [+0.003, +0.072]`."""
+        """Return the difference and, if known, its confidence interval, such as `+0.038 [+0.003, +0.072]`."""
         interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
         return f"{self.mean:+.3f}{interval}"
 
 
 def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Return `mine` minus `theirs`, paired over their common seeds; None if there are none."""
+    """Return the difference `mine` - `theirs`, paired over the seeds that both have, or None without a common seed."""
     differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
     if not differences:
         return None
@@ -71,7 +71,7 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number, in their order (Holm, Scandinavian Journal of Statistics 6, 1979)."""
+    """Correct p-values for multiple comparisons by Holm's method (Scandinavian Journal of Statistics 6, 1979)."""
     corrected, least = [0.0] * len(p_values), 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))

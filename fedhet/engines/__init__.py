@@ -1,1 +1,1 @@
-"""Engines run a configuration: on this machine, on Ray, or on a SuperLink."""
+"""Engines, which run a configuration on this machine, on Ray, or through a Flower SuperLink."""

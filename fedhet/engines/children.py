@@ -1,9 +1,9 @@
 """Child processes with one thread each, forked from `multiprocessing`'s fork server, which has imported fedhet.
 
-Where there is no fork server (Windows), each process starts anew and imports fedhet itself.
+Without a fork server (on Windows), each process is started from scratch and imports fedhet itself.
 
-The pools of `loky` and `concurrent.futures` fail every call once one of their processes is killed. This is the only
-module that uses private parts of the fork server, so that it ends with this process.
+Pools of `loky` and `concurrent.futures` are not used, since they fail every call after one of their processes is
+killed. This is the only module that uses private parts of `multiprocessing`, to end the fork server with this process.
 """
 
 import contextlib
@@ -39,16 +39,16 @@ _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server", "f
 
 
 class ChildError(FedhetError):
-    """A child process has ended; the message has its exit code or the timeout."""
+    """Error for a child process that ended or exceeded a timeout; the message has its exit code or the timeout."""
 
 
 class Child:
-    """A process that ends with this one, with a connection for messages (`fedhet.engines.messages`).
+    """A child process that ends with its parent and is connected to it by a socket (`fedhet.engines.messages`).
 
-    It does not import the script that this process runs, which may start runs itself.
+    Unlike `multiprocessing`, it does not import the parent's script, which may start runs itself.
 
     Args:
-        function: called in the process as `function(connection, *arguments)`; importable by name.
+        function: an importable function, called in the process as `function(connection, *arguments)`.
         arguments: picklable arguments.
         name: name of the process.
     """
@@ -63,12 +63,15 @@ class Child:
             there.close()
 
     def send(self, content: object) -> None:
-        """Send a message; if the process has ended, `receive` raises."""
+        """Send a message to the process; if the process has ended, the next `receive` raises a ChildError."""
         with contextlib.suppress(ConnectionError):
             messages.send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Wait for a message of the process; raises a ChildError if it has ended, or is ended after the timeout."""
+        """Wait for a message from the process and return it.
+
+        Raises a ChildError if the process has ended; a process that exceeds the timeout is killed.
+        """
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
             raise ChildError(f"no reply within {timeout:g} s")
@@ -87,9 +90,9 @@ class Child:
 
 
 def prepare(*further: str) -> BaseContext:
-    """Return the context in which processes start; where there is a fork server, start it once.
+    """Return the `multiprocessing` context for child processes; the first call starts its fork server, if available.
 
-    The fork server imports what workers need, and the modules in `further`.
+    The fork server imports the modules that workers need, and those in `further`.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -110,7 +113,7 @@ def _server() -> Any:
 
 @cache
 def _in_short_folder() -> None:
-    """Have the folder of the fork server's socket in /tmp if TMPDIR is too long for the path of a socket."""
+    """Put the fork server's socket into /tmp if the path of the temporary folder (TMPDIR) is too long for a socket."""
     before = tempfile.gettempdir()
     if len(before) > LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"  # `get_temp_dir` makes a private folder in it
@@ -120,7 +123,7 @@ def _in_short_folder() -> None:
 
 @cache
 def _ended_at_exit() -> None:
-    """End the fork server with this process; otherwise it might go on importing for seconds."""
+    """Kill the fork server when this process exits; otherwise it could continue to import modules for seconds."""
     # After the children, and before the folder of its socket is removed (-100).
     Finalize(None, _end_server, exitpriority=-1)
 
@@ -139,7 +142,7 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 
 
 def _end_with_parent() -> None:
-    """End this process with its parent, also if the parent is killed."""
+    """Wait until the parent process has ended, even if it is killed, and exit."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -161,7 +164,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Have processes that are started in this context ignore Ctrl-C, since this process ends them."""
+    """Context in which processes are started that ignore Ctrl-C, since their parent ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

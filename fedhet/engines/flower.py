@@ -1,7 +1,7 @@
-"""Flower's engines: Ray, behind a SuperLink that is started for the run, and SuperLinks that exist already.
+"""Engines that use Flower's runtime: a simulation on Ray, or an existing SuperLink.
 
-Runs are started by the `flwr` command, with a Flower app made of the code that runs here, so that server and clients
-cannot come from another checkout.
+A run is started by the `flwr` command, with a Flower app that contains a copy of the installed fedhet, so that server
+and clients run the same code. For a simulation, a SuperLink is started and ended with the run.
 """
 
 import contextlib
@@ -75,21 +75,21 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     """Run a configuration through `flwr run`.
 
     Args:
-        config: the complete configuration; its engine is `ray`, which is simulated here, or the name of a SuperLink
-            connection in Flower's own config.
-        folder: the run directory, absolute; at a remote SuperLink it lies where the server runs.
+        config: the complete configuration; its engine is `ray`, for a simulation on this machine, or the name of a
+            SuperLink connection in Flower's config.
+        folder: absolute path of the run directory, on the machine where the server runs.
         resume: whether to resume the run in the folder.
-        observers: notified of every round whose history can be read here.
+        observers: notified of every round, if this machine can read the run directory.
 
     Raises:
-        FedhetError: there is no such connection, or the run failed; with its reason.
+        FedhetError: the connection does not exist, or the run failed; the message gives the reason.
     """
     simulated = config.engine == SIMULATION
     if config.method_name not in registry.installed_methods():
         raise ConfigError(
-            f"method {config.method_name!r} is known in this process only, and engine = {config.engine!r} has others: "
-            f"install it with an entry point of the group {registry.GROUP}, or run a Flower app of your own that gives "
-            "it to make_client_app and make_server_app"
+            f"method {config.method_name!r} is registered in this process only, and engine = {config.engine!r} uses "
+            f"other processes: install it with an entry point of the group {registry.GROUP}, or write a Flower app "
+            "that passes it to make_client_app and make_server_app"
         )
     if simulated:
         federation = _federation(config.clients, config.threads_per_client, config.device)
@@ -130,7 +130,7 @@ def _keep_log(log: Path, folder: Path) -> None:
 def _follow(
     arguments: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, output: Path, watch: "_Watch"
 ) -> None:
-    """Start the run, report its rounds until it ends, and find out how it ended."""
+    """Start a run, notify observers of its rounds until it ends, and raise a FedhetError if it failed."""
 
     def ask(*words: str) -> str:
         options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
@@ -172,7 +172,7 @@ def _follow(
 
 
 class _Watch:
-    """Notifies observers of rounds as they appear in the run directory."""
+    """Reads the run directory repeatedly, and notifies observers of new rounds."""
 
     def __init__(self, run: RunInfo, last: int, folder: Path, observers: Sequence[Observer]) -> None:
         self._run, self._last, self._folder, self._observers = run, last, folder, observers
@@ -181,7 +181,7 @@ class _Watch:
         self._earlier = self._history.stat() if self._history.is_file() else None
 
     def look(self) -> None:
-        """Report new rounds."""
+        """Notify observers of rounds that are new in the history."""
         if not self._observers or not self._history.is_file():
             return
         status = self._history.stat()
@@ -203,7 +203,7 @@ class _Watch:
         self._seen = len(rows)
 
     def check(self, otherwise: str, *, completed: bool) -> None:
-        """Raise a FedhetError if the run failed, with the reason in its summary or another one."""
+        """Raise a FedhetError if the run failed, with the reason from its summary or, without one, `otherwise`."""
         path = self._folder / "summary.json"
         summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if summary.get("status", "completed") != "completed" or not completed:
@@ -212,12 +212,12 @@ class _Watch:
             raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
 
     def finished(self) -> None:
-        """Report that the run is complete."""
+        """Notify observers that the run is complete."""
         for observer in self._observers if self._started else ():
             observer.finished(self._run)
 
     def failed(self, error: BaseException) -> None:
-        """Report that the run failed."""
+        """Notify observers that the run failed."""
         for observer in self._observers if self._started else ():
             observer.failed(self._run, error)
 
@@ -260,7 +260,7 @@ def _federation(clients: int, threads: int, device: str) -> list[str]:
 
 
 def app_table() -> str:
-    """Return the `[tool.flwr.app.config]` table: every key as `""`, which means not chosen, except for the preset."""
+    """Return the `[tool.flwr.app.config]` table: the default preset, and `""` (not set) for other keys."""
     keys, *_ = zip(*configuration.keys(outside=False), strict=True)
     declared = dict.fromkeys((*keys, configuration.EXTRA), "")
     lines = to_toml({"preset": configuration.DEFAULT_PRESET, **declared}).splitlines()
@@ -269,7 +269,7 @@ def app_table() -> str:
 
 
 def make_app(app: Path) -> Path:
-    """Write a Flower app of the code that runs here, and return its folder."""
+    """Write a Flower app with a copy of the installed fedhet, and return its folder."""
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, app / "fedhet", ignore=ignored)

@@ -1,4 +1,4 @@
-"""The local engine: strategy and ClientApp in one process, or with worker processes for speed."""
+"""The local engine, which runs strategy and clients in one process, with worker processes for long runs."""
 
 import multiprocessing
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def run_locally(
     app: ClientApp | None = None,
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
 ) -> None:
-    """Run a complete configuration on this machine; raises like the strategy's `start`.
+    """Run a complete configuration on this machine; raises a FedhetError if the run fails.
 
     Args:
         config: the configuration.

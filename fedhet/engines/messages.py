@@ -1,8 +1,8 @@
-"""Send objects to another process, with large arrays in memory that both processes map.
+"""Send objects to another process, with large arrays in shared memory.
 
-Buffers above a size are not pickled (protocol 5). They are written to a file in memory, whose descriptor goes over the
-same socket. The receiver maps the file and copies the pages that it writes to. The file has no name, so a process that
-is killed leaves nothing behind. Systems without such files pickle everything.
+Large buffers are not pickled (protocol 5). They are written to a file in memory, and its descriptor is sent over the
+same socket. The receiver maps the file, and copies the pages that it modifies. The file has no name, so nothing remains
+if a process is killed. On systems without such files, everything is pickled.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _ALIGNED = 64
 class SharedMessage:
     """An object that is pickled once, by cloudpickle, and sent as often as needed.
 
-    Large tensors and arrays of NumPy and Flower are shared.
+    Large tensors and arrays (NumPy and Flower) are placed in shared memory.
     """
 
     def __init__(self, content: object) -> None:
@@ -50,7 +50,7 @@ class SharedMessage:
             raise
 
     def _is_pickled(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether a buffer is pickled; otherwise it has been written to the file in memory."""
+        """Return True if a buffer is small and has to be pickled; otherwise write it to the file in memory."""
         raw = buffer.raw()
         if raw.nbytes < LARGE or not SHARES:
             return True
@@ -76,7 +76,7 @@ class SharedMessage:
 
 
 def send(connection: Connection, content: object) -> None:
-    """Send an object once, or a `SharedMessage` that is sent several times."""
+    """Send an object, or a `SharedMessage`, over a connection."""
     if isinstance(content, SharedMessage):
         content.send(connection)
         return
@@ -85,7 +85,7 @@ def send(connection: Connection, content: object) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Return the object of the next message, whose arrays are writable; an EOFError or OSError if the sender ended."""
+    """Receive an object, whose arrays are writable; raises an EOFError or OSError if the sender has ended."""
     pickled, places = connection.recv()
     memory = memoryview(b"")
     if places:
@@ -95,7 +95,7 @@ def receive(connection: Connection) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that leaves the buffers of Flower's arrays and of tensors out of band, as NumPy does with its own."""
+    """A pickler that passes the buffers of tensors and Flower arrays out of band, as NumPy does for its arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Pickle large arrays and tensors by their buffers."""
@@ -107,7 +107,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is completely described by its bytes, dtype and shape."""
+    """Return whether a tensor can be restored from its bytes, dtype and shape alone."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return False
     whole = tensor.untyped_storage().nbytes() == tensor.nbytes and not vars(tensor)

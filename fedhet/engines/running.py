@@ -37,19 +37,19 @@ def run(
     """Run a federation from beginning to end.
 
     Args:
-        config: settings (keys with `-` or `_`), which are added to the preset that they name as `preset`, or else to
-            the digits preset of their `method`, or with `model` and `data` to the preset `own`; or a TOML file, a
-            preset, a method, or a complete configuration.
+        config: settings by key (with `-` or `_`), a TOML file, a preset, a method, or a complete configuration.
+            Settings change the preset named by `preset`; by default the digits preset of the `method`, or the preset
+            `own` if `model` and `data` are given.
         model: the clients' networks: a function of a client, a class, or a network whose weights all clients start
             from (`fedhet.make_client_app`); by default the configured architectures.
         data: the clients' data: a function of a client (`fedhet.make_client_app`); by default the configured data set.
         task: the task of the user's data: a `fedhet.Task` or a name; by default inferred from labels and outputs.
         out: the run directory; by default a new one in `runs/`.
         engine: `local`, `ray`, or a SuperLink connection from Flower's configuration; by default the configured one.
-        resume: directory of a run to resume with its configuration, of which `config` may change single keys. A method
-            of your own is imported only if `config` names it, too.
+        resume: directory of a run to resume with its configuration; `config` may change some keys. A method that is not
+            part of fedhet is imported only if `config` names it, too.
         observers: notified after every round.
-        progress: show the rounds as `fedhet run` does.
+        progress: show the progress of the rounds as `fedhet run` does.
 
     Raises:
         FedhetError: the configuration is invalid, the directory contains another run, or the run failed.
@@ -85,7 +85,7 @@ def run(
 
 
 def progress_line() -> Observer:
-    """Return the observer that shows the progress of a run in Python."""
+    """Return an observer that shows the progress of a run that was started from Python."""
     from fedhet.results.progress import ProgressLine
 
     if text.console().is_jupyter:  # a cell keeps what is printed, line by line
@@ -99,7 +99,7 @@ def _configured(
     resume: str | Path | None,
     functions: UserFunctions,
 ) -> Config:
-    """Return the configuration of a run, or of a resumed run with changes, for the user's functions."""
+    """Return the complete configuration of a new or resumed run, adapted to the user's model and data."""
     names, strict = functions.words.keys(), resume is None
     if isinstance(config, Config):
         complete = config
@@ -114,19 +114,19 @@ def _configured(
     complete = functions.adapted(complete, strict=strict)
     if functions and complete.engine != "local":
         raise ConfigError(
-            f"a model or data given in Python run on the local engine, not on {complete.engine!r}: there, write an app "
-            "with fedhet.make_client_app(model=..., data=...)"
+            f"engine = {complete.engine!r} cannot use a model or data passed in Python: use engine = 'local', or write "
+            "a Flower app with fedhet.make_client_app(model=..., data=...)"
         )
     return complete
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
-    """Return the settings of the run in a folder with changes; raises a ConfigError for one that is not allowed."""
+    """Return the settings of the run in a folder with changes; raises a ConfigError for a key that may not change."""
     if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} holds no run to resume")
+        raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
     there = configuration.read(folder / "config.toml", supplied)
     if not there:
-        raise ConfigError(f"{folder / 'config.toml'} is empty: the run cannot be resumed")
+        raise ConfigError(f"{folder / 'config.toml'} is empty, so the run cannot be resumed: start a new run")
     settings = configuration.from_file(
         folder / "config.toml", supplied, reference := changes.get("method"), of_run=True
     )
@@ -135,13 +135,14 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
     state = str(settings.get("state-dir", ""))
     if state and "state-dir" not in changes and not Path(state).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
-            f"{folder / 'config.toml'} keeps the clients' state in {state}, outside of the run's directory: set "
-            f"state-dir = {state} again if files there may be written and removed"
+            f"{folder / 'config.toml'} has state-dir = {state}, outside of the run directory: if files there may be "
+            f"written and removed, set state-dir = {state} for the resumed run, too"
         )
     allowed = keys_that("resumable")
     different = [key for key, value in changes.items() if key not in allowed and there.get(key) != value]
     if different:
         raise ConfigError(
-            f"{folder} was run with another {', '.join(different)}: a resumed run may change {', '.join(allowed)}"
+            f"the run in {folder} has other values of {', '.join(different)}, which cannot be changed: a resumed run "
+            f"may change only {', '.join(allowed)}"
         )
     return {**settings, **changes}

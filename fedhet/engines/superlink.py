@@ -30,12 +30,12 @@ _QUIET = {
 
 
 def flwr_home() -> Path:
-    """Return the folder of Flower's config."""
+    """Return the folder of Flower's config (`FLWR_HOME`)."""
     return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return an environment in which Flower's commands find each other, even without an active virtual environment."""
+    """Return environment variables for Flower's commands, which work without an active virtual environment."""
     path = os.pathsep.join(filter(None, [sysconfig.get_path("scripts"), os.environ.get("PATH")]))
     return {**os.environ, **_QUIET, "PATH": path}
 
@@ -50,7 +50,7 @@ def command(name: str) -> str:
 
 @contextlib.contextmanager
 def superlink(home: Path, place: Path, environment: Mapping[str, str], output: Path) -> Iterator[None]:
-    """Start a SuperLink for one simulation, in a folder without code; it and its children end with this context."""
+    """Context with a running SuperLink for one simulation; the SuperLink and its children end with the context."""
     port = _free_port()
     place.mkdir()
     home.mkdir()
@@ -70,7 +70,7 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
 
 
 def begin(words: Sequence[str], place: Path, environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start one of Flower's commands in a new session, so that Ctrl-C reaches this process only."""
+    """Start one of Flower's commands in a new session, so that Ctrl-C does not reach it; return the process."""
     with output.open("wb") as sink:
         return subprocess.Popen(
             [command(words[0]), *words[1:]],
@@ -99,7 +99,7 @@ def _await_health(port: int, process: subprocess.Popen[bytes], output: Path) -> 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children, since Flower's simulation continues to train when it is only asked to stop."""
+    """End a process and its children; they are killed, since a simulation ignores a request to stop while it trains."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
@@ -126,11 +126,11 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def printed(path: Path) -> list[str]:
-    """Return the lines that a command has printed to a file, without colours."""
+    """Return the lines of a command's output in a file, without colours."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
 
 
 def tail(path: Path, lines: int = 20) -> str:
-    """Return the last lines of a file, indented and without colours."""
+    """Return the last lines of a command's output in a file, indented and without colours."""
     return "\n".join(f"  {line}" for line in printed(path)[-lines:])

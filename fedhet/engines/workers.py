@@ -1,8 +1,8 @@
-"""Worker processes for the local engine, which train one client per core at a time.
+"""Worker processes for the local engine, each of which trains one client at a time.
 
-A run begins in one process; once clients have taken some seconds, workers are forked and take over as soon as they are
-ready, so a short run never waits for them. A thread of this process serves each worker. A client's results do not
-depend on its process: it is seeded for each message, and its state is on disk.
+A run begins in one process. After clients have trained for some seconds, workers are started, and they take over as
+soon as they are ready, so short runs never wait for them. Each worker is served by a thread of the main process. A
+client's results do not depend on the process: random generators are seeded for each message, and states are on disk.
 """
 
 import logging
@@ -30,19 +30,19 @@ AHEAD = 2
 
 
 class WorkerGrid(LocalGrid):
-    """A Grid whose nodes are calls of ClientApps in worker processes; a context that ends them.
+    """A Flower Grid that answers messages by calling a ClientApp in worker processes.
 
-    A worker prefers nodes that it has handled before, and those that took longest. If it dies or exceeds the timeout,
-    the client that it works on fails, and another worker replaces it.
+    It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
+    slow nodes. If a worker dies or exceeds the timeout, its current client fails, and the worker is restarted.
 
     Args:
         client_app: the ClientApp, which workers receive by cloudpickle.
         clients: number of nodes; node i has partition id i.
         workers: number of processes.
         timeout: seconds that a message may take in a worker.
-        at_once: whether the first message waits for workers, since calls in this process cannot be timed out.
+        at_once: start workers before the first message, so that the timeout holds for all messages.
         datasets: names of data sets that workers receive from this process if it has loaded them.
-        room: returns the number of workers for which a GPU has room, once clients have trained in this process.
+        room: returns how many workers the GPU has memory for; called after clients have trained in this process.
     """
 
     answers = True
@@ -94,12 +94,12 @@ class WorkerGrid(LocalGrid):
             self._recipe.close()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages; each is handled by a worker that is free, or when its reply is pulled."""
+        """Store messages for a free worker, or for this process when their replies are pulled; return their ids."""
         with self._changed:
             return super().push_messages(messages)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Have the messages handled, each within the grid's own timeout; replies come while others are computed."""
+        """Yield replies to messages as they arrive; the grid's own timeout applies to each message, not `timeout`."""
         keys = list(self.push_messages(messages))
         missing = len(keys)
         while missing:
@@ -108,7 +108,7 @@ class WorkerGrid(LocalGrid):
                 yield reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return replies that are there, each once; wait a second for one."""
+        """Return the available replies to messages with these ids, after waiting at most a second for the first one."""
         self._start_when_due()
         with self._changed:
             known = self._waiting.keys() | self._under_way.keys() | self._done.keys()
@@ -125,7 +125,7 @@ class WorkerGrid(LocalGrid):
         return [reply]
 
     def _note(self, message: Message, started: float) -> None:
-        """Record the time that a message took; an evaluation at most halves a node's time."""
+        """Record the time that a node took for a message; the recorded time falls by at most half."""
         seconds, node = time.monotonic() - started, message.metadata.dst_node_id
         if message.metadata.message_type == MessageType.TRAIN:
             self._spent += seconds
@@ -134,7 +134,7 @@ class WorkerGrid(LocalGrid):
     # ---- workers
 
     def _start_when_due(self) -> None:
-        """Start workers once training in this process has taken long enough."""
+        """Start workers when training in this process has exceeded the time set in `patience`."""
         due = not self._team and self._number > 1 and math.isfinite(self.patience)
         if due and not self._seconds:  # with the first message
             prepare()
@@ -145,7 +145,7 @@ class WorkerGrid(LocalGrid):
             self._alone(f"worker processes end at their start, with exit code {exit_code}")
 
     def _start(self) -> None:
-        """Start as many workers as have room."""
+        """Start the workers, as many as the GPU has memory for."""
         if self._room:
             self._number = min(self._number, self._room(), len(self._contexts))
         if self._number < 2:
@@ -169,7 +169,7 @@ class WorkerGrid(LocalGrid):
         log.warning("clients run one after the other: %s", reason)
 
     def _serve(self, worker: "Worker") -> None:
-        """Have a worker handle messages, one after the other, until the grid is closed; it is replaced if it fails."""
+        """Pass messages to a worker, one after the other, until the grid is closed; restart the worker if it fails."""
         while not self._closed:
             ready = worker.wait()
             with self._changed:
@@ -184,7 +184,7 @@ class WorkerGrid(LocalGrid):
                 worker.start()
 
     def _handled_by(self, worker: "Worker", key: str) -> bool:
-        """Have a worker handle a message; return False if the worker has ended, which is the client's failure."""
+        """Pass a message to a worker; if the worker ends, store an error as the client's reply and return False."""
         message, started = self._under_way[key], time.monotonic()
         node, lives = message.metadata.dst_node_id, True
         try:
@@ -201,7 +201,7 @@ class WorkerGrid(LocalGrid):
         return lives
 
     def _next(self, worker: "Worker") -> str:
-        """Wait for messages, and return the key of the one that suits a worker best; empty once the grid is closed."""
+        """Wait for a message that a worker should handle, and return its id; empty if the grid is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._candidates())
             if self._closed:
@@ -212,7 +212,7 @@ class WorkerGrid(LocalGrid):
             return key
 
     def _candidates(self) -> list[str]:
-        """Return messages to handle: those whose replies are awaited, or any if not too many replies wait already."""
+        """Return the ids of awaited messages; without any, of all messages unless too many replies wait already."""
         room = AHEAD * self._number - len(self._done) - len(self._under_way)
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 
@@ -222,7 +222,11 @@ class WorkerGrid(LocalGrid):
 
 
 class Worker:
-    """A process that handles messages, started from a recipe (`recipe`); it can be restarted after a failure."""
+    """A child process that handles clients' messages; it can be restarted after a failure.
+
+    Args:
+        recipe: the setup that the process receives first, see `recipe`.
+    """
 
     def __init__(self, recipe: SharedMessage) -> None:
         self._recipe = recipe
@@ -235,27 +239,27 @@ class Worker:
         self.child.send(self._recipe)
 
     def wait(self) -> bool:
-        """Wait until the process can begin; return False if it ended as it started."""
+        """Wait until the process is ready; return False if it ended instead."""
         try:
             return bool(self.child.receive())
         except ChildError:
             return False
 
     def handle(self, message: Message, context: Context, timeout: float) -> tuple[Message, Context]:
-        """Return the reply and the node's new context; raises a ChildError if the process ends or is too late."""
+        """Return a message's reply and the node's new context; raises a ChildError if the process ends or is late."""
         self.child.send((message, context))
         reply: tuple[Message, Context] = self.child.receive(timeout)
         return reply
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
-    """Return the message that sets up workers: the app, a user's methods and default dtype, and loaded data sets."""
+    """Return the workers' first message: ClientApp, registered methods, loaded data sets and torch's default dtype."""
     loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
     return SharedMessage((app, registry.registered(), loaded, torch.get_default_dtype()))
 
 
 def _work(connection: Connection, environment: Mapping[str, str], level: int) -> None:
-    """Handle the messages of clients until the run's process ends."""
+    """Handle messages to clients until the parent process ends."""
     os.environ.update(environment)  # the fork server may have started before these were set
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)

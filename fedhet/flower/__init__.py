@@ -1,4 +1,4 @@
-"""Everything that touches Flower; other rooms import Flower's public classes from here."""
+"""The interface to Flower; other packages of fedhet import Flower's public classes from here."""
 
 from flwr.app import Array as Array
 from flwr.app import ArrayRecord as ArrayRecord

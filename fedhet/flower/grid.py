@@ -1,4 +1,4 @@
-"""A Grid that calls the ClientApp itself; Flower has no plug-in point for backends, but a strategy needs only a Grid.
+"""A Flower Grid that calls the ClientApp in this process, so that a strategy runs without Flower's runtime.
 
 Like Flower's runtime, it sets identities and message ids, keeps a context for each node, and replies with an error if a
 client raises.
@@ -20,12 +20,12 @@ FIRST_NODE = 100
 
 
 class LocalGrid(Grid):
-    """A Grid whose nodes are calls of a ClientApp.
+    """A Flower Grid that answers messages by calling a ClientApp in this process.
 
     Args:
         client_app: the ClientApp, called for one message at a time.
         clients: number of nodes; node i has partition id i.
-        node_config: the config of each node, apart from its partition.
+        node_config: values for each node's `node_config`, in addition to its partition.
     """
 
     def __init__(
@@ -52,24 +52,24 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Flower's information on the run: only its number is known."""
+        """Flower's description of the run, of which only the run id is set."""
         return only_run()
 
     def set_run(self, run: Run) -> None:
-        """Do nothing: there is one run."""
+        """Do nothing, since a LocalGrid has a single run."""
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Return a message to a node."""
+        """Create a message for a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes; none ever leaves."""
+        """Return the ids of all nodes, which stay connected for the whole run."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages; each is handled when its reply is pulled."""
+        """Store messages and return their ids; a message is handled when its reply is pulled."""
         ids = []
         for message in messages:
             ids.append(identify(message, self._ids))
@@ -78,11 +78,11 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Handle messages, one after the other, and return the replies, each once."""
+        """Handle the stored messages with these ids, one after the other, and return the replies."""
         return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Handle messages; a call cannot be timed out."""
+        """Handle messages and return the replies; `timeout` is ignored."""
         return self.pull_messages(self.push_messages(messages))
 
     def _handle(self, message: Message) -> Message:
@@ -92,7 +92,10 @@ class LocalGrid(Grid):
 
 
 def handled(app: ClientApp, message: Message, context: Context, logged: set[str]) -> Message:
-    """Return a client's reply; a client that raises fails alone. Equal errors of many clients are logged once."""
+    """Call the ClientApp and return its reply, or an error message if it raises.
+
+    Errors in `logged`, which other clients have raised before, are not logged again.
+    """
     try:
         return app(message, context)
     except Exception as error:
@@ -110,7 +113,7 @@ def _failed(message: Message, context: Context, error: Exception, logged: set[st
 
 
 def _records_for_one(content: RecordDict) -> RecordDict:
-    """Copy a message's records for one client; the bytes of arrays are shared, since they are read-only."""
+    """Copy a message's records for one client, without copying the bytes of its arrays, which are read-only."""
     records = RecordDict()
     for name, record in content.items():
         records[name] = filled(ArrayRecord(), record) if isinstance(record, ArrayRecord) else record

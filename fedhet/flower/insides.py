@@ -1,4 +1,4 @@
-"""Parts of Flower that its documentation does not promise and fedhet relies on; each has a test."""
+"""Access to undocumented parts of Flower; each has a test, which fails if a new version of Flower changes it."""
 
 import gc
 import json
@@ -30,27 +30,27 @@ _NO_HANDLER = "function registered with name"
 
 
 def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    """Return a Flower array; Flower's constructor takes ten times as long."""
+    """Create a Flower `Array` without its constructor, which takes ten times as long."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return array
 
 
 def filled(record: R, values: Mapping[str, object]) -> R:
-    """Put values of the right types into a new record; Flower would check and copy each one."""
+    """Put values into a new Flower record and return it, without the checks and copies that Flower makes."""
     record.__dict__["_data"].update(values.items())
     return record
 
 
 def identify(message: Message, ids: Iterator[int]) -> str:
-    """Give a message its id, as a SuperLink does, and return it."""
+    """Set a message's id, as a SuperLink does, and return the id."""
     key = str(next(ids))
     message.metadata.__dict__["_message_id"] = key
     return key
 
 
 def colour_terminals_only() -> None:
-    """Turn off colours in Flower's log unless it goes to a terminal."""
+    """Turn off colours in Flower's log unless the log goes to a terminal."""
     update_console_handler(colored=sys.stderr.isatty())
 
 
@@ -60,24 +60,24 @@ def be_server() -> None:
 
 
 def only_run() -> Run:
-    """Return Flower's information on a run of which only the number is known."""
+    """Return Flower's description of a run (`Run`) of which only the run id is set."""
     return Run.create_empty(RUN_ID)
 
 
 def failure(message: Message, reason: str) -> Message:
-    """Return the reply of Flower's runtime for a ClientApp that raised."""
+    """Return the error reply that Flower's runtime sends for a ClientApp that raised."""
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def no_handler(reason: str) -> bool:
-    """Return whether a ClientApp failed because it has no handler for the message, so it is not fedhet's."""
+    """Return whether a ClientApp failed for lack of a handler for the message, which every ClientApp of fedhet has."""
     return _NO_HANDLER in reason
 
 
 def wrapper_of(strategy: Strategy) -> Strategy | None:
-    """Return the strategy of Flower's that wraps this one, such as one for differential privacy; None without one.
+    """Return the Flower strategy that wraps this one, such as one for differential privacy, or None.
 
-    Raises a ConfigError if several do: only one of them can be running.
+    Raises a ConfigError if several strategies wrap it, since only one of them can be running.
     """
     # Flower's wrappers hold the strategy in their attribute `strategy`, and do not tell it.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
@@ -85,7 +85,7 @@ def wrapper_of(strategy: Strategy) -> Strategy | None:
     wrappers = [each for each in holders if isinstance(each, Strategy) and getattr(each, "strategy", None) is strategy]
     if len(wrappers) > 1:
         names = ", ".join(sorted({type(each).__name__ for each in wrappers}))
-        raise ConfigError(f"{len(wrappers)} wrappers hold the same strategy ({names}): make a new strategy for each")
+        raise ConfigError(f"{len(wrappers)} wrappers hold the same strategy ({names}): create one for each wrapper")
     return wrappers[0] if wrappers else None
 
 
@@ -95,7 +95,7 @@ def simulated(grid: Grid | None) -> bool:
 
 
 def cluster_machine() -> str:
-    """Return this machine's name in a process of a simulation on a Ray cluster of several machines; else empty."""
+    """Return this machine's name if it simulates clients in a Ray cluster of several machines, else an empty string."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return ""
@@ -103,13 +103,13 @@ def cluster_machine() -> str:
 
 
 def started_run(output: str) -> str | None:
-    """Return the number of the run that `flwr run` has started, from what it printed; None if it has not yet."""
+    """Return the id of the run from the output of `flwr run`, or None if no run has started yet."""
     line = re.search(r"Successfully started run (\d+)", output)
     return line[1] if line else None
 
 
 def status_of_run(output: str) -> tuple[str, str]:
-    """Return the status of a run and its details, from what `flwr list --format json` printed."""
+    """Return a run's status and the details of the status, from the output of `flwr list --format json`."""
     try:
         row = json.loads(output)["runs"][0]
         return str(row["status"]), str(row.get("status-details") or "")
@@ -121,7 +121,7 @@ def robust(clients: list[list[np.ndarray[Any, Any]]], rule: str, share: float) -
     """Aggregate the clients' lists of arrays, position by position; every client has the same weight.
 
     Args:
-        clients: each client's arrays, of equal shapes.
+        clients: the arrays of each client, with equal shapes for all clients.
         rule: `median` or `trimmed-mean` of each entry (Yin et al., ICML 2018); `krum` or `multi-krum`, which select
             whole clients (Blanchard et al., NeurIPS 2017).
         share: fraction of Byzantine clients to tolerate; the median ignores it.

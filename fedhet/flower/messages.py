@@ -1,4 +1,4 @@
-"""Requests, replies and refusals as the records of Flower messages."""
+"""Convert requests, replies and refusals to the records of Flower messages and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def write_request(
 ) -> None:
     """Put a request and a run's settings (`Config.text`) into the records of a message.
 
-    `further` values are for Flower's mods around the clients.
+    `further` are additional values for Flower mods of the clients.
     """
     record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": request.to_json()})
 
@@ -34,7 +34,7 @@ def write_request(
 def read_request(record: RecordDict) -> tuple[Request, str]:
     """Return the request and the settings in the records of a message.
 
-    Raises a WireError if the message is not from a fedhet server, or if a name in it could not be a file's.
+    Raises a WireError if the message is not from a fedhet server, or if it has a name that is not a valid file name.
     """
     request = record.get("request")
     if not isinstance(request, ConfigRecord):
@@ -60,7 +60,10 @@ def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
 
 
 def read_reply(message: Message) -> Reply:
-    """Return the reply in a message; raises a FedhetError for an error, a refusal, or another client app's reply."""
+    """Return the reply in a message.
+
+    Raises a FedhetError if the message is an error, a refusal, or the reply of a ClientApp that is not fedhet's.
+    """
     if message.has_error():
         reason = message.error.reason or f"error code {message.error.code}"
         raise WireError(NOT_OURS) if no_handler(reason) else FedhetError(f"failed: {reason}")
@@ -74,22 +77,22 @@ def read_reply(message: Message) -> Reply:
         refusal.may_pass = report.get("again") is True
         raise refusal
     if not isinstance(metrics, MetricRecord):
-        raise WireError("its reply is damaged: it has no metrics")
+        raise WireError("its reply is damaged: the record of metrics is missing")
     return Reply.of(decode(records), metrics, Report.of(report))
 
 
 def ask_app(
     app: ClientApp, action: str, message: Message, context: Context, sent: Payload, settings: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, float]]:
-    """Send a user's own ClientApp what Flower's strategies send, and return its arrays and its metrics.
+    """Call a user's own ClientApp with a message like Flower's strategies send, and return its arrays and metrics.
 
     Args:
-        app: with functions for `train` and `evaluate`.
+        app: the user's ClientApp, with functions for `train` and `evaluate`.
         action: `train` or `evaluate`.
-        message: the current message; it is restored afterwards.
+        message: the message that the node received; its content is restored afterwards.
         context: the node's context.
-        sent: the payload with the group `arrays`.
-        settings: values for `config`, in addition to those that Flower's wrappers or `train_config` sent.
+        sent: the payload that the client received, with the model in the group `arrays`.
+        settings: values for the `config` record, in addition to those from Flower's wrappers or `train_config`.
 
     Raises:
         WireError: the app has no such function, or its reply has no arrays or metrics.
@@ -117,7 +120,7 @@ def ask_app(
 
 
 def name_in(message: Message) -> str:
-    """Return the client's name in a reply or refusal; empty if it is missing or invalid."""
+    """Return the client's name in a reply or refusal, or an empty string if it is missing or invalid."""
     report = message.content.get("report") if message.has_content() else None
     name = report.get("client") if isinstance(report, ConfigRecord) else None
     return name if isinstance(name, str) and plain_name(name) else ""

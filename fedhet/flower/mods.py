@@ -18,17 +18,17 @@ from fedhet.utils.text import log
 
 @lru_cache(maxsize=8)
 def log_once(app: object, reason: str) -> None:
-    """Log an error once for each app."""
+    """Log an error the first time that it occurs in a ClientApp or ServerApp."""
     log.error("%s", reason)
 
 
 def clips(mod: object) -> bool:
-    """Return whether a mod is one of Flower's clipping mods, which wrap training only."""
+    """Return whether a mod is one of Flower's mods that clip updates, which apply to training messages only."""
     return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
 
 
 def noise_multiplier(mods: Sequence[object]) -> float:
-    """Return the greatest noise multiplier of `LocalDpMod`s: standard deviation over clipping norm; 0 without one."""
+    """Return the greatest noise multiplier (standard deviation / clipping norm) of all `LocalDpMod`s, or 0."""
     return max(
         (
             mod.sensitivity * math.sqrt(2 * max(0, math.log(1.25 / mod.delta))) / mod.epsilon / mod.clipping_norm
@@ -40,7 +40,7 @@ def noise_multiplier(mods: Sequence[object]) -> float:
 
 
 def in_flowers_format(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Convert arrays to Flower's format, which other mods need; this mod comes first."""
+    """Convert a message's arrays to Flower's format, for the mods that follow this one."""
     for name, group in message.content.array_records.items():
         message.content[name] = encode_arrays(decode_arrays(group), flower=True)
     return call_next(message, context)
@@ -56,18 +56,21 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
         specs: shapes and dtypes of each client's shared arrays, at least one.
 
     Raises:
-        ConfigError: they do not; with methods or settings that would.
+        ConfigError: the clients do not share such a model; the message names methods or settings that work.
     """
     others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
         raise ConfigError(
-            f"{name} works on one model that all clients share and the server averages, and {method} has none: "
+            f"{name} needs one model that all clients share and the server averages, which {method} does not have: "
             "use fedavg, fedprox, fedrep or lg-fedavg with it"
         )
     if any(list(spec) != list(specs[0]) for spec in specs):
-        raise ConfigError(f"{name} needs the same arrays of all clients, and under {method} theirs differ")
+        raise ConfigError(
+            f"{name} needs shared arrays of equal names and shapes, which differ under {method}: "
+            "give all clients the same architecture"
+        )
     if whole := [key for key, (_, dtype) in specs[0].items() if not dtype.startswith("float")]:
-        raise ConfigError(f"{name} cannot clip {whole[0]}, which holds whole numbers: set batch-norm = local")
+        raise ConfigError(f"{name} cannot clip the array {whole[0]}, which holds integers: set batch-norm = local")
 
 
 def check_hooks(
@@ -79,10 +82,10 @@ def check_hooks(
     wire_dtype: str,
     payloads: Mapping[str, Payload],
 ) -> None:
-    """Check before training that a wrapper around the strategy, if any, can work on the arrays that are sent.
+    """Check before training that a Flower wrapper around the strategy can process the arrays that clients send.
 
-    A wrapper compares the arrays of each reply with its own arrays, one by one. So clients must share one model and
-    send nothing else; a ConfigError says what to use instead.
+    A wrapper compares the arrays of each reply with its own arrays, one by one. Therefore a ConfigError is raised
+    unless clients share one model and send nothing else.
     """
     if wrapper is None:
         return

@@ -42,19 +42,19 @@ NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
 
 
 class PrivacyLedger:
-    """Adds up what the rounds of a run cost in privacy, or says why that is not known.
+    """The privacy budget (epsilon) that a run has spent, or the reason why it is unknown.
 
-    A round is a Gaussian mechanism with a noise multiplier: the standard deviation of the noise over the greatest norm
-    that one client's update can have in what is sent. Flower's `RdpAccountant` composes the rounds, without
-    amplification by sampling. Two runs are neighbours if all updates of one client are zero in one of them: who takes
-    part, and with how many examples, counts as known.
+    A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
+    greatest change that one client's update can make. Flower's `RdpAccountant` composes the rounds, without
+    amplification by sampling. Two runs are neighbours if all updates of one client are zero in one of them, so
+    participation and numbers of examples count as public.
 
     Args:
         name: name of the wrapper or mod that adds the noise.
         traits: the method's traits.
-        noise_multiplier: returns a round's noise multiplier.
-        unknown: why epsilon is not known; empty if it is.
-        against: added to the note: whom the noise protects from.
+        noise_multiplier: a function that returns the noise multiplier of a round.
+        unknown: the reason why epsilon is unknown, or an empty string.
+        against: addition to the note, which says whom the noise protects from.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class PrivacyLedger:
             self._log()
 
     def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
-        """Add a round, and log the total.
+        """Add the privacy cost of a round, and log the total.
 
         Args:
             replies: replies of the clients that trained the model `before`.
             before: the shared model that clients received, without parts that they do not share.
-            after: the shared model that the server aggregated, without the server's noise.
+            after: the shared model that the server aggregated, before the server adds noise.
         """
         if self.unknown or self._accountant is None:
             return
@@ -92,7 +92,7 @@ class PrivacyLedger:
         self._log()
 
     def spent(self) -> dict[str, Any]:
-        """Return the `wrapper`, `epsilon` (None if it is not known), `delta`, `rounds`, and a `note` in words."""
+        """Return a dictionary with `wrapper`, `epsilon` (None if unknown), `delta`, `rounds` and a `note`."""
         spent = self._accountant.get_privacy_spent() if self._accountant and not self.unknown else None
         return {
             "wrapper": self.name,
@@ -111,7 +111,7 @@ class PrivacyLedger:
 
 
 def wrapper_ledger(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> PrivacyLedger | None:
-    """Return the ledger of a run under one of Flower's wrappers for differential privacy; None without one.
+    """Return the ledger of a run under one of Flower's wrappers for differential privacy, or None without a wrapper.
 
     In a weighted mean of updates of norm at most C, a client with the share s of all examples moves the mean by s C at
     most, and Flower adds noise of standard deviation z C / n with n = `num_sampled_clients`. So the noise multiplier is
@@ -119,9 +119,9 @@ def wrapper_ledger(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> P
     https://arxiv.org/abs/1710.06963.)
 
     Args:
-        wrapper: the strategy of Flower's around fedhet's strategy.
+        wrapper: the Flower strategy that wraps fedhet's strategy.
         traits: the method's traits.
-        mean: whether the configured rule of aggregation is the mean, without clipping.
+        mean: whether the server aggregates by the mean, without clipping.
     """
     name = type(wrapper).__name__
     if isinstance(wrapper, DifferentialPrivacyAdaptiveBase):
@@ -151,15 +151,15 @@ def wrapper_ledger(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> P
 
 
 def mod_ledger(noise: Mapping[str, float], traits: Traits, rounds: int) -> PrivacyLedger:
-    """Return the ledger of a run under `LocalDpMod` at the clients, for the client with the least noise.
+    """Return the ledger of a run whose clients use Flower's `LocalDpMod`, for the client with the least noise.
 
-    The mod clips an update to `clipping_norm` and adds noise, so its epsilon holds against the server, too. A client
-    that missed rounds has spent less.
+    The mod clips an update to `clipping_norm` and adds noise before sending, so epsilon holds against the server, too.
+    A client that missed rounds has spent less.
 
     Args:
         noise: the clients' noise multipliers by name, 0 for a client without the mod; later clients may be added.
         traits: the method's traits.
-        rounds: number of rounds that an earlier part of this run had.
+        rounds: number of rounds before the run was resumed.
     """
 
     def noise_multiplier(*_: object) -> float | str:
@@ -175,12 +175,12 @@ def mod_ledger(noise: Mapping[str, float], traits: Traits, rounds: int) -> Priva
 
 
 def _unprotected(traits: Traits) -> str:
-    """Return what clients send without noise in addition to the model, in words; empty if nothing."""
+    """Return a description of what clients send without noise in addition to the model, or an empty string."""
     others = [name for name, kind in traits.sends.items() if name != "model" and kind not in (METRICS, STRUCTURE)]
     return f"clients also send {', '.join(others)}, which gets no noise" if others else ""
 
 
 def _distance(one: Mapping[str, Any], other: Arrays) -> float:
-    """Return the Euclidean distance of two models."""
+    """Return the Euclidean distance between the arrays of two models."""
     moved = (np.asarray(array, np.float64) - other[name] for name, array in one.items())
     return float(np.sqrt(sum(float(np.vdot(each, each)) for each in moved)))

@@ -31,14 +31,14 @@ with warnings.catch_warnings():
 
 
 class Encoder:
-    """Converts payloads to records, raw or in Flower's format; encodes a group of arrays for several clients once."""
+    """Converts payloads to Flower records; a group of arrays that several clients receive is encoded once."""
 
     def __init__(self, *, flower: bool = False) -> None:
         self._flower = flower
         self._done: dict[int, tuple[Arrays, ArrayRecord]] = {}
 
     def __call__(self, payload: Payload) -> RecordDict:
-        """Return the record of a payload; raises `ValueError` if a group has a reserved name."""
+        """Return the record of a payload; raises a ValueError if a group of arrays has a reserved name."""
         if taken := RESERVED & payload.arrays.keys():
             raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: choose other names")
         record = RecordDict()
@@ -63,16 +63,16 @@ def decode(record: RecordDict) -> Payload:
     arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
     values = record["values"] if "values" in record else ConfigRecord()
     if RESERVED & arrays.keys() or not isinstance(values, ConfigRecord):
-        raise WireError("records of values and of arrays are mixed up")
+        raise WireError("the message's records have wrong types: send values in a ConfigRecord, arrays in ArrayRecords")
     return Payload(arrays, dict(values))
 
 
 def decode_arrays(record: ArrayRecord) -> Arrays:
-    """Return the arrays of a record, in either format; raises like `decode`."""
+    """Return the arrays of a record, from raw bytes or Flower's format; raises a WireError if they cannot be read."""
     try:
         return {name: _decode(array) for name, array in record.items()}
     except (ValueError, TypeError, EOFError, OverflowError, SyntaxError) as error:
-        raise WireError(f"arrays cannot be read: {error}") from error
+        raise WireError(f"the message's arrays cannot be read: {error}") from error
 
 
 def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
@@ -99,17 +99,17 @@ def _decode(array: Array) -> np.ndarray[Any, Any]:
 
 
 def _from_flower(array: Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Decode an array in Flower's format, after its header was compared with the declared dtype and shape."""
+    """Decode an array in Flower's format, and check that its header has the declared dtype and shape."""
     source = io.BytesIO(array.data)
     version = np.lib.format.read_magic(source)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, actual = read(source)
     if (shape, actual) != (array.shape, dtype):
-        raise ValueError(f"an array is {actual}{list(shape)}, but declared as {dtype}{list(array.shape)}")
+        raise ValueError(f"an array is {actual}{list(shape)}, but its record declares {dtype}{list(array.shape)}")
     _check_size(shape, dtype, len(array.data) - source.tell())
     return array.numpy()
 
 
 def _check_size(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if len(shape) > 32 or any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{size} bytes do not fit {dtype}{list(shape[:32])}")
+        raise ValueError(f"{size} bytes do not fit an array {dtype}{list(shape[:32])}")

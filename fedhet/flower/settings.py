@@ -33,7 +33,7 @@ INSTEAD = {
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate Flower's names to fedhet's keys; raises a ConfigError if there is no counterpart."""
+    """Translate Flower's names of settings to fedhet's keys; raises a ConfigError if a name has no counterpart."""
     keys: dict[str, Any] = {}
     for name, value in settings.items():
         key = kebab(name)
@@ -52,13 +52,13 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `translated` keywords of a strategy class, with the method's keys under its name.
+    """Return fedhet's settings for the keyword arguments of a strategy class.
 
-    Raises a ConfigError if the class names no method.
+    Raises a ConfigError if the class does not name its method.
     """
     method: Method | None = getattr(strategy, "method", None)
     if method is None:
-        raise ConfigError(f"{strategy.__name__} names no method: set its class attribute `method` to the Method")
+        raise ConfigError(f"{strategy.__name__} has no method: set its class attribute `method` to a fedhet Method")
     method_keys = {kebab(field.name) for field in fields(method.Parameters)}
     return {"method": method.name} | {
         f"{method.family}.{key}" if key in method_keys else key: value for key, value in translated(settings).items()
@@ -66,7 +66,7 @@ def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(settings: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a configuration of Flower into fedhet's keys, which are `known`, and others, which may be for mods.
+    """Split a run config of Flower into fedhet's keys, which are `known`, and other keys, which may be for Flower mods.
 
     Raises a ConfigError for a key that resembles one of fedhet's, or that has no counterpart.
     """

@@ -1,1 +1,1 @@
-"""The files of a run, and tables, figures and reports from them."""
+"""The files of a run directory, and the tables, figures and reports that are made from them."""

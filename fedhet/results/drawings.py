@@ -1,4 +1,4 @@
-"""Drawings of the matrices that methods keep for their reports (`Method.drawings`)."""
+"""Figures of the matrices that methods record for reports (`Method.drawings`)."""
 
 import math
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ MOST_LABELLED = 24
 
 
 def cka_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Draw pairwise CKA between clients before and after training, in order of architecture.
+    """Draw the similarity (centred kernel alignment, CKA) between clients before and after training, by architecture.
 
-    `matrices` has `clients` (names), `architectures` (may be empty), and `before` or `after` or both (clients x
-    clients, 0 to 1).
+    `matrices` has the keys `clients` (names), `architectures` (may be empty), and `before`, `after` or both (matrices
+    clients x clients with values from 0 to 1).
     """
     clients = [str(client) for client in matrices["clients"]]
     architectures = [str(name or "") for name in matrices.get("architectures") or [""] * len(clients)]
@@ -58,9 +58,10 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
 
 
 def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Draw which clients share which global units, by layer; units that most clients share come first.
+    """Draw which units of the global model each client has, by layer; units that most clients have come first.
 
-    `matrices` has `clients` (names) and `layers`, each with its `name` and `units` (clients x global units, 1 or 0).
+    `matrices` has the keys `clients` (names) and `layers`, each with its `name` and `units` (clients x global units,
+    with 1 for a unit that the client has, else 0).
     """
     clients = [str(client) for client in matrices["clients"]]
     layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
@@ -86,8 +87,9 @@ def _middles(ends: list[int]) -> list[float]:
 def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
     """Draw the cosine similarity between clients' descriptors in each round.
 
-    There is a panel for each block of the descriptors, and one for the whole vector. `matrices` has `rounds`: for each,
-    its number (`round`), and lists of cosines by block for the same image (`same`) and for different images (`other`).
+    There is a panel for each block of the descriptors, and one for the whole vector. `matrices` has the key `rounds`, a
+    list of dictionaries with the round's number (`round`), and with lists of cosines by block for the same image
+    (`same`) and for different images (`other`).
     """
     rounds = matrices["rounds"]
     count = len(rounds[0]["same"])

@@ -1,4 +1,4 @@
-"""The figures of one run or several; a figure is None if there is nothing to draw."""
+"""The figures of one run or several runs; functions return None if there is nothing to draw."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -32,7 +32,10 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
-    """Draw the figures of a report, by name in order of appearance; matrices without a drawing are left out."""
+    """Draw the figures of a run's report; return them by name, in their order on the page.
+
+    Matrices without a function in `drawings` are left out.
+    """
     drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "losses": loss_figure(run)}
     for name, matrices in run.matrices.items():
         if name in drawings:
@@ -86,7 +89,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
-    """Draw the training loss, with the method's terms, and the loss on test data."""
+    """Draw the training loss, the terms that the method adds to it, and the loss on test data, by round."""
     figure, (axes,) = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")
@@ -95,7 +98,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
 
 
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
-    """Draw the accuracy of runs by round, each by the evaluation that its method is scored by."""
+    """Draw the accuracy of several runs by round, each from the evaluation that scores its method."""
     figure, (axes,) = new_figure(2.9)
     for place, (name, run) in enumerate(runs.items()):
         draw_line(axes, run.curve, **look(place), label=name)

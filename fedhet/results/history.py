@@ -1,4 +1,4 @@
-"""Read a run directory: the history by round, the clients by round, or all files.
+"""Read the files of a run directory: the history by round, the clients by round, or all files.
 
 Accuracies and losses are means over examples; `accuracy` is the task's metric, which `summary.json` names. Bytes are
 payload bytes, times are seconds.
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_history(folder: Path | str) -> list[Row]:
-    """Read the rows of `history.jsonl`, one for each round; an empty list if there is no file.
+    """Read the rows of `history.jsonl`, one for each round; return an empty list if the file does not exist.
 
     An incomplete last line is ignored with a warning. Raises a `FedhetError` if another line cannot be read.
     """
@@ -45,7 +45,7 @@ def read_history(folder: Path | str) -> list[Row]:
             rows.append(parse_object(line))
         except ValueError as error:
             if number < len(lines):
-                raise FedhetError(f"{path}, line {number}: damaged ({error})") from None
+                raise FedhetError(f"{path}, line {number}: damaged ({error}); restore it from a copy") from None
             _log.warning("%s, line %d: incomplete, probably after a crash; ignored", path, number)
     return rows
 
@@ -55,14 +55,17 @@ def parse_object(text: str) -> dict[str, Any]:
     try:
         value = all_printable(json.loads(text))
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("the JSON value is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("an object was expected")
+        raise ValueError("a JSON object was expected")
     return value
 
 
 def read_clients(folder: Path | str) -> list[ClientRow]:
-    """Read `clients.csv` of a run; incomplete lines and missing files are treated as in `read_history`."""
+    """Read the rows of `clients.csv`, one for each client and round; return an empty list if the file does not exist.
+
+    An incomplete last line is ignored with a warning. Raises a `FedhetError` if another line cannot be read.
+    """
     path = Path(folder) / "clients.csv"
     if not path.exists():
         return []
@@ -75,7 +78,7 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
     try:
         return [_client_row(record) for record in reader]
     except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
-        raise FedhetError(f"{path}, line {reader.line_num}: damaged ({error!r})") from None
+        raise FedhetError(f"{path}, line {reader.line_num}: damaged ({error!r}); restore it from a copy") from None
 
 
 def _client_row(record: Mapping[str, str]) -> ClientRow:
@@ -86,7 +89,7 @@ def _client_row(record: Mapping[str, str]) -> ClientRow:
 
 
 def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:
-    """Return the last evaluated row of every client, in order of client name."""
+    """Return each client's row of the last round in which it was evaluated, in order of client name."""
     last = {row.client: row for row in sorted(rows, key=lambda row: row.round) if row.accuracy is not None}
     return [last[client] for client in sorted(last, key=client_order)]
 
@@ -98,12 +101,12 @@ def learning_curve(
     test: TestSet = "own",
     measure: str = "accuracy",
 ) -> list[tuple[int, float]]:
-    """Return pairs (r, accuracy or loss after round r) in order; of two evaluations the later one.
+    """Return pairs (r, accuracy or loss after round r); if models were evaluated twice, the later result counts.
 
     Args:
         rows: the history, see `read_history`.
         which: the models as clients `received` them, or the personal models after they were `trained`.
-        statistic: over clients, one of `STATISTICS`; a single model on the common test set has just one value.
+        statistic: the statistic over clients, one of `STATISTICS`; ignored for one global model on the common test set.
         test: the clients' `own` test parts, the `common` test set or the clients' `validation` parts.
         measure: `accuracy` or `loss`.
     """
@@ -118,7 +121,7 @@ def learning_curve(
 
 
 def last_round(rows: Iterable[Row]) -> int:
-    """Return the last round, without the evaluation after it; 0 for none."""
+    """Return the number of the last round, not counting the evaluation at the end; 0 if there are no rounds."""
     return max((row["round"] for row in rows if not row.get("final")), default=0)
 
 
@@ -136,7 +139,7 @@ def scored_curve(
 
 
 def flat(row: Row) -> dict[str, float]:
-    """Return the numbers of a round by names such as `common/trained/accuracy/weighted` and `bytes/up`."""
+    """Return the numbers of a round as a flat dictionary, with names such as `common/trained/accuracy/weighted`."""
     numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
     numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
     tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
@@ -148,7 +151,10 @@ def flat(row: Row) -> dict[str, float]:
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
-    """Return the weighted accuracy of unseen clients before and after each epoch, by test set and start."""
+    """Return the weighted accuracy of clients held out of training before and after each epoch of their own training.
+
+    The keys are the test set and the initial model.
+    """
     record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
     return {
@@ -160,7 +166,7 @@ def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of a run directory; what an unfinished run has not written is empty or None."""
+    """The content of a run directory; files that an unfinished run has not written are empty or None."""
 
     folder: Path
     settings: dict[str, Any]
@@ -173,49 +179,49 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """The evaluation that scores the personal models; None if there is no summary yet."""
+        """The evaluation that scores the personal models, `received` or `trained`; None if there is no summary yet."""
         return self.summary.get("personal") if self.summary else None
 
     @property
     def scored(self) -> Which:
-        """Which evaluation scores the run."""
+        """The evaluation that scores the run: `personal` or, without a summary, `trained`."""
         return self.personal or "trained"
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The accuracy by round that scores the run."""
+        """Pairs of round and accuracy in the evaluation that scores the run."""
         return scored_curve(self.rows, self.scored)
 
     @property
     def has_global(self) -> bool:
-        """Whether the method has a global model; assumed if there is no summary yet."""
+        """Whether the method has a global model; True if there is no summary yet."""
         return self.summary is None or self.summary.get("global_accuracy") is not None
 
     @property
     def has_personal(self) -> bool:
-        """Whether the method is scored by the clients' own models, not by the global one."""
+        """Whether the method is scored by the clients' personal models, not by the global model."""
         return self.personal != "received" or not self.has_global
 
     @property
     def scores(self) -> list[str]:
-        """Those of the accuracies `personal` and `global` that the run has; the first one is its score."""
+        """The kinds of accuracy that the run has, `personal`, `global` or both; the first one is its score."""
         return ["personal"] * self.has_personal + ["global"] * self.has_global
 
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
-        """Return a statistic of the accuracy `personal`, `global`, `received` or `trained` of the summary."""
+        """Return a statistic of one accuracy in the summary (such as `personal`, `global`, `received` or `trained`)."""
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
 
     @property
     def common_accuracy(self) -> float | None:
-        """The accuracy on the common test set, of the global model or, without one, of the clients' models."""
+        """The accuracy on the common test set, of the global model or, if there is none, of the clients' models."""
         common = (self.summary or {}).get("common") or {}
         accuracy = (common.get("received") or common.get("trained") or {}).get("accuracy")
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients that measured the last score, and by client why others failed.
+        """Return the number of clients in the last evaluation, and the clients that failed in it with their reasons.
 
-        A score that the server measured gives (0, {}).
+        If the server evaluated the model, this is (0, {}).
         """
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
@@ -231,7 +237,7 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """The method and the data set."""
+        """The names of the method and the data set, as a title."""
         dataset = (self.summary or self.settings).get("dataset", "?")
         return f"{self.settings.get('method', '?')} on {'own data' if dataset == OWN else dataset}"
 
@@ -242,13 +248,13 @@ class RunFiles:
 
 
 def read_run(folder: Path | str) -> RunFiles:
-    """Read all files of a run directory; raises a `FedhetError` if it is no run directory or a file is damaged."""
+    """Read all files of a run directory; raises a `FedhetError` if it is not a run directory or a file is damaged."""
     folder = Path(folder)
     config = folder / "config.toml"
     if not folder.is_dir():
         raise FedhetError(f"{folder}: no such folder; give the directory of a run")
     if not config.is_file():
-        raise FedhetError(f"{folder} is not the directory of a run: it holds no config.toml")
+        raise FedhetError(f"{folder} is not the directory of a run: it has no config.toml; name another directory")
     settings = all_printable(toml.load(config))
     return RunFiles(
         folder=folder,
@@ -264,14 +270,14 @@ def read_run(folder: Path | str) -> RunFiles:
 
 @contextmanager
 def showing(folder: object) -> Iterator[None]:
-    """Turn any error while values of a run directory are used into a `FedhetError`: they are damaged."""
+    """Context in which any error becomes a `FedhetError` that the files in a run directory are damaged."""
     try:
         yield
     except (FedhetError, OSError):
         raise
     except Exception as error:
         raise FedhetError(
-            f"{folder} cannot be read, since its files hold values that no run writes ({type(error).__name__}: {error})"
+            f"the files in {folder} are damaged ({type(error).__name__}: {error}): restore the folder from a copy"
         ) from error
 
 
@@ -279,4 +285,4 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         return parse_object(path.read_text(encoding="utf-8")) if path.exists() else None
     except ValueError as error:
-        raise FedhetError(f"{path}: damaged ({error})") from None
+        raise FedhetError(f"{path}: damaged ({error}); restore it from a copy") from None

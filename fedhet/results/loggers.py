@@ -1,6 +1,6 @@
-"""Observers that send a run to TensorBoard, Weights & Biases or MLflow (the key `log`), if these are installed.
+"""Observers that log a run to TensorBoard, Weights & Biases or MLflow (the key `log`), if these are installed.
 
-Everything stays in or next to the run directory unless the packages' own environment variables say otherwise.
+The logs are written in or next to the run directory, unless the packages' own environment variables change this.
 """
 
 import os
@@ -15,21 +15,21 @@ from fedhet.utils.files import locked
 
 
 class Logger(Observer):
-    """Observer that calls `log` with the numbers of each round, and `end` with whether the run completed."""
+    """Observer that calls `log` with the numbers of each round, and `end` with True if the run completed."""
 
     def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
         self._log, self._end = log, end
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Add the round's numbers."""
+        """Log the numbers of the round."""
         self._log(flat(report.row), report.row["round"])
 
     def finished(self, run: RunInfo) -> None:
-        """End the run."""
+        """Close the log as completed."""
         self._end(True)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """End the run as failed."""
+        """Close the log as failed."""
         self._end(False)
 
 
@@ -78,7 +78,7 @@ LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
-    """Return the loggers of these names; raises a `ConfigError` if one is not installed or cannot start."""
+    """Return the loggers with these names; raises a `ConfigError` if a logger is not installed or cannot start."""
     observers: list[Observer] = []
     for name in names:
         try:
@@ -86,5 +86,6 @@ def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -
         except ImportError as error:
             raise ConfigError(f"log = {name!r} needs {name}, which is not installed: pip install {name}") from error
         except Exception as error:  # whatever others' packages raise
-            raise ConfigError(f"log = {name!r} cannot start: {type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"log = {name!r} cannot start: {reason}; correct this, or remove it from log") from error
     return observers

@@ -11,7 +11,7 @@ from fedhet.utils.statistics import ClientRow
 
 @dataclass
 class RoundReport:
-    """A round for observers: its line of `history.jsonl` and its rows of `clients.csv`."""
+    """The results of a round for observers: its row of `history.jsonl` and its rows of `clients.csv`."""
 
     row: dict[str, Any]
     clients: list[ClientRow]
@@ -19,18 +19,18 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run for observers.
+    """The description of a run that observers receive.
 
     Attributes:
         method: the method's name.
         traits: the method's traits.
         state: the current state.
         metric: name of the task's metric.
-        own_data: whether clients have data of their own, not the configured data set.
-        devices: the different devices that clients compute on.
-        test_on: the test sets in use (`Config.test_on`), known after the handshake; empty before.
+        own_data: whether clients have the user's data, not the configured data set.
+        devices: the different devices on which clients compute.
+        test_on: the test sets in use (`Config.test_on`); empty before the handshake.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
-        privacy: epsilon and delta under Flower's wrappers or mods for differential privacy; empty without one.
+        privacy: epsilon and delta under Flower's wrappers or mods for differential privacy; empty without them.
     """
 
     method: str
@@ -48,13 +48,13 @@ class Observer:
     """Base class of observers of a run. Subclasses override the methods that they need."""
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Called before rounds `first` to `last`."""
+        """Called before the first round; the rounds to run are `first` to `last`."""
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Called after each round, which is in the state."""
+        """Called after each round, when `run.state` has been updated."""
 
     def finished(self, run: RunInfo) -> None:
-        """Called after the last round and the evaluation at the end."""
+        """Called when the run is complete, after the evaluation at the end."""
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
         """Called if the run fails."""

@@ -1,6 +1,6 @@
-"""The page of reports as a Jinja2 template: the report of a run, and of several runs together.
+"""The HTML page of reports on one run or several runs, as a Jinja2 template.
 
-It is in a Python file, since Flower's app bundle takes no HTML.
+The template is in a Python file, since Flower's app bundles contain no HTML files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,7 +100,7 @@ Table = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page: tables (with the CSS classes `kind`), notes, and links by name."""
+    """A section of a page: tables (`kind` are their CSS classes), notes, and links by name."""
 
     heading: str
     tables: Sequence[Table] = ()
@@ -117,14 +117,14 @@ def page(
     facts: Iterable[tuple[str, str, str]] = (),
     pictures: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return a page.
+    """Return an HTML page.
 
     Args:
-        title: its title.
-        sections: what comes below the figures.
-        lines: the first lines, each after its look, `bad` or `quiet`.
-        facts: name, value and note of the numbers at the top.
-        pictures: `name`, `svg` and `caption` of the figures.
+        title: the title of the page.
+        sections: the sections below the figures.
+        lines: the lines at the top, as pairs of style (`bad` or `quiet`) and text.
+        facts: the numbers at the top, as name, value and note.
+        pictures: the figures, each with its `name`, `svg` and `caption`.
     """
     return _render(
         PAGE, title=title, sections=list(sections), lines=list(lines), facts=list(facts), pictures=list(pictures)

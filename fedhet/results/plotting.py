@@ -1,6 +1,7 @@
-"""The look of all figures, and their files: PNG, and SVG for pages.
+"""The style of all figures, and writing them as PNG files, or as SVG for HTML pages.
 
-It does without pyplot, which would open a display or keep state. Import it late: matplotlib takes long to import.
+Figures are made without pyplot, which keeps state and may open a display. Import this module only when it is needed,
+since matplotlib takes long to import.
 """
 
 import io
@@ -36,15 +37,15 @@ WIDTH = 4.5
 
 
 class PlainFigure(Figure):
-    """A figure that notebooks show, and whose text is drawn literally: `$` in a name begins no formula."""
+    """A figure for notebooks and pages, whose text is drawn literally: a `$` in a name does not start a formula."""
 
     def draw(self, renderer: Any) -> None:
-        """Draw it."""
+        """Draw the figure, with all text drawn literally."""
         self.write_plainly()
         super().draw(renderer)
 
     def write_plainly(self) -> None:
-        """Draw all existing text literally."""
+        """Turn off mathematical formulas in all existing text of the figure."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
 
@@ -55,7 +56,7 @@ class PlainFigure(Figure):
 def new_figure(
     height: float, panels: int = 1, rows: int = 1, *, width: float = WIDTH, ratios: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure of a size in inches, and its panels, row by row; `ratios` are the heights of the rows."""
+    """Return an empty figure and its axes, row by row; sizes are in inches, `ratios` are relative heights of rows."""
     figure = PlainFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = list(figure.subplots(rows, panels, squeeze=False, height_ratios=ratios).flat)
@@ -77,7 +78,7 @@ def faded(colour: str) -> Colormap:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay out a finished figure once for all its files, since this takes as long as drawing."""
+    """Compute the layout of a finished figure once for all its files, since this takes as long as drawing."""
     if isinstance(figure, PlainFigure):
         figure.write_plainly()
     if engine := figure.get_layout_engine():
@@ -86,7 +87,7 @@ def _lay_out(figure: Figure) -> None:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a finished figure as PNG on white; create the folder if it is missing."""
+    """Write a finished figure as a PNG file on white; create the folder if it is missing."""
     _lay_out(figure)
     white: dict[str, Any] = {"format": "png", "dpi": 220, "facecolor": "white", "metadata": {"Software": None}}
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
@@ -95,7 +96,7 @@ def save_png(figure: Figure, path: Path) -> None:
 def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
     """Return a finished figure as a transparent SVG element, with text and lines in the page's colours if `on_page`.
 
-    The name is put before every id, so that ids are unique within a page.
+    Every id in the SVG begins with `name`, so that ids are unique within a page.
     """
     _lay_out(figure)
     name = re.sub(r"[^\w-]", "_", name)
@@ -113,12 +114,12 @@ def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
 
 
 def look(position: int) -> dict[str, Any]:
-    """Return colour and dashes of one of many lines; the first 48 all differ."""
+    """Return the colour and line style of the line at a position; the first 48 lines all differ."""
     return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
 
 
 def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any) -> None:
-    """Draw points as a line, with markers if they are few; nothing without points."""
+    """Draw points as a line, with markers if there are few points; do nothing without points."""
     if points:
         axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
 
@@ -130,9 +131,9 @@ def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
 
 
 def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
-    """Name the axes and put a legend above them; return whether anything is drawn in them.
+    """Set the labels of axes and put a legend above them; return whether anything is drawn in the axes.
 
-    With `whole`, ticks of the x axis are at whole numbers only. The figure grows by the lines of the legend.
+    With `whole`, ticks of the x axis are at integers only. The figure's height grows by the height of the legend.
     """
     axes.set(xlabel=x, ylabel=y)
     if whole:
@@ -154,17 +155,17 @@ def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
 
 
 def whole_numbers() -> MaxNLocator:
-    """Return a locator of ticks at whole numbers."""
+    """Return a locator that places ticks at integers."""
     return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def rows_height(names: Sequence[str], least: float) -> float:
-    """Return the height of rows with these names in inches: at least `least` each, more for long names."""
+    """Return the total height in inches of rows with these names: at least `least` for each, more for long names."""
     return len(names) * max(least, 0.14 * max((fill(name, LONGEST).count("\n") + 1 for name in names), default=1))
 
 
 def name_ticks(axis: Axis, places: Sequence[float], names: Iterable[str], **options: Any) -> None:
-    """Write names at places of an axis: long ones in several lines, and on the x axis vertically if they are many."""
+    """Label an axis with names at these places; long names are wrapped, and many names on the x axis are vertical."""
     lines = [fill(str(name), LONGEST) for name in names]
     if isinstance(axis, XAxis) and len("".join(lines)) > 40:
         options = {"rotation": 90, **options}

@@ -1,4 +1,4 @@
-"""Progress of a run: a live line on a terminal, plain lines elsewhere."""
+"""The progress of a run: an updated line on a terminal, a line for each round elsewhere."""
 
 import time
 
@@ -12,7 +12,7 @@ from fedhet.utils.text import printable
 
 
 class ProgressLine(Observer):
-    """Observer that shows round, clients, accuracy, bytes and remaining time."""
+    """Observer that shows a run's round, clients, accuracy, bytes and remaining time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -22,16 +22,16 @@ class ProgressLine(Observer):
         self._news = ""
 
     def prepare(self, name: str, doing: str) -> None:
-        """Show the line before the run starts, with what is being done."""
+        """Show the line before the run starts, with a description of the current step."""
         self._open(name, None, 0, doing)
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Show the line."""
+        """Show the line with the progress of rounds."""
         self._first, self._last, self._started = first, last, time.monotonic()
         self._open(run.method, last, first - 1, "")
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Update the line, or print one."""
+        """Update the line on a terminal, or print a new line elsewhere."""
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
         parts = [f"{len(row['participants'])} clients"] if row["participants"] else []

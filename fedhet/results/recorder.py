@@ -53,10 +53,10 @@ class RunDirectory(Observer):
     """Observer that writes the files of a run.
 
     Args:
-        folder: the run directory; raises like `check_folder`.
-        config: the settings.
-        engine: its name, for the summary.
-        resume: whether to continue the run in the folder.
+        folder: the run directory; a `ConfigError` is raised if it cannot be used (see `check_folder`).
+        config: the complete configuration.
+        engine: the engine's name, for the summary.
+        resume: whether to resume the run in the folder.
         supplied: descriptions of the user's model and data.
         simulated: whether clients are simulated on this machine.
     """
@@ -99,32 +99,32 @@ class RunDirectory(Observer):
         write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def resumed(self, fresh: S) -> S:
-        """Return the state after the last complete round; before the first one `fresh`.
+        """Return the state after the last complete round, or `fresh` if there is none.
 
-        The identity of `fresh` is empty if clients keep their state in this directory, where no other run's state is.
+        If clients keep their state in this run directory, `fresh.run` is set to an empty string.
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""
         return self.state(type(fresh)) or fresh
 
     def state(self, state_class: type[S]) -> S | None:
-        """Return the state after the last complete round; None before the first checkpoint."""
+        """Return the state after the last complete round, or None if there is no checkpoint."""
         last = self._last_checkpoint()
         if last is None:
             return None
         state = state_class.load(last)
         if state.round != int(last.stem):
-            raise FedhetError(f"{last} is damaged: it is the checkpoint of round {state.round}")
+            raise FedhetError(f"{last} is damaged: it is the checkpoint of round {state.round}; restore it from a copy")
         return state
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
-        """Write the settled `test-on` into `config.toml`."""
+        """Write the value of `test-on` that the handshake determined into `config.toml`."""
         if run.test_on not in ("", self.config.test_on):
             self.config = self.config.replace(test_on=run.test_on)
             self._write_config()
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Append the round (its clients first), then save the state; resuming undoes a crash in between."""
+        """Append the round to the files, then save the state; after a crash in between, resuming removes the round."""
         self._files.append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
         self._files.append("history.jsonl", json.dumps(report.row) + "\n")
         if not report.row.get("final"):
@@ -168,7 +168,7 @@ class RunDirectory(Observer):
         self._write("summary.json", {**summary, "engine": self.engine, "seconds": seconds, "status": status, **further})
 
     def _show(self, matrices: Mapping[str, Any]) -> None:
-        """Write matrices and report; errors become warnings, since these files are not part of the result."""
+        """Write matrices and report; errors are logged as warnings, since these files are not needed for the result."""
         try:
             if matrices:
                 self._write("matrices.json", matrices)
@@ -178,9 +178,10 @@ class RunDirectory(Observer):
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
     def _rewind(self) -> None:
-        """Truncate the files to the last complete round, and remove those of the end of an earlier run.
+        """Truncate the files to the last complete round, and remove the summary, report and models of the earlier run.
 
-        Raises a `ConfigError` if the run has more rounds than `rounds`, and a `FedhetError` if a file is damaged.
+        Raises a `ConfigError` if the run already has more than `rounds` rounds, and a `FedhetError` if a file is
+        damaged.
         """
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         last = self._last_checkpoint()
@@ -197,7 +198,7 @@ class RunDirectory(Observer):
         complete = int(last.stem) if last else -1
         done = complete - bool(self.config.closing_epochs)
         if 0 < rounds < done:
-            raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least as many")
+            raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least {done}")
         if last is None:
             self._files.begin()
         else:
@@ -211,9 +212,9 @@ class RunDirectory(Observer):
         shutil.rmtree(self.folder / "models", ignore_errors=True)
 
     def _drop_last_rounds(self, planned: int) -> None:
-        """Replace the last checkpoint by the one before the last planned round of training.
+        """Replace the last checkpoint by the checkpoint before the last planned round of training.
 
-        Raises a `ConfigError` if there is none and the last checkpoint is that of a closing round.
+        Raises a `ConfigError` if there is no such checkpoint and the run has completed its closing round.
         """
         ends, name = self._checkpoints(), f"{planned - 1}.safetensors"
         if (earlier := self.folder / "checkpoint" / EARLIER / name).is_file():
@@ -222,8 +223,8 @@ class RunDirectory(Observer):
                 path.unlink()
         elif any(int(path.stem) > planned for path in ends):
             raise ConfigError(
-                f"{self.folder} completed its closing round and has no checkpoint before it: run it again with rounds "
-                f"= {self.config.rounds}"
+                f"the run in {self.folder} completed its closing round and has no checkpoint before it, so it cannot "
+                f"get more rounds: start a new run with rounds = {self.config.rounds}"
             )
 
     def _last_checkpoint(self) -> Path | None:
@@ -243,7 +244,7 @@ def recorded(
     """Open and lock a run directory; yield its `RunDirectory` and the configured loggers.
 
     Raises:
-        ConfigError: as `RunDirectory`; another run uses the folder, or a logger is not installed.
+        ConfigError: the folder cannot be used, another run uses it, or a logger is not installed.
         FedhetError: writing failed; the message says how to resume the run.
     """
     check_folder(folder, resume=resume)
@@ -254,42 +255,43 @@ def recorded(
             logging_to = loggers(listed(config.log), folder, config.flat())
             directory = RunDirectory(folder, config, engine, resume=resume, **further)
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be the directory of a run: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise ConfigError(f"{folder} cannot be the directory of a run: {reason}; choose another one") from error
         try:
             yield directory, *logging_to
         except OSError as error:
             raise FedhetError(
-                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved: correct this, and "
+                f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved. Correct this, and "
                 f"continue with {resuming(folder, further.get('supplied', ()))}"
             ) from error
 
 
 def resuming(folder: Path, supplied: Collection[str]) -> str:
-    """Return the command that resumes the run in a folder: a Python call if it has a user's model or data."""
+    """Return the command that resumes the run in a folder, which is a Python call for a user's model or data."""
     functions = "".join(f", {name}=..." for name in supplied)
     return f"fedhet.run(resume={str(folder)!r}{functions})" if supplied else f"fedhet run --resume {folder}"
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
-    """Raise a `ConfigError` unless a folder can be written to and holds a run if and only if `resume`."""
+    """Raise a `ConfigError` if a folder cannot be written to, contains a run, or with `resume` contains no run."""
     check_place(folder)
     if resume and not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} holds no run to resume")
+        raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
     if resume:
         check_links(folder)
     if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
-        raise ConfigError(f"{folder} holds a run already: choose another folder (out), or resume that run")
+        raise ConfigError(f"{folder} already contains a run: choose another folder (out), or resume that run")
 
 
 class Appended:
-    """Appends to `history.jsonl` and `clients.csv`, and to `digests.csv` the digests of both after every round."""
+    """Appends rows to `history.jsonl` and `clients.csv`, and the digests of these files to `digests.csv`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._content = {name: _digest(b"") for name in FILES}
 
     def begin(self) -> None:
-        """Create the files, without rounds."""
+        """Create the files without any rounds."""
         self._write({FILES[0]: b"", FILES[1]: csv_lines([COLUMNS]).encode()}, {})
 
     def append(self, name: str, text: str) -> None:
@@ -298,18 +300,18 @@ class Appended:
         self._content[name].update(text.encode())
 
     def record(self, round: int) -> None:
-        """Append the digests after a round."""
+        """Append the digests of the files after a round."""
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Truncate the files to the numbers of lines after a round; raises a `FedhetError` if one is damaged."""
+        """Truncate the files to these numbers of lines, up to round `last`; raises a `FedhetError` if damaged."""
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
         for name, text in texts.items():
             if recorded.get(last, {}).get(name) != _digest(text).hexdigest():
                 raise FedhetError(
                     f"{self._folder / name} is damaged: up to round {last} it does not have the digest in {DIGESTS}; "
-                    "restore the folder from a copy, or run it again"
+                    "restore the folder from a copy, or start a new run"
                 )
         self._write(texts, recorded)
 
@@ -328,7 +330,7 @@ class Appended:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with their ends; an empty list if it is missing."""
+    """Return the lines of a file, including line ends, or an empty list if the file is missing."""
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
 
 

@@ -1,4 +1,4 @@
-"""Reports on one run or several: a self-contained HTML file, and a run's figures as PNG."""
+"""Reports on one run or several runs: a self-contained HTML file, and the figures of a run as PNG files."""
 
 import json
 import os
@@ -37,7 +37,7 @@ _BEFORE = " After local training: clients' models before a round's aggregation; 
 def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` into the directory of a run, finished or not; return the page's path.
 
-    Raises a `FedhetError` like `read_run`, or if the method would have to be imported (`registry.of_data`).
+    Raises a `FedhetError` if a file is damaged, or if the method is not part of fedhet or an installed package.
     """
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png
@@ -62,7 +62,7 @@ def write_report(folder: Path | str) -> Path:
 
 
 def _status(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the first lines of the page, each after its look: how far the run came, or why it failed."""
+    """Return the lines at the top of the page (style and text): the progress of the run, or why it failed."""
     if run.summary is None:
         return [("bad", f"Unfinished: {_about(run)}.")]
     if run.summary.get("status") == "completed":
@@ -72,7 +72,7 @@ def _status(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _sections(run: RunFiles) -> Iterator[Section]:
-    """Yield what comes below the figures: clients, failures, settings."""
+    """Yield the sections below the figures: clients, failures and settings."""
     if architectures := by_architecture(run):
         when = ", after the last aggregation" if run.personal == "received" else ""
         note = f"Plain means over clients, each at its last evaluation{when}."
@@ -95,7 +95,7 @@ def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> l
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the settings that are not fedhet's own defaults."""
+    """Return the settings that differ from fedhet's defaults, as pairs of key and value."""
     known = {key: default for key, default, *_ in configuration.keys(outside=False)}
     method = run.settings.get("method")
     return [
@@ -119,7 +119,7 @@ def _about(run: RunFiles) -> str:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return name, value and note of the numbers at the top of the page; empty before there is a summary."""
+    """Return name, value and note of the numbers at the top of the page; empty if there is no summary yet."""
     summary = run.summary
     if summary is None:
         return []
@@ -148,7 +148,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
-    """Return reason, number, rounds and clients of failures; those with one reason are in one line."""
+    """Return a row for each reason of failure: the reason, the number of failures, their rounds and clients."""
     failures = ((row["round"], failure) for row in run.rows for failure in row["failures"])
     hit = grouped((str(each.get("reason")), (round, str(each.get("client")))) for round, each in failures)
     lines = []
@@ -165,12 +165,12 @@ def _few(names: Iterable[str], most: int = 12) -> str:
 
 
 def compare_folders(folders: Sequence[Path | str], path: Path) -> Path:
-    """Write a page on several runs; raises a `FedhetError` if a folder holds no run or two have the same name."""
+    """Write a page on several runs; raises a `FedhetError` if a folder contains no run or two folders have one name."""
     from fedhet.results.figures import runs_figure
 
     runs = {printable(Path(folder).resolve().name): read_run(folder) for folder in folders}
     if len(runs) < len(folders):
-        raise FedhetError(f"{' '.join(map(str, folders))}: runs on one page need folders of different names")
+        raise FedhetError(f"{' '.join(map(str, folders))}: folders on one page need different names: rename some")
     headings = ["run", "method", "personal", "global", "bytes", "time", "seed"]
     with showing(" ".join(map(str, folders))):
         overlay = runs_figure(runs)
@@ -187,7 +187,7 @@ def write_together(
     notes: Sequence[str] = (),
     more: Sequence[Section] = (),
 ) -> Path:
-    """Write a page on several runs: figures, tables, notes, `more` sections, and links to the runs' own reports."""
+    """Write a page on several runs with figures, tables, notes, `more` sections, and links to the reports of runs."""
     links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
     sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
     write_text(path, page(title, sections, pictures=_pictures(figures, _CAPTIONS)))

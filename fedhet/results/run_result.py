@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run: its directory and `summary.json` ({} if the server wrote it on another machine)."""
+    """A finished run: its directory and the content of `summary.json` ({} if the server ran on another machine)."""
 
     folder: Path
     summary: dict[str, Any]
@@ -31,7 +31,7 @@ class RunResult:
 
         figure = accuracy_figure(read_run(self.folder))
         if figure is None:
-            raise FedhetError(f"{self.folder}: no client was evaluated, so there is nothing to draw")
+            raise FedhetError(f"{self.folder}: no client was evaluated, so nothing can be drawn: set evaluate-every")
         return figure
 
     def __str__(self) -> str:

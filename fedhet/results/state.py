@@ -1,7 +1,7 @@
-"""A strategy's state as a value, which is saved after every round and suffices to resume a run.
+"""The state of a strategy, which is saved after every round and from which a run can be resumed.
 
-A method may add fields: plain JSON values, `Arrays` (a group of named arrays), or `ArraysBy` (such groups by name of a
-client or of something else).
+A method may add fields: plain JSON values, `Arrays` (a group of named arrays), or `ArraysBy` (a dictionary of such
+groups, for example by client).
 """
 
 import json
@@ -19,12 +19,12 @@ ArraysBy = dict[str, Arrays]
 
 @dataclass
 class ClientRecord:
-    """A client's record at the server.
+    """The server's record of a client.
 
     Attributes:
-        examples: number of its training examples.
-        architecture: its name, empty where it is not disclosed.
-        trained: last round whose training by this client counted; -1 for none.
+        examples: number of the client's training examples.
+        architecture: name of the client's architecture; empty if it is not disclosed.
+        trained: last round in which the client trained successfully; -1 if there is none.
         partition: its partition id and the number of partitions; None if the node has none.
     """
 
@@ -36,17 +36,17 @@ class ClientRecord:
 
 @dataclass
 class State:
-    """Everything of a strategy that is kept between rounds.
+    """All values of a strategy that are kept between rounds.
 
     Attributes:
         serves: whether `model` is a global model that the server trains, while clients share no network.
-        round: the last round that is complete; 0 before the first.
+        round: the last complete round; 0 before the first round.
         clients: the record of each client, by name.
-        run: the run's identity, drawn by the server, under which clients keep their state; empty if they keep it in
-            the run directory.
+        run: random identifier of the run, under which clients store their state; empty if they store it in the run
+            directory.
         public: digest of the public dataset, empty without one.
         public_size: number of public examples.
-        common: values in which all clients agree, by name (`Hooks.common`).
+        common: values that must be equal for all clients, by name (`Hooks.common`).
         model: shared arrays by key; if whole networks are shared, the global model.
         stopped: the last round of training, if an observer set it to end training early; else 0.
     """
@@ -63,12 +63,12 @@ class State:
     stopped: int = 0
 
     def aside(self) -> Self:
-        """Return a copy with its own dictionaries and lists, but the same arrays and records."""
+        """Return a shallow copy, whose dictionaries and lists are copied but whose arrays and records are shared."""
         copies: dict[str, Any] = {n: value.copy() for n, value in vars(self).items() if isinstance(value, dict | list)}
         return replace(self, **copies)
 
     def save(self, path: Path) -> None:
-        """Write the state to one safetensors file atomically; everything except arrays is in its metadata."""
+        """Write the state atomically to a safetensors file; values other than arrays are stored in its metadata."""
         arrays: Arrays = {}
         values: dict[str, Any] = {}
         for name, kind in _kinds(type(self)).items():
@@ -87,7 +87,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file that `save` wrote; raises a FedhetError if it is missing, damaged or another method's."""
+        """Load a state that `save` wrote; raises a FedhetError if the file is missing, damaged or of another method."""
         try:
             arrays, text = read_arrays(path)
             saved = json.loads(text["state"])
@@ -98,17 +98,17 @@ class State:
                 state._place(group)[name] = arrays[key]
             state.round = saved["round"]
             if state.run and not plain_name(state.run):  # a folder of clients' states goes by it
-                raise ValueError(f"run = {state.run!r}")
+                raise ValueError(f"run = {state.run!r} is not a valid folder name")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
             return state
         except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = error if isinstance(error, FedhetError) else repr(error)
-            raise FedhetError(f"{path} cannot be read as a checkpoint: {why}") from error
+            raise FedhetError(f"{path} cannot be read as a checkpoint: {why}; restore it from a copy") from error
 
     def _place(self, group: str) -> Arrays:
-        """Return the group of arrays with this name in a file."""
+        """Return the group of arrays in this state that has the given name in a file."""
         # The longest name first: `peer-more-3` is not member `more-3` of `peer` where there is a field `peer_more`.
         for name, kind in sorted(_kinds(type(self)).items(), key=lambda field: -len(field[0])):
             if kind == Arrays and group == _saved(name):
@@ -117,11 +117,11 @@ class State:
             if kind == ArraysBy and group.startswith(f"{_saved(name)}-"):
                 groups: ArraysBy = getattr(self, name)
                 return groups.setdefault(group.removeprefix(f"{_saved(name)}-"), {})
-        raise KeyError(f"this method's state has no arrays {group!r}")
+        raise KeyError(f"the state of this method has no group of arrays {group!r}; the file may be another method's")
 
 
 def _kinds(state: type[State]) -> dict[str, Any]:
-    """Return the kind of each field: Arrays, ArraysBy, or None for a plain value."""
+    """Return the type of each field of a state class: Arrays, ArraysBy, or None for a plain value."""
     hints = get_type_hints(state)
     names = [each.name for each in fields(state) if each.name not in ("round", "clients")]
     return {name: hints[name] if hints[name] in (Arrays, ArraysBy) else None for name in names}

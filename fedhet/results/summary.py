@@ -10,7 +10,7 @@ from fedhet.utils.statistics import STATISTICS, Work, never_took_part
 
 
 def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
-    """Return the summary of a run with this history, without engine, time and status."""
+    """Return the content of `summary.json` for a run with this history, without engine, time and status."""
     scored = run.traits.scored
     on: TestSet = "common" if config.test_on == "global" else "own"
     summary: dict[str, Any] = {
@@ -48,13 +48,13 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
 def _last(
     rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
 ) -> dict[str, float] | None:
-    """Return the last value of each statistic; None unless each has one."""
+    """Return the last accuracy of an evaluation in each of these statistics, or None if one of them is missing."""
     curves = {name: learning_curve(rows, which, name, test) for name in statistics}
     return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 
 
 def _examples(run: RunInfo) -> dict[str, int]:
-    """Return the numbers of labelled and unlabelled examples, with those of a public dataset that the method uses."""
+    """Return the numbers of labelled and unlabelled examples, including a public dataset if the method uses it."""
     labelled = sum(record.examples for record in run.state.clients.values())
     public, sent = run.state.public_size, run.traits.public
     return {

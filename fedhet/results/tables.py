@@ -1,4 +1,4 @@
-"""Tables for a terminal, and the format of numbers in tables, reports and figures."""
+"""Tables for a terminal, and functions that format numbers in tables, reports and figures."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ UNDISCLOSED = "undisclosed"
 
 
 def format_bytes(number: float) -> str:
-    """Return bytes in decimal units, such as `931 B`, `12.3 KB`, `4.56 MB`."""
+    """Format a number of bytes in decimal units, such as `931 B`, `12.3 KB` or `4.56 MB`."""
     size, unit = float(number), "B"
     for larger in ("KB", "MB", "GB", "TB"):
         if size < 999.5:
@@ -26,12 +26,12 @@ def format_bytes(number: float) -> str:
 
 
 def format_value(value: float | None) -> str:
-    """Return an accuracy or a loss with three decimals, or `-` if there is none."""
+    """Format an accuracy or a loss with three decimals; None becomes `-`."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a duration in seconds, minutes and seconds (from two minutes), or hours and minutes (from two hours)."""
+    """Format a duration in seconds, minutes and seconds (from two minutes), or hours and minutes (from two hours)."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -41,7 +41,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def by_architecture(run: RunFiles) -> list[list[str]]:
-    """Return headings, a row for each architecture and one for all, with plain means over clients."""
+    """Return a table of mean accuracies over clients, with a row for each architecture and one for all clients."""
     final = final_clients(run.clients)
     if not final:
         return []
@@ -57,7 +57,7 @@ def by_architecture(run: RunFiles) -> list[list[str]]:
 
 
 def headline(run: RunFiles) -> str:
-    """Return method, accuracies, bytes and time of a run in one line."""
+    """Return a line with the method, accuracies, bytes and time of a run."""
     method = run.settings.get("method", "unknown method")
     summary = run.summary
     if summary is None:
@@ -90,16 +90,16 @@ def headline(run: RunFiles) -> str:
 
 
 def absence(run: RunFiles) -> str:
-    """Return how many clients never took part in a finished run; empty if all did."""
+    """Return a note with the number of clients that never took part in a run, or an empty string if all did."""
     absent = len((run.summary or {}).get("never_took_part") or ())
     there = {client for row in run.rows for client in row["participants"]}
     return f"{absent} of {absent + len(there)} {ABSENT}" if absent else ""
 
 
 def stage(run: RunFiles, which: str) -> str:
-    """Say whether a score was measured before or after the last aggregation, and give the other accuracy.
+    """Return a note on whether a score was measured before or after the last aggregation, with the other accuracy.
 
-    Empty where clients train last and there is no other one.
+    The note is empty if clients train last and there is no other accuracy.
     """
     received = run.personal == "received"
     other = run.accuracy("trained" if received else "received")
@@ -113,9 +113,9 @@ def stage(run: RunFiles, which: str) -> str:
 
 
 def closing_table(folder: Path | str) -> "Table | str":
-    """Return what `fedhet run` prints at the end: a table of accuracies by architecture, with `headline` below.
+    """Return the table that `fedhet run` prints at the end: accuracies by architecture, with `headline` below.
 
-    Without evaluated clients it is `headline` alone.
+    If no client was evaluated, only `headline` is returned.
     """
     from rich.table import Column, Table
 

@@ -1,1 +1,1 @@
-"""Files, text, random streams, signals and the machine: what every room uses."""
+"""Utilities for all packages: files, text, random streams, signals and the machine."""

@@ -38,7 +38,7 @@ TAKEN_NAMES = frozenset({"beginning", "clients", "models", "nodes", "public", "g
 
 
 def plain_name(text: str) -> bool:
-    """Return whether text can name a file or folder of a client, a run or a public dataset, on any file system."""
+    """Return whether a text is valid as the name of a file or folder on any file system."""
     return (
         text.isprintable()
         and 0 < len(file_name(text).encode()) <= LONGEST_NAME
@@ -50,7 +50,7 @@ def plain_name(text: str) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Return the name of a client's file or folder, which any system can store; `name_of` is the inverse.
+    """Return the name of a client's file or folder, which is valid on any system; `name_of` is the inverse function.
 
     Characters and names that Windows reserves are escaped as in a URL: `a?b` is `a%3Fb`, `con` is `%63on`.
     """
@@ -64,16 +64,16 @@ def name_of(file_name: str) -> str:
 
 
 def check_links(folder: Path, root: Path | None = None) -> None:
-    """Raise a ConfigError if `folder` or a link in it leads out of `root`, by default `folder` itself.
+    """Raise a ConfigError if `folder` is or contains a link to a place outside of `root`, by default `folder` itself.
 
-    Links in a folder from elsewhere could make a run write or remove other files.
+    Such links in a folder of unknown origin could make a run write or remove other files.
     """
     root = (root or folder).resolve()
     below = (Path(place, name) for place, *names in os.walk(folder) for name in (*names[0], *names[1]))
     for path in chain([folder], below):
         if path.is_symlink() and not (target := Path(os.path.realpath(path))).is_relative_to(root):
             raise ConfigError(
-                f"{path} is a link out of {root}, to {target}: replace the link by the file or folder itself"
+                f"{path} is a link to {target}, outside of {root}: replace the link by the file or folder itself"
             )
 
 
@@ -87,11 +87,11 @@ def check_place(folder: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{folder} cannot be a folder to write to: {reason}; choose another one") from error
+        raise ConfigError(f"{folder} cannot be written to ({reason}): choose another folder") from error
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically: to a temporary name, then renamed; a missing folder is created."""
+    """Write a file atomically by renaming a temporary file; a missing folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -106,7 +106,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def _save(
     save: Callable[..., object], path: Path, arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Any
 ) -> None:
-    """Write a safetensors file atomically; raises an OSError if the disk refuses it."""
+    """Write a safetensors file atomically; raises an OSError if writing fails."""
     from safetensors import SafetensorError
 
     try:
@@ -121,7 +121,7 @@ def _save(
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Create a folder if it is missing, and lock it for this process.
 
-    Raises a ConfigError if another process has locked it, unless this one is to `wait`.
+    If another process has locked it, wait for that process (`wait`), or raise a ConfigError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -149,13 +149,13 @@ def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file by name of column; raises an OSError if the file is missing."""
+    """Return the rows of a CSV file as dictionaries by column name; raises an OSError if the file is missing."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:
-    """Return rows as lines of CSV; None is an empty cell, and text is never a formula (`text.cell`)."""
+    """Return rows as lines of CSV; None becomes an empty cell, and text cannot be a formula (see `text.cell`)."""
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(map(cell, row) for row in rows)
     return lines.getvalue()
@@ -164,7 +164,7 @@ def csv_lines(rows: Iterable[Iterable[object]]) -> str:
 def write_arrays(
     path: Path, arrays: "Mapping[str, np.ndarray[Any, Any]]", *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write arrays and text atomically to a safetensors file, with their digest."""
+    """Write arrays and `metadata` atomically to a safetensors file, with a digest of their content."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -174,12 +174,12 @@ def write_arrays(
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
-    """Read the arrays and the text of a safetensors file; raises a FedhetError if it is missing or damaged."""
+    """Read arrays and metadata from a safetensors file; raises a FedhetError if the file is missing or damaged."""
     return _read(path, "numpy")
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Write tensors to a safetensors file, as `write_arrays`, and return copies as reading the file would give them."""
+    """Write tensors atomically to a safetensors file with a digest, and return copies of them on the CPU."""
     from safetensors.torch import save_file
 
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -189,7 +189,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[st
 
 
 def read_tensors(path: Path) -> "dict[str, torch.Tensor] | None":
-    """Read the tensors of a safetensors file; None if it does not exist; raises a FedhetError if it is damaged."""
+    """Read tensors from a safetensors file, or return None if it does not exist; raises a FedhetError if damaged."""
     return _read(path, "pt")[0] if path.is_file() else None
 
 
@@ -201,22 +201,22 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
             metadata = json.loads((file.metadata() or {}).get(SEAL, "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise FedhetError(f"{path} is damaged: {error}") from error
+        raise FedhetError(f"{path} is damaged ({error}): restore it from a copy") from error
     if not isinstance(metadata, dict) or not metadata.get("digest"):
-        raise FedhetError(f"{path} is damaged, or fedhet did not write it: it has no digest of its content")
+        raise FedhetError(f"{path} is damaged or not a file of fedhet, since it has no digest: restore it from a copy")
     digest = metadata.pop("digest")
     if digest != _digest(arrays, metadata):
-        raise FedhetError(f"{path} is damaged: its digest does not match its content")
+        raise FedhetError(f"{path} is damaged, since its digest does not match its content: restore it from a copy")
     return arrays, metadata
 
 
 def _sealed(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a file: one entry, since safetensors writes several in any order."""
+    """Return a file's metadata with the digest, as one entry, since safetensors writes several in random order."""
     return {SEAL: json.dumps({**text, "digest": _digest(arrays, text)})}
 
 
 def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> str:
-    """Return the digest of names, dtypes, shapes, values and text, without copies."""
+    """Return a digest of arrays (names, dtypes, shapes and values) and text, without copying the arrays."""
     import numpy as np
 
     content = hashlib.blake2b(repr(sorted(text.items())).encode(), digest_size=16)
@@ -231,10 +231,10 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def state_home() -> Path:
-    """Return the folder where clients without a `state-dir` keep their state, in a folder for each run."""
+    """Return the folder in which clients without a `state-dir` store their state, with a folder for each run."""
     return Path.home() / ".fedhet" / "state"
 
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
-    """Return the folder where clients keep the state of a run; `run` is empty if `state_dir` belongs to one run."""
+    """Return the folder in which clients store the state of a run; `run` is empty if `state_dir` is for one run."""
     return Path(state_dir or state_home()) / run

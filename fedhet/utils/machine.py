@@ -31,7 +31,10 @@ _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
 
 
 def proof(text: str) -> str:
-    """Return a keyed digest that proves that the server is this user's on this machine; empty without a key."""
+    """Return a keyed digest of a text, which proves that server and client belong to one user on one machine.
+
+    The key is in `~/.fedhet/key`; if it cannot be read or written, the digest is empty.
+    """
     return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
 
 
@@ -63,12 +66,12 @@ def cores() -> int:
 
 @cache
 def memory() -> int:
-    """Return the bytes of memory of this machine."""
+    """Return the size of this machine's memory in bytes."""
     return psutil.virtual_memory().total
 
 
 def data_in_use() -> int:
-    """Return the bytes of this process's data, without freed memory if glibc can return it; 0 except on Linux."""
+    """Return the bytes of memory that this process uses for data, after glibc has released free memory; Linux only."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     return int(getattr(psutil.Process().memory_info(), "data", 0))
@@ -85,7 +88,7 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or its cause, says that no memory is left."""
+    """Return whether an error or its cause means that the process ran out of memory."""
     if isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY):
         return True
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
@@ -94,7 +97,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def peak_memory(function: Callable[[], None]) -> int:
-    """Call a function, and return the peak of the bytes that PyTorch allocated in it."""
+    """Call a function, and return the peak of the memory in bytes that PyTorch allocated during the call."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it writes to the terminal
     from torch.profiler import ProfilerActivity, profile
 
@@ -106,14 +109,17 @@ def peak_memory(function: Callable[[], None]) -> int:
 
 
 def check_device_name(name: str) -> None:
-    """Raise a ConfigError unless this can be the name of a device; `device_of` checks that the device exists."""
+    """Raise a ConfigError if a name is not valid for a device; `device_of` checks that the device exists."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise ConfigError(f"device = {name!r}: must be auto, cpu, cuda, cuda:N (N from 0) or mps")
+        raise ConfigError(f"device = {name!r} is not a device: use auto, cpu, cuda, cuda:N (N from 0) or mps")
 
 
 @lru_cache(maxsize=8)
 def device_of(name: str) -> "torch.device":
-    """Return the device of this name, for `auto` the first GPU or the CPU; raises a ConfigError if it is missing."""
+    """Return the device with this name; `auto` is the first GPU or else the CPU.
+
+    Raises a ConfigError if the name is invalid or the device does not exist.
+    """
     import torch
 
     check_device_name(name)
@@ -135,7 +141,7 @@ def brought(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
 
 
 def room_on(device: "torch.device") -> int:
-    """Return how many more processes like this one fit on a GPU; frees memory that this one does not need."""
+    """Return how many more processes like this one fit into a GPU's memory; unused cached memory is freed first."""
     import torch
 
     each = (torch.cuda.max_memory_reserved(device) or _RUN_ON_GPU) + _CUDA_CONTEXT
@@ -145,7 +151,7 @@ def room_on(device: "torch.device") -> int:
 
 
 def runs_at_once(device: "torch.device") -> int:
-    """Return the number of runs at a time: one for each core, and on a GPU one for each 4 GiB of its memory."""
+    """Return the number of runs to execute simultaneously: one for each core or, on a GPU, each 4 GiB of memory."""
     import torch
 
     if device.type != "cuda":
@@ -159,7 +165,7 @@ def host() -> str:
 
 
 def describe(device: "torch.device") -> str:
-    """Return a device and its hardware in words."""
+    """Return a text with a device and its hardware, such as `cuda:0 (NVIDIA H100)`."""
     import torch
 
     if device.type == "cuda":
@@ -171,7 +177,8 @@ def describe(device: "torch.device") -> str:
 def keep_freed_memory() -> None:
     """Have glibc keep freed memory instead of returning it to the system after every step.
 
-    Otherwise a convolution's activations are mapped anew in each step: half of its time for 128 images of 28 x 28.
+    Otherwise a convolution's activations are allocated by the system in each step, which takes half of the step's time
+    for 128 images of 28 x 28.
     """
     _set_malloc(_GIBIBYTE, _GIBIBYTE)
 
@@ -186,10 +193,10 @@ def _set_malloc(mmap_threshold: int, trim_threshold: int) -> None:
 
 @contextlib.contextmanager
 def process_restored() -> Iterator[None]:
-    """Restore the process after clients have been trained in it.
+    """Context in which clients can be trained, and after which the settings of the process are restored.
 
-    That is torch's number of threads, the global generators of torch, NumPy and Python, and how glibc returns freed
-    memory to the system.
+    These are torch's number of threads, the global random generators of torch, NumPy and Python, and how glibc returns
+    freed memory to the system.
     """
     import numpy as np
     import torch
@@ -211,7 +218,7 @@ def process_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread, so that matrix products round the same in every process."""
+    """Context in which torch uses one thread, so that results of matrix products are equal in every process."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Order clients by name, and group values."""
+"""Functions that sort clients by name and group values."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Group the values of (key, value) pairs by key, in their order."""
+    """Group the values of (key, value) pairs by key; keys and values keep their order."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -16,7 +16,7 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def client_order(client: str) -> tuple[bool, int, str]:
-    """Return a sorting key for client names: numbers by value, then other names."""
+    """Return a sort key for client names: numbers come first, by value, then other names."""
     return (False, int(client), client) if client.isdecimal() else (True, 0, client)
 
 

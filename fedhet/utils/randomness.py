@@ -10,9 +10,9 @@ import torch
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
-    """Return a 63-bit seed for one purpose, such as `("batches", client, round)`, of a run's seed.
+    """Derive a 63-bit seed from a run's seed for one purpose, such as `("batches", client, round)`.
 
-    It is the same on every machine, in every process and Python version.
+    The result is the same on every machine, in every process and with every version of Python.
     """
     text = "\x1f".join([str(seed), *(str(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
@@ -31,8 +31,8 @@ def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
 def seed_everything(seed: int) -> None:
     """Seed the global generators of torch, NumPy and Python, from which user code may draw.
 
-    Until CUDA is used, `torch.manual_seed` formats a stack trace at every call, which takes half a small client's
-    training.
+    `torch.manual_seed` is avoided before CUDA is used, since it formats a stack trace at every call, which takes half
+    of a small client's training time.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -43,7 +43,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
-    """Context in which the global generators are seeded for one purpose (see `derive_seed`); they are restored."""
+    """Context in which the global generators are seeded for one purpose (see `derive_seed`) and then restored."""
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), np.random.get_state()

@@ -1,4 +1,4 @@
-"""End a process in order on SIGTERM and SIGHUP, as on Ctrl-C."""
+"""End a process on SIGTERM and SIGHUP with the same cleanup as on Ctrl-C."""
 
 import signal
 import threading
@@ -14,7 +14,7 @@ _WANTED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to end."""
+    """Exception for a signal that asks this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -22,13 +22,15 @@ class Stopped(KeyboardInterrupt):
 
 
 def exit_code(stopped: KeyboardInterrupt) -> int:
-    """Return the exit code for a signal."""
+    """Return the exit code of a process that was stopped by Ctrl-C or another signal (128 + number of the signal)."""
     return 128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGINT)
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise `Stopped` on SIGTERM and SIGHUP, as Ctrl-C raises its base class; once, and in the main thread only.
+    """Context in which SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises KeyboardInterrupt; main thread only.
+
+    Further signals are ignored while the process ends.
 
     An uncaught `Stopped` becomes a SystemExit with the signal's exit code.
     """

@@ -1,4 +1,4 @@
-"""Statistics over clients: metrics that add up, the row of a client in a round, and means and spreads."""
+"""Statistics over clients: metrics that can be combined, results of a client in a round, and means and spreads."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,13 @@ STATISTICS = ("weighted", "mean", "std", "min", "max")
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by label, with a weight for each; `total` is the metric of several clients together.
+    """A client's metric for each label, with weights; `total` combines the metrics of several clients.
 
     Attributes:
         values: one number for each label, target or class of a segmentation; a single one for accuracy.
-        weights: the weight of each value, 0 if it is undefined: the number of predictions for accuracy and R2; of pairs
-            of an example with the label and one without for AUC; of pixels of the union for IoU.
+        weights: the weight of each value; 0 if the value is undefined. For accuracy and R2, the number of predictions;
+            for AUC, the number of pairs of a positive and a negative example; for IoU, the number of pixels in the
+            union.
     """
 
     values: tuple[float, ...]
@@ -24,15 +25,15 @@ class Metric:
 
     @property
     def value(self) -> float:
-        """The plain mean over labels with a weight above 0; nan without any."""
+        """The unweighted mean over labels with a weight above 0, or nan if there is none."""
         defined = [value for value, weight in zip(self.values, self.weights, strict=True) if weight > 0]
         return math.fsum(defined) / len(defined) if defined else math.nan
 
     @staticmethod
     def total(metrics: Iterable["Metric"]) -> "Metric":
-        """Return the weighted mean and the total weight for each label.
+        """Return the metric of several clients: for each label, the weighted mean and the total weight.
 
-        For AUC, only examples of the same client are ranked. Raises a `ValueError` if numbers of labels differ.
+        AUC compares only examples of the same client. Raises a `ValueError` if numbers of labels differ.
         """
         values, weights = [], []
         pairs = (zip(each.values, each.weights, strict=True) for each in metrics)
@@ -46,7 +47,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A line of `clients.csv`: a client in a round. `accuracy` and `loss` are None if it was not evaluated."""
+    """A row of `clients.csv`: the results of a client in a round; accuracy and loss are None without an evaluation."""
 
     round: int
     client: str
@@ -60,7 +61,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of training: gradient steps on a client's own examples, all steps, and examples in forward passes.
+    """The cost of training: gradient steps on a client's own examples, all gradient steps, and forward passes.
 
     Evaluation, and training that is undone after an evaluation, are not counted.
     """
@@ -70,12 +71,12 @@ class Work:
     forwards: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        """Return the sum."""
+        """Return the sum of two costs."""
         return Work(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return clients (and nodes without a name) that failed in these rows and never trained, with the last reason."""
+    """Return the clients (or nodes, if unnamed) that failed and never trained in these rounds, with the last reason."""
     rows = list(rows)
     took_part = {client for row in rows for client in row["participants"]}
     failures = [failure for row in rows for failure in row["failures"] if failure.get("client") not in took_part]
@@ -83,12 +84,12 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
-    """Return the `STATISTICS` over clients of metrics and losses, from each client's metric, loss and examples.
+    """Return the `STATISTICS` over clients of metrics and losses, from each client's (metric, loss, examples).
 
-    Metrics are weighted by their own weights, losses by examples, with sums (`math.fsum`) that do not depend on the
-    order of clients. Undefined metrics (NaN, such as the AUC of a single class) are left out; a loss that is not finite
-    makes the statistics of the loss None. The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`,
-    or None without clients that have examples. Raises a ValueError if metrics have different numbers of labels.
+    The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples.
+    Metrics are weighted by their own weights, losses by numbers of examples; sums do not depend on the order of
+    clients (`math.fsum`). Undefined metrics (NaN, such as the AUC of a single class) are left out. If a loss is not
+    finite, the statistics of the loss are None. Raises a ValueError if metrics have different numbers of labels.
     """
     evaluated = [value for value in values.values() if value[2] > 0]
     if not evaluated:
@@ -104,7 +105,7 @@ def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, An
 
 
 def weighted_mean(pairs: Sequence[tuple[float, int]]) -> float:
-    """Return the mean of pairs (value, examples), weighted by examples."""
+    """Return the mean of values in pairs (value, number of examples), weighted by the number of examples."""
     return math.fsum(value * examples for value, examples in pairs) / sum(examples for _, examples in pairs)
 
 

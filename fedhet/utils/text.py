@@ -14,7 +14,7 @@ FORMULA = tuple("=+-@＝＋－＠")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Escape invisible characters, such as `\x1b` and `\u202e`, except those to `keep`."""
+    r"""Escape invisible characters, such as `\x1b` and `\u202e`, except the characters in `keep`."""
     if text.isprintable():
         return text
     shown = (char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text)
@@ -22,7 +22,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """Apply `printable` to all text, including keys, of a JSON or TOML value."""
+    """Apply `printable` to all text in a JSON or TOML value, including keys."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -31,7 +31,7 @@ def all_printable(value: Any) -> Any:
 
 
 def cell(value: object) -> object:
-    """Return a value as a cell of a CSV file: printable, with an apostrophe before text that would be a formula."""
+    """Convert a value to a cell of a CSV file: text is printable, with an apostrophe before text like a formula."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -42,22 +42,22 @@ def cell(value: object) -> object:
 
 
 def console(**options: Any) -> "Console":
-    """Return a console of rich with these options that prints `[red]` and `:smile:` as they are."""
+    """Return a `rich` console with these options that prints text literally, without markup and emoji codes."""
     from rich.console import Console
 
     return Console(**options, highlight=False, markup=False, emoji=False)
 
 
 def terminal() -> "Console":
-    """Return a console on standard output that wraps lines on a terminal only."""
+    """Return a console for standard output, which wraps lines only if the output is a terminal."""
     return console(soft_wrap=not sys.stdout.isatty())
 
 
 class PrintableLog(logging.Filter):
-    """Make a logger's messages printable, since they contain names and reasons that clients send."""
+    """Logging filter that makes messages printable, since they contain names and errors that clients send."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Format the message, and keep every record."""
+        """Format and escape the message of a record; no record is dropped."""
         record.msg, record.args = printable(record.getMessage(), keep="\n\t"), None
         return True
 

@@ -32,7 +32,7 @@ def test_flipped_bit(tmp_path, kind):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(FedhetError, match=r"1\.safetensors is damaged: its digest does not match its content"):
+    with pytest.raises(FedhetError, match=r"1\.safetensors is damaged, since its digest does not match its content"):
         read_tensors(path)
     assert store.load(1) is None
 

@@ -77,8 +77,8 @@ class TestVariants:
                 ["fedavg", "fedavg=fedprox"],
                 "several variants have the name fedavg: give one of them another name, NAME=METHOD",
             ),
-            (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be the same for all variants"),
-            (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is no key of fedavg"),
+            (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be equal for all variants"),
+            (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
             (
                 ["fedavg,rounds=2", "fedavg,rounds=3"],

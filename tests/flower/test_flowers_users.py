@@ -90,7 +90,7 @@ def test_flowers_wrappers_clip_and_add_noise(tiny, kind, method):
 @pytest.mark.parametrize(
     ("strategy", "arrays", "why"),
     [
-        (lambda: fedhet.FedProto(), {}, "and fedproto has none: use fedavg"),
+        (lambda: fedhet.FedProto(), {}, "which fedproto does not have: use fedavg"),
         (lambda: fedhet.FedRep(), {"0": 1, "2": 1}, r"must be what fedrep's clients share, .*leave out 2.weight"),
         (lambda: fedhet.FedAvg(wire_dtype="float16"), {"0": 1, "2": 1}, "needs wire-dtype = float32"),
     ],
@@ -115,7 +115,7 @@ def test_a_noisy_mod_under_fedhets_loop(tiny):
 
     assert moved([noise]) < 1.01 * NORM < moved(None)
     for strategy, name in ((fedhet.FedProto(), "fedproto"), (fedhet.FedKD(shared_model="mlp-20"), "fedkd")):
-        with pytest.raises(FedhetError, match=f"a mod of Flower's works on one model .* and {name} has none"):
+        with pytest.raises(FedhetError, match=f"a mod of Flower's needs one model .*, which {name} does not have"):
             strategy.start(LocalGrid(tiny.app(mods=[noise]), 2), num_rounds=1)
 
 

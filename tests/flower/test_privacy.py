@@ -241,7 +241,7 @@ def test_an_interrupted_loop_is_recorded_as_failed(tiny, first, tmp_path, monkey
     assert summary["error"].startswith(
         "Flower's loop ended after round 1: give the strategy as many rounds (rounds = 2)"
     )
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)
 
 

@@ -141,10 +141,10 @@ def test_accuracies_before_and_after_training(tmp_path):
 def test_earlier_runs_are_never_overwritten(tmp_path):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(FedhetError, match="holds a run already"):
+    with pytest.raises(FedhetError, match="already contains a run"):
         RunDirectory(tmp_path, CONFIG, "local")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    with pytest.raises(FedhetError, match="holds no run to resume"):
+    with pytest.raises(FedhetError, match="contains no run to resume"):
         check_folder(tmp_path / "other", resume=True)
 
 

@@ -32,7 +32,7 @@ def test_nested_tables_read_as_dotted_keys(make_run):
     ("name", "text", "message"),
     [
         ("summary.json", '{"method": ', r"summary\.json: damaged"),
-        ("matrices.json", "[1]", r"matrices\.json: damaged \(an object was expected\)"),
+        ("matrices.json", "[1]", r"matrices\.json: damaged \(a JSON object was expected\)"),
         ("config.toml", "method = ", r"config\.toml is not a TOML file"),
     ],
 )

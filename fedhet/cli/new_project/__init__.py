@@ -22,7 +22,7 @@ def write(folder: Path, *, flower: bool) -> list[str]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         problem = "is not empty" if folder.is_dir() else "is a file"
-        raise ConfigError(f"{folder} {problem}: name a new folder, and nothing of yours is overwritten")
+        raise ConfigError(f"{folder} {problem}: give the name of a new folder, since no files are overwritten")
     folder.mkdir(parents=True, exist_ok=True)
     names = [*PARTS, *(APP if flower else PROGRAM)]
     for name in names:

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: it serves whatever method the server runs."""
+"""The Flower ClientApp: it supports every method that the server may run."""
 
 from data import my_data
 from model import my_model

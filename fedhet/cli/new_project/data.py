@@ -5,7 +5,7 @@ from torch import tensor
 
 
 def my_data(client):
-    """A client's own examples to train on and to be tested on, and unlabelled ones that all clients have."""
+    """Return a client's own training and test examples, and unlabelled public examples, equal for all clients."""
     digits = load_digits()
     inputs, labels = tensor(digits.data / 16).float(), tensor(digits.target)
     mine = range(300 + client.partition_id, len(labels), client.num_partitions)

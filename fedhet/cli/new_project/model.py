@@ -1,9 +1,9 @@
-"""The clients' networks: any nn.Module, another one for each client."""
+"""The clients' networks: any nn.Module, which may differ between clients."""
 
 from torch import nn
 
 
 def my_model(client):
-    """A network with as many hidden units as you like; its last nn.Linear is the head."""
+    """Return a client's network, with any number of hidden units; the last nn.Linear is the head."""
     width = 32 * (client.partition_id % 4 + 1)
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))

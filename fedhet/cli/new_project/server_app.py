@@ -1,4 +1,4 @@
-"""The Flower ServerApp: one of fedhet's strategies, started like any of Flower's."""
+"""The Flower ServerApp: a strategy of fedhet, started like a strategy of Flower."""
 
 from flwr.serverapp import ServerApp
 
@@ -9,7 +9,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    """Run the rounds that the run config says."""
+    """Run a federation with the settings of the run config."""
     training = {"fraction_train": 1.0, "local_epochs": 5, "batch_size": 10, "learning_rate": 0.05, "momentum": 0.5}
     method = {"eta0": 1.0, "schedule": "constant", "rad_every": 4}  # `fedhet keys fedhenn` shows what there is to set
     strategy = FedHeNN(dataset="own", closing_epochs=0, out="runs/first", **training, **method)
