@@ -221,8 +221,8 @@ ONE_CLASS = "needs examples with exactly one class each, and the task is"
         ("logistic-regression", "several labels", f"{ONE_CLASS} multi-label"),
         ("fjord", "numbers", "fjord.distil = true needs class scores, and the outputs of a regression are numbers"),
         ("depthfl", "numbers", "which its exits exchange, and the outputs of a regression are numbers"),
-        ("depthfl", "pixels", rf"an exit gives {SCORES} for each example, and .* returns \(2, 2, 6, 6\)"),
-        ("depthfl", "tokens", rf"an exit gives {SCORES} for each example, and .* returns \(2, 5, 3\)"),
+        ("depthfl", "pixels", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 2, 6, 6\)"),
+        ("depthfl", "tokens", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 5, 3\)"),
         ("fml", "pixels", "which the two networks exchange, and the outputs of a segmentation are for each pixel"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The numerics of the methods, without Flower: graphs, matching, hypernetworks and alignment of representations."""
+"""The numerical algorithms of the methods, independent of Flower: graphs, matching, hypernetworks and alignment."""

@@ -476,7 +476,7 @@ def test_wrong_states_and_assignments() -> None:
         expand(state, groups, {0: np.full(width + 1, 0)}, {0: width})
     with pytest.raises(ValueError, match=r"'one'.*different integers below"):
         cut_out(state, groups, {0: [width]})
-    with pytest.raises(ValueError, match=r"'one' has a matrix of shape .*, 19\)"):
+    with pytest.raises(ValueError, match=r"'one' must have shape .*, 19\)"):
         set_rows(state, groups, 0, np.zeros((width, 3)))
     with pytest.raises(ValueError, match=r"one\.bias has shape .*'one' has"):
         widths({**state, "one.bias": torch.zeros(width + 1)}, groups)

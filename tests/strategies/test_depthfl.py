@@ -228,16 +228,16 @@ def test_first_blocks_compute_first_exits(name):
 @pytest.mark.parametrize(
     ("network", "count", "names", "words"),
     [
-        (lambda: models.build("mlp", (1, 8, 8), 10), 4, "", "can be cut behind body.2, body only, into 3 blocks"),
+        (lambda: models.build("mlp", (1, 8, 8), 10), 4, "", "can be divided only after body.2, body, into 3 blocks"),
         (
             lambda: models.build("mlp", (1, 8, 8), 10),
             3,
             "body.4,body.2",
-            "does not compute body.4, body.2 in this order",
+            "does not run the modules body.4, body.2 in this order",
         ),
         (lambda: models.build("mlp", (1, 8, 8), 10), 2, "tail", "has no module 'tail'"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4))), 1, "", "one vector of class"),
-        (lambda: Recurrent(batch_first=False), 2, "first", "first axis is not that of the 2 examples"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4))), 1, "", "must return logits"),
+        (lambda: Recurrent(batch_first=False), 2, "first", "examples instead of 2: name modules"),
     ],
 )
 def test_wrong_networks(network, count, names, words):

@@ -1,4 +1,4 @@
-"""CKA and other similarities of representations, FedHeNN's proximal term, and the targets of alignment."""
+"""Alignment of representations: similarities such as CKA, FedHeNN's proximal term, and the targets."""
 
 from fedhet.algorithms.alignment.cka import debiased_linear_cka as debiased_linear_cka
 from fedhet.algorithms.alignment.cka import linear_cka as linear_cka

@@ -1,8 +1,8 @@
 """CKA and the Procrustes distance: how similar two representations of the same examples are.
 
-Representations are features `(L, d1)` and `(L, d2)` of the same L examples. All measures centre them, are
-differentiable and raise a ValueError if the shapes do not fit. CKA does not depend on the scale of features. They are
-divided by their norm, which autograd treats as a constant: gradients are exact, and large features cannot overflow.
+Representations are features `(L, d1)` and `(L, d2)` of the same L examples. All measures centre the features, are
+differentiable and raise a ValueError if the shapes do not fit. CKA does not depend on the scale of features. Features
+are divided by their norm, which autograd treats as a constant: gradients are exact, and large features cannot overflow.
 """
 
 import torch
@@ -14,7 +14,7 @@ would give enormous gradients to single examples."""
 
 
 def check_features(x: Tensor, name: str = "features") -> Tensor:
-    """Return `x`, or raise a ValueError unless it is a floating `(L, d)` tensor with at least two rows and a column."""
+    """Return `x`; raise a ValueError unless it is a floating tensor `(L, d)` with L >= 2 and d >= 1."""
     if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
         raise ValueError(
             f"{name} must be a floating tensor of shape (examples, width) with two examples or more, "
@@ -24,7 +24,7 @@ def check_features(x: Tensor, name: str = "features") -> Tensor:
 
 
 def check_pair(x: Tensor, y: Tensor) -> None:
-    """Raise a ValueError unless `x` and `y` are floating `(L, d1)` and `(L, d2)` tensors."""
+    """Raise a ValueError unless `x` and `y` are floating tensors `(L, d1)` and `(L, d2)` with equal L."""
     check_features(x, "x")
     check_features(y, "y")
     if len(x) != len(y):
@@ -50,8 +50,8 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """Return CKA with linear kernels from the debiased estimate HSIC_1 (Song et al., JMLR 2012).
 
-    Its mean over mini-batches estimates CKA of all examples. The result is a scalar, at most 1, possibly negative, and
-    0 if `x` or `y` is constant. It needs four rows or more.
+    Its mean over mini-batches estimates CKA of all examples. The result is a scalar of at most 1. It can be negative,
+    and is 0 if `x` or `y` is constant. At least four rows are required.
     """
     check_pair(x, y)
     if (n := len(x)) < 4:
@@ -114,7 +114,7 @@ def centred_unit(x: Tensor) -> Tensor:
 
 
 def _unit(deviation: Tensor, original: Tensor) -> Tensor:
-    """Normalise a deviation from the mean; return zeros if it is only rounding error."""
+    """Divide `deviation` (centred features) by its norm; return zeros if it is only rounding error of `original`."""
     with torch.no_grad():
         norm = torch.linalg.vector_norm(deviation)
         rounding = 8 * torch.finfo(deviation.dtype).eps * torch.linalg.vector_norm(original)
@@ -123,7 +123,7 @@ def _unit(deviation: Tensor, original: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Return `<x x^T, y y^T>` (Frobenius), in feature space or by L x L Gram matrices, whichever is cheaper."""
+    """Return the Frobenius product `<x x^T, y y^T>`, through `x^T y` or L x L matrices, whichever is cheaper."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
@@ -135,7 +135,7 @@ def self_inner(x: Tensor) -> Tensor:
 
 
 def ratio(cross: Tensor, x_self: Tensor, y_self: Tensor) -> Tensor:
-    """Return `cross / sqrt(x_self y_self)`, with denominators of at least the rounding error of kernels of norm 1."""
+    """Return `cross / sqrt(x_self y_self)`, with `x_self` and `y_self` clamped to at least the machine epsilon."""
     least = torch.finfo(cross.dtype).eps
     return cross / (x_self.clamp_min(least).sqrt() * y_self.clamp_min(least).sqrt())
 
@@ -144,7 +144,7 @@ def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
     """Return the Gaussian kernel `(L, L)` of features `(L, d)` (Kornblith et al., ICML 2019, section 3).
 
     Its bandwidth is `threshold` times the median distance over all L^2 pairs of rows, which autograd treats as a
-    constant. If the median is 0, since most rows coincide, the mean is used.
+    constant. If the median is 0, because most rows coincide, the mean is used.
     """
     if not threshold > 0:
         raise ValueError(f"threshold must be positive, got {threshold}")
@@ -166,7 +166,7 @@ def squared_distances(x: Tensor) -> Tensor:
 
 
 def centred_kernel(kernel: Tensor) -> Tensor:
-    """Return `H K H` of a symmetric kernel `(L, L)`, whose rows and columns sum to 0."""
+    """Return `H K H` for a symmetric kernel K `(L, L)`, with the centring matrix H = I - 11^T / L."""
     means = kernel.mean(0)
     return kernel - means[:, None] - means[None, :] + means.mean()
 
@@ -182,7 +182,7 @@ def u_centred_kernel(kernel: Tensor) -> Tensor:
 
 
 def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
-    """Return a kernel `(L, L)`, centred and divided by its norm, and its self-similarity for the denominator of CKA."""
+    """Return a kernel `(L, L)`, centred and divided by its norm, and its term in the denominator of CKA."""
     biased = _unit(centred_kernel(kernel), kernel)
     square: Tensor = biased.square().sum()
     if not debiased:
@@ -192,7 +192,7 @@ def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
 
 
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
-    """Return CKA of two symmetric kernels `(L, L)`, `<HKH, HLH> / (||HKH|| ||HLH||)`, a scalar."""
+    """Return CKA of two symmetric kernels K and K' `(L, L)`: the scalar `<HKH, HK'H> / (||HKH|| ||HK'H||)`."""
     x, x_self = unit_kernel(x_kernel, debiased=debiased)
     y, y_self = unit_kernel(y_kernel, debiased=debiased)
     return ratio((x * y).sum(), x_self, y_self)

@@ -1,8 +1,9 @@
 """FedHARM's descriptors of images (Kastellos et al., 2024, equation 1).
 
 The descriptor of image j consists of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, where
-c is the image's class; slot m is the m-th of them. Clients send the values, not their places. The gradients here are
-those of the log-odds of c: they rank activations as those of p_c do, and do not vanish once the image is fitted.
+c is the image's class and p_c its predicted probability. The m-th largest is slot m. Clients send the values of the
+activations, not their positions. This module differentiates the log-odds of c instead of p_c. The order of activations
+is the same, and the gradients do not vanish once the network fits the image.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +22,16 @@ BATCH = 64
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return log(p_c / (1 - p_c)) (n,) for logits (n, C) and each image's class c (n,)."""
+    """Return the log-odds log(p_c / (1 - p_c)) (n,) from logits (n, C) and each image's class c (n,)."""
     chosen = logits.gather(1, classes[:, None])
     others = logits.scatter(1, classes[:, None], -torch.inf)
     return chosen[:, 0] - others.logsumexp(1)
 
 
 def strongest(scores: Tensor, k: int) -> Tensor:
-    """Return the places (n, k) of the k largest of each row's scores (n, units), which are not negative.
+    """Return the indices (n, k) of the k largest scores in each row of non-negative scores (n, units).
 
-    Among equal scores the lower place comes first. They are common, as where only a mean over positions follows.
+    Among equal scores the lower index comes first. Ties are common, for example before global average pooling.
     """
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
@@ -44,21 +45,21 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return each image's descriptor, and the places of its activations, block by block.
+    """Return the descriptor of each image, and the indices of the selected activations, block by block.
 
     Args:
         model: network, left in evaluation mode.
-        blocks: names of the modules that end its blocks, from shallow to deep.
+        blocks: names of the modules that end the network's blocks, from shallow to deep.
         inputs: raw images (n, ...).
-        labels: classes (n,), or None for those that the network predicts.
-        slots: k of each block; k_b is smaller if the block has fewer units.
+        labels: classes (n,), or None for the predicted classes.
+        slots: number k_b of activations for each block b, limited to the size of the block's output.
         transform: function from raw inputs to the model's inputs.
 
     Returns:
-        Values (n, k_b) and places (n, k_b) in the flattened output of each block.
+        For each block, values (n, k_b) and their indices (n, k_b) in the block's flattened output.
 
     Raises:
-        ModelError: the model does not return logits (n, C) of two classes or more, or gradients are not finite.
+        ModelError: the model does not return logits (n, C) for two or more classes, or gradients are not finite.
     """
     values: list[list[Tensor]] = [[] for _ in blocks]
     places: list[list[Tensor]] = [[] for _ in blocks]
@@ -69,8 +70,8 @@ def describe(
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
                 raise ModelError(
-                    f"gradients of block {blocks[block]!r} are not finite: training has diverged, and a lower "
-                    "learning-rate may help"
+                    f"gradients of block {blocks[block]!r} are not finite, so training has diverged: try a lower "
+                    "learning-rate"
                 )
             best = strongest(scores, min(slots[block], scores.shape[1]))
             values[block].append(output.flatten(1).gather(1, best))
@@ -96,7 +97,7 @@ def _differentiated(
 
 @contextmanager
 def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Capture the outputs of blocks inside the context. Outputs without a graph become leaves of one."""
+    """Capture the outputs of blocks inside the context, and make all of them require gradients."""
     leaves: dict[str, Tensor] = {}
 
     def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tenso
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:
-    """Return the activations (n, k) of a block's output (n, ...) at places (n, k), with their graph."""
+    """Return the activations (n, k) at indices `places` (n, k) of a block's output (n, ...), differentiably."""
     return features.flatten(1).gather(1, places.long())
 
 
@@ -123,7 +124,10 @@ def summarised(
     transform: Callable[[Tensor], Tensor],
     summary: Callable[[int, Tensor], Tensor],
 ) -> list[Tensor]:
-    """Return `summary(number, outputs)` (n, width) of each block, in evaluation mode; arguments as in `describe`."""
+    """Return `summary(number, outputs)` (n, width) for each block, computed in batches in evaluation mode.
+
+    `number` counts blocks from 0, and `outputs` is the block's output. The other arguments are as in `describe`.
+    """
     model.eval()
     outputs = [Output(model, name) for name in blocks]
     batches: list[list[Tensor]] = []
@@ -136,19 +140,25 @@ def summarised(
 
 
 def channel_means(features: Tensor) -> Tensor:
-    """Return the mean (n, channels) of a block's output (n, channels, ...) over positions."""
+    """Return a block's output (n, channels, ...) averaged over spatial positions, (n, channels)."""
     return features.flatten(2).mean(2) if features.ndim > 2 else features
 
 
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return the cosine (n,) between two descriptors, (n, k_b) and (n, k'_b) by block, over their common slots."""
+    """Return the cosine (n,) between two descriptors of each image, over the slots that both descriptors have.
+
+    Descriptors are sequences of (n, k_b) tensors, one for each block b.
+    """
     blocks = zip(descriptors, others, strict=True)
     pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the mean (n, K_b) of each block over the clients that have a slot; K_b is the largest k_b."""
+    """Return the clients' mean descriptor, (n, K_b) for each block b with K_b the clients' largest k_b.
+
+    A slot is averaged over the clients that have it.
+    """
     means = []
     for block in zip(*clients, strict=True):
         sums, counts = _sums(block)
@@ -157,10 +167,11 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
-    """Return mean cosines between each client's descriptors and the others' mean, for the same and different images.
+    """Return how well clients' descriptors agree: mean cosines for equal images and for different images.
 
-    Each list has one cosine for each block and one for whole descriptors. Slots that only one client has are left out.
-    There must be at least two clients and two images.
+    A cosine compares a client's descriptor with the mean of the other clients' descriptors. Each list has one mean for
+    each block and one for whole descriptors. Slots that only one client has are ignored. There must be at least two
+    clients and two images.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
     cosines: list[list[tuple[float, float]]] = []
@@ -177,7 +188,7 @@ def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[fl
 
 
 def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Return the mean cosine between equal rows of both, and between different rows."""
+    """Return the mean cosine between row i of `one` and row i of `other`, and between rows i and j with i != j."""
     n = len(one)
     one, other = (F.normalize(rows.double(), dim=1) for rows in (one, other))
     same, all_pairs = float((one * other).sum()), float(one.sum(0) @ other.sum(0))
@@ -185,7 +196,7 @@ def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def _sums(clients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sums (n, K) of a block's slots over clients, in float64, and how many clients have each slot (K,)."""
+    """Return the sums (n, K) of a block's slots over clients, in float64, and the number of clients per slot (K,)."""
     width = max(each.shape[1] for each in clients)
     sums = torch.zeros(len(clients[0]), width, dtype=torch.float64)
     counts = torch.zeros(width, dtype=torch.float64)

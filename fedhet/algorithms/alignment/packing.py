@@ -1,7 +1,7 @@
-"""Pack targets as arrays to send: float16 in units of one power of two.
+"""Conversion of alignment targets to float16 arrays for messages, scaled by a power of two.
 
-Unpacking accepts only what packing makes: a ValueError names an array that is missing, unexpected, of another dtype,
-of a shape that does not fit, or not finite.
+Unpacking accepts only the results of packing. It raises a ValueError that names an array that is missing, unexpected or
+not finite, or that has a wrong dtype or shape.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ Packed = dict[str, Array]
 
 
 EXPONENTS = (-163, 113)
-"""The exponents that scale the smallest and the largest float32 numbers to near float16's largest."""
+"""The exponents that scale the smallest and the largest float32 numbers to near the largest float16 number."""
 
 LARGEST = 1e6
-"""Features beyond this are as good as infinite: CKA squares their inner products, in float32."""
+"""Largest magnitude of received features: CKA squares their inner products in float32, which could overflow."""
 
 
 def check_finite_features(features: Tensor, name: str) -> None:
@@ -36,20 +36,23 @@ def check_finite_features(features: Tensor, name: str) -> None:
 
 
 def check_received_features(features: Tensor, name: str) -> None:
-    """Raise a ValueError unless received features are (n, d), finite and no larger than `LARGEST`."""
+    """Check received features: raise a ValueError if not (n, d) or above `LARGEST`, a ModelError if not finite."""
     check_finite_features(features, name)
     if features.numel() and float(largest := features.abs().max()) > LARGEST:
-        raise ValueError(f"{name} must be of numbers up to {LARGEST:.0e}, got {largest:.1e}: has training diverged?")
+        raise ValueError(f"{name} must not exceed {LARGEST:.0e}, got {largest:.1e}: has training diverged?")
 
 
 def pack(values: Tensor) -> Packed:
-    """Pack values (n, d): `values` is float16, in units of 2^`exponent`, which is int16 and 0-d."""
+    """Pack values (n, d) as the arrays `values` (float16) and `exponent` (int16 scalar).
+
+    The original values are `values` * 2^`exponent`, up to rounding.
+    """
     scaled, exponent = _scaled(values.detach().cpu().float().numpy())
     return {"values": scaled, "exponent": exponent}
 
 
 def unpack(packed: Packed) -> Tensor:
-    """Return the values that `pack` packed, in float32; raises a ValueError for anything else."""
+    """Return the values that `pack` packed, in float32; raise a ValueError if `packed` is not valid."""
     values, exponent = _arrays(packed, values=DTYPE, exponent="int16")
     unpacked = torch.from_numpy(_unscaled(values, exponent))
     check_finite_features(unpacked, "packed values")
@@ -57,10 +60,10 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def pack_blocks(kernels: Sequence[Tensor]) -> Packed:
-    """Pack symmetric diagonal blocks (b_i, b_i).
+    """Pack symmetric diagonal blocks (b_i, b_i) as the arrays `triangles`, `sizes` and `exponent`.
 
-    `triangles` is float16, the upper triangles row by row, one after the other, in units of 2^`exponent`, int16, 0-d;
-    `sizes` int32, the b_i.
+    `triangles` (float16) has the concatenated upper triangles in row-major order, divided by 2^`exponent` (an int16
+    scalar). `sizes` (int32) has the b_i.
     """
     upper = [kernel.detach().cpu().float().numpy()[np.triu_indices(len(kernel))] for kernel in kernels]
     triangles, exponent = _scaled(np.concatenate(upper))
@@ -69,7 +72,7 @@ def pack_blocks(kernels: Sequence[Tensor]) -> Packed:
 
 
 def unpack_blocks(packed: Packed) -> list[Tensor]:
-    """Return the blocks that `pack_blocks` packed, in float32; raises a ValueError for anything else."""
+    """Return the blocks that `pack_blocks` packed, in float32; raise a ValueError if `packed` is not valid."""
     triangles, sizes, exponent = _arrays(packed, triangles=DTYPE, sizes="int32", exponent="int16")
     sizes = sizes.astype(np.int64)
     if triangles.ndim != 1 or sizes.ndim != 1 or sizes.min(initial=1) < 1 or len(sizes) > len(triangles):
@@ -89,46 +92,46 @@ def unpack_blocks(packed: Packed) -> list[Tensor]:
 
 
 def pack_all(parts: Sequence[Tensor]) -> Packed:
-    """Pack several parts as one group of arrays, in their order."""
+    """Pack several tensors in one dict, with the keys of `pack` prefixed by the tensor's index (`0/values`)."""
     return {f"{place}/{key}": array for place, part in enumerate(parts) for key, array in pack(part).items()}
 
 
 def unpack_all(group: Packed, count: int) -> list[Tensor]:
-    """Return the `count` parts that `pack_all` packed, in float32; raises a ValueError for anything else."""
+    """Return the `count` tensors that `pack_all` packed, in float32; raise a ValueError if `group` is not valid."""
     parts: dict[str, Packed] = {str(place): {} for place in range(count)}
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
-            raise ValueError(f"there must be {count} packed parts, and {name[:50]!r} is of none of them")
+            raise ValueError(f"expected {count} packed parts (0/..., 1/..., ...), got the array {name[:50]!r}")
         parts[place][key] = array
     return [unpack(part) for part in parts.values()]
 
 
 def _scaled(values: npt.NDArray[np.float32]) -> tuple[Array, Array]:
-    """Return `values` / 2^exponent and the exponent, which scales the largest value to near float16's largest."""
+    """Return `values` / 2^exponent in float16, and the exponent that uses the range of float16 best."""
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0
     return np.ldexp(values, -exponent).astype(DTYPE), np.array(exponent, np.int16)
 
 
 def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
-    """Undo `_scaled`; raises a ValueError for an exponent that it cannot have returned."""
+    """Undo `_scaled`; raise a ValueError if the exponent is not a scalar in the range of `EXPONENTS`."""
     least, most = EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
-        shown = int(exponent) if exponent.shape == () else f"of shape {exponent.shape}"
-        raise ValueError(f"a packed target's exponent is {shown}, must be a number from {least} to {most}")
+        shown = int(exponent) if exponent.shape == () else f"an array of shape {exponent.shape}"
+        raise ValueError(f"a packed target's exponent must be a number from {least} to {most}, got {shown}")
     with np.errstate(over="ignore"):  # callers check for infinities
         return np.asarray(np.ldexp(values.astype(np.float32), int(exponent)))
 
 
 def _arrays(packed: Packed, **dtypes: str) -> list[Array]:
-    """Return the arrays of these names, after a check of names and dtypes."""
+    """Return the arrays named by the keys of `dtypes`, after a check of names and dtypes."""
     if wrong := sorted(packed.keys() - dtypes.keys()):
-        raise ValueError(f"a packed target has the arrays {', '.join(dtypes)}, and not {wrong[0][:50]!r}")
+        raise ValueError(f"a packed target must have the arrays {', '.join(dtypes)}, got {wrong[0][:50]!r}")
     for key, dtype in dtypes.items():
         value = packed.get(key)
         if not isinstance(value, np.ndarray):
             raise ValueError(f"a packed target needs an array {key!r}, got {type(value).__name__}")
         if value.dtype != dtype:
-            raise ValueError(f"a packed target's {key!r} cannot be of dtype {value.dtype}, only of {dtype}")
+            raise ValueError(f"a packed target's array {key!r} must have dtype {dtype}, got {value.dtype}")
     return [packed[key] for key in dtypes]

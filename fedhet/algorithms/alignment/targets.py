@@ -2,17 +2,17 @@
 
 The paper's target of FedHeNN (Makhija et al., ICML 2022, algorithm 2) is the peers' mean kernel. For the linear kernel
 it is K-bar = 1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred features, so no L x L
-matrix is needed. B is rotated to the eigenvectors of K-bar and cut to a lower rank.
+matrix is needed. B is rotated to the eigenvectors of K-bar and truncated to a lower rank.
 
-The spectral target, fedhet's own, shows how all clients together cluster unlabelled public examples. Each client sends
-the class posteriors P_i `(L, C_i)` of the same L examples, over its own classes. Centred and concatenated they are a
-soft co-association of the examples, as in cluster ensembles (Strehl and Ghosh, 2002; Fred and Jain, 2005). Its k
-leading left singular vectors U show which examples the clients distinguish. As in spectral clustering (Ng, Jordan and
-Weiss, 2001), all k have equal weight, and rows are scaled to length one: Z. A client is aligned with the kernel Z Z^T.
-Clients need no common label space, since U does not depend on the order of columns.
+The spectral target, which fedhet introduces, shows how all clients together cluster unlabelled public examples. Each
+client sends the class posteriors P_i `(L, C_i)` of the same L examples, over its own classes. The centred posteriors
+are concatenated along classes, as in cluster ensembles (Strehl and Ghosh, 2002; Fred and Jain, 2005). The k leading
+left singular vectors U of this matrix show which examples the clients distinguish. As in spectral clustering (Ng,
+Jordan and Weiss, 2001), all k have equal weight, and Z is U with rows scaled to length one. A client is aligned with
+the kernel Z Z^T. Clients need no common label space, because U does not depend on the order of columns.
 
 FedHARM (Kastellos et al., 2024) aligns on shared images with one of three kinds of target: `cosine` for mean
-descriptors, `cka` for mean kernels of the outputs of blocks, and `spectral`.
+descriptors (see `descriptors`), `cka` for mean kernels of the outputs of blocks, and `spectral`.
 """
 
 import statistics
@@ -31,9 +31,10 @@ ERROR = 0.01
 
 
 def compress(features: Tensor) -> Tensor:
-    """Return the smallest factor (L, r) of the kernel K of features (L, d) with ||K - K_r|| <= `ERROR` ||K||.
+    """Return a low-rank factor (L, r) of the linear kernel K of features (L, d).
 
-    Features are only centred if no rank is small enough. Raises a ValueError unless they are finite.
+    r is the smallest rank with ||K - K_r|| <= `ERROR` ||K||, for the best approximation K_r of rank r. If no r is small
+    enough to save space, the centred features are returned. Raises a ModelError unless features are finite.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -50,7 +51,7 @@ def compress(features: Tensor) -> Tensor:
 
 
 def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return positive eigenvalues `(w,)`, largest first, and eigenvectors `(L, w)` of the kernel of values `(L, d)`."""
+    """Return the positive eigenvalues (w,), largest first, and eigenvectors (L, w) of the kernel of `values` (L, d)."""
     narrow = values.shape[1] <= len(values)
     weights, vectors = torch.linalg.eigh(values.T @ values if narrow else values @ values.T)
     weights, vectors = weights.flip(0), vectors.flip(1)
@@ -60,10 +61,11 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
-    """Return a compressed factor (L, r) of the uniform mean of the peers' kernels (FedHeNN, algorithm 2).
+    """Return a low-rank factor (L, r) of the mean of the peers' linear kernels (FedHeNN, algorithm 2).
 
-    Features are (L, d_j) on the same L examples, else a ValueError is raised. With `unit` each kernel is divided by
-    its norm, so that none dominates.
+    Args:
+        features: features (L, d_j) of each peer j on the same L examples; otherwise a ValueError is raised.
+        unit: divide each kernel by its norm, so that no peer dominates.
     """
     check_peers(features)
     peers = [centred(peer) for peer in features]
@@ -73,7 +75,10 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
 
 
 def blocks(rows: int, block: int) -> list[slice]:
-    """Return the fewest consecutive ranges of at most `block` rows, of about equal sizes; one range if `block` is 0."""
+    """Divide rows into the fewest consecutive slices of at most `block` rows and about equal sizes.
+
+    If `block` is 0, return one slice.
+    """
     if block <= 0 or block >= rows:
         return [slice(0, rows)]
     parts = torch.arange(rows).tensor_split(-(-rows // block))
@@ -81,9 +86,9 @@ def blocks(rows: int, block: int) -> list[slice]:
 
 
 def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
-    """Return the diagonal blocks of the peers' mean RBF kernel, one centred kernel `(b, b)` for each of `blocks`.
+    """Return the diagonal blocks of the peers' mean RBF kernel: a centred kernel `(b, b)` for each slice of `blocks`.
 
-    Mini-batches of consecutive rows need no other entries. Features are `(L, d_j)` on the same L examples.
+    A mini-batch is one of these slices, so it needs no other entries. Features are `(L, d_j)` on the same L examples.
     """
     check_peers(features)
     weight = 1 / len(features)
@@ -94,14 +99,15 @@ def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
 
 
 def check_peers(features: Sequence[Tensor]) -> None:
-    """Raise a ValueError unless there are peers, and all are finite and describe the same examples."""
+    """Raise an error unless there are peers, and their features are finite and have equal numbers of examples."""
     if not features:
-        raise ValueError("there must be one peer or more")
+        raise ValueError("a target needs features of at least one peer, got none")
     for index, peer in enumerate(features):
         check_finite_features(peer, f"features of peer {index}")
         if len(peer) != len(features[0]):
             raise ValueError(
-                f"peers must describe the same examples: peer {index} has {len(peer)}, not {len(features[0])}"
+                f"all peers must send features of the same examples: peer 0 has {len(features[0])} examples, "
+                f"peer {index} has {len(peer)}"
             )
 
 
@@ -110,17 +116,17 @@ _LEAST = 1e-6
 
 
 def check_posteriors(values: Tensor) -> None:
-    """Raise a ValueError unless values `(L, C)` are posteriors: not negative, with rows that sum to 1 in float16."""
+    """Raise a ValueError unless values `(L, C)` are posteriors: non-negative, with rows that sum to about 1."""
     check_finite_features(values, "posteriors")
     if bool((values < 0).any()) or bool((values.sum(1) - 1).abs().max() > 0.01):
-        raise ValueError("posteriors must not be negative, and each row must add up to 1")
+        raise ValueError("posteriors must not be negative, and each row must sum to 1")
 
 
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
-    """Return Z `(L, k)`: the k leading left singular vectors of all posteriors, with rows of length one.
+    """Return Z `(L, k)`: the k leading left singular vectors of the clients' posteriors, with rows of length one.
 
-    Posteriors are `(L, C_i)` on the same L examples, else a ValueError is raised. An example equal to the mean has a
-    row of zeros. If all posteriors are constant, Z is one column of zeros.
+    Posteriors are `(L, C_i)` on the same L examples; otherwise a ValueError is raised. An example whose posteriors
+    equal the mean has a row of zeros. If all posteriors are constant, Z is one column of zeros.
     """
     check_peers(sent)
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
@@ -135,10 +141,15 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """Return k, the number of directions on which clients agree more than by chance.
 
-    Parallel analysis (Horn, 1965) counts the singular values above the largest one of the same posteriors with each
-    client's rows shuffled. This number is small early in training, so k is at least the median of C_i. It is at most
-    half of the number of singular values: with all of them an example would resemble only itself. With a single client
-    all are used. `parts` are the centred posteriors `(L, C_i)`, whose kernel has these eigenvalues.
+    Parallel analysis (Horn, 1965) shuffles each client's rows, and counts the singular values above the largest one of
+    the shuffled posteriors. This count is small early in training, so k is at least the median number of classes C_i.
+    It is at most half of the number of singular values: with all of them an example would resemble only itself. With a
+    single client k is the number of singular values.
+
+    Args:
+        eigenvalues: eigenvalues of the kernel of `parts`, largest first.
+        parts: centred posteriors `(L, C_i)` of each client.
+        generator: draws the shuffled orders.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -161,12 +172,12 @@ LEAST_ROWS = 4
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
-    """Return the target: mean descriptors, factors of the mean of unit kernels, or the spectral target.
+    """Return the target of a kind: mean descriptors, factors of the blocks' mean kernels, or the spectral target.
 
     Args:
         kind: the kind of alignment.
         clients: for each client the values of the same n images: (n, width) for each block, or posteriors (n, C).
-        generator: draws what the number of clusters is compared with.
+        generator: random generator of `count_clusters`.
     """
     blocks = zip(*clients, strict=True)
     if kind == "spectral":
@@ -177,7 +188,7 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_of(kind: Kind) -> Distance:
-    """Return the distance of a kind: 1 - cosine, averaged over images, or 1 - CKA, averaged over parts."""
+    """Return the distance function of a kind: 1 - cosine, averaged over images, or 1 - CKA, averaged over blocks."""
     if kind == "cosine":
         return lambda parts, target: 1 - cosine(parts, target).mean()
 
@@ -190,7 +201,17 @@ def distance_of(kind: Kind) -> Distance:
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
-    """Raise a ValueError unless a client's parts describe all images and have these widths, or are posteriors."""
+    """Check the tensors that a client sends for a target.
+
+    Args:
+        kind: the kind of alignment.
+        parts: a tensor (images, width) for each block, or posteriors (images, C).
+        images: expected number of images.
+        widths: expected widths, for `cosine` only.
+
+    Raises:
+        ValueError: a tensor has another shape, is too large, or is not posteriors for `spectral`.
+    """
     for number, part in enumerate(parts):
         check_received_features(part, f"part {number}")
         expected = (images, widths[number] if kind == "cosine" else part.shape[1])

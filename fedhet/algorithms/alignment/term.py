@@ -1,4 +1,4 @@
-"""FedHeNN's proximal term: which rows of the RAD a step uses, and the distance to the peers' target on them."""
+"""FedHeNN's proximal term, the distance of a client's representation of the public dataset (RAD) to its target."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -30,14 +30,15 @@ class Alignment:
         rows = alignment.rows()
         loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
 
-    On the whole RAD the distance is 1 - CKA as in the paper. On mini-batches CKA is the debiased estimate.
+    `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA as in the paper. On mini-batches CKA
+    is the debiased estimate.
 
     Args:
         kernel: `"linear"`, `"rbf"`, or `"procrustes"` for equal widths.
         target: a factor B `(L, r)` of the target kernel B B^T for `"linear"`, features `(L, d)` for `"procrustes"`,
-            and the diagonal blocks of the target kernel, in the order of their rows, for `"rbf"`.
-        batch: number of rows in a step, 0 for all. With `"rbf"` a step uses one block. `"procrustes"` always uses all
-            rows, because no unbiased estimate on a few rows is known.
+            or the diagonal blocks of the target kernel, in the order of their rows, for `"rbf"`.
+        batch: number of examples in a step, 0 for all. With `"rbf"` a step uses one block. `"procrustes"` always uses
+            all examples, because no unbiased estimate on a mini-batch is known.
         generator: CPU generator that draws the rows.
     """
 
@@ -61,7 +62,7 @@ class Alignment:
             start = rows.stop
 
     def rows(self) -> Rows:
-        """Return the rows of the next step: distinct indices `(batch,)` on the target's device, or a slice."""
+        """Draw the examples of the next step: distinct indices `(batch,)` on the target's device, or a slice."""
         if self._blocks:
             if not self._queue:
                 slices = [rows for rows, _, _ in self._blocks.values()]
@@ -74,7 +75,7 @@ class Alignment:
         return brought(torch.randperm(count, generator=self._generator)[: self._batch], self._target.device)
 
     def distance(self, features: Tensor, rows: Rows) -> Tensor:
-        """Return the distance, a scalar, between Phi `(b, d)` on the rows from `rows()` and the target."""
+        """Return the distance, a scalar, of the representation `(b, d)` of the examples `rows` from the target."""
         features = features.to(self._dtype)  # a network with several dtypes may compute Phi in another one
         if isinstance(rows, slice) and self._blocks:
             _, target, target_self = self._blocks[rows.start]

@@ -1,4 +1,4 @@
-"""The graph of a network's operators, its permutation groups, and states along them."""
+"""The graph of a network's operators, its permutation groups, and operations on state dicts along these groups."""
 
 from fedhet.algorithms.graphs.axes import VALUE as VALUE
 from fedhet.algorithms.graphs.axes import Segment as Segment

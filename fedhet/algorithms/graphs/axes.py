@@ -1,4 +1,8 @@
-"""Axes of arrays as sequences of segments: runs of hidden units, and runs that never move."""
+"""Axes of arrays, described as sequences of segments.
+
+A segment is a run of entries along an axis. Its entries either belong to hidden units, which *move* when units are
+permuted, or are *fixed*.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +16,10 @@ VALUE = "value"
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of an axis: ``width`` units of ``block`` consecutive entries. It never moves if ``group`` is None."""
+    """A run of entries along an axis: ``width`` units of ``block`` consecutive entries.
+
+    ``group`` is the permutation group of the units, or None if the entries are fixed.
+    """
 
     group: int | None
     width: int
@@ -20,7 +27,7 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of entries in the segment."""
         return self.width * self.block
 
 
@@ -29,7 +36,7 @@ Value = tuple[Axis, ...]  # the axes of one value that flows through a graph
 
 
 def fixed(size: int) -> Axis:
-    """Return an axis that never moves."""
+    """Return an axis of `size` fixed entries."""
     return (Segment(None, size),)
 
 
@@ -39,12 +46,12 @@ def entries(axis: Axis) -> int:
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the groups (or variables) along axes."""
+    """Return the groups (or variables, see `Variables`) of the units along axes."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return the axis with `block` entries for every `of` entries."""
+    """Return an axis that has `block` entries in place of every `of` entries."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -54,7 +61,7 @@ def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
 
 
 def joined(*axes: Axis) -> Axis:
-    """Concatenate axes; adjacent fixed runs are merged and empty ones removed."""
+    """Concatenate axes; merge adjacent fixed segments and remove empty segments."""
     result: list[Segment] = []
     for segment in (segment for axis in axes for segment in axis if segment.size):
         if segment.group is not None:
@@ -67,12 +74,15 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Raised if a step would divide units."""
+    """Raised if a constraint would divide a unit."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A node that divides an axis, the part that is assumed to have the units, and the number of alternatives."""
+    """A node that divides an axis into several, of which one is assumed to have the units.
+
+    ``axis`` is this part, and ``ways`` the number of parts that could have the units.
+    """
 
     node: str
     axis: Axis
@@ -80,18 +90,18 @@ class Split:
 
 
 class Variables:
-    """Constraints on the units along the axes of a graph, where ``Segment.group`` is a variable.
+    """Constraints on the units along the axes of a graph, where ``Segment.group`` is the number of a variable.
 
-    A variable is a run of units without known constraints. Operators add constraints: that two variables are equal,
-    that several units form one, that a variable is a sequence of others, or that it is fixed.
+    A variable is a run of units. Operators add constraints: two variables are equal, several units form one unit, a
+    variable is a sequence of other variables, or a variable is fixed.
 
     Attributes:
-        choices: node -> which of its ways to divide an axis is taken (the first by default).
-        meaning: variable -> the segments that it was found to be.
-        refusals: axes that must not move, with the reason for which the model is refused if they do.
+        choices: node -> index of the part that has the units where the node divides an axis (0 by default).
+        meaning: variable -> the segments that replace it, according to the constraints.
+        refusals: axes that must not move, each with the message of the error that is raised if it does.
         splits: divisions of axes, in the order of the graph.
-        bound: (parameter, axis) -> segments of that axis; tied parameters by their first name.
-        written: (parameter, axis) that defines units -> role and name of its layer, in data-flow order.
+        bound: (parameter, axis) -> segments of that axis; tied parameters have their first name.
+        written: (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order.
         read: axes that layers sum over.
         batch: number of examples with which the graph was exported.
     """
@@ -108,12 +118,12 @@ class Variables:
         self._count = 0
 
     def new(self, width: int) -> Axis:
-        """Return an axis that is a new variable."""
+        """Return an axis that consists of a new variable with `width` units."""
         self._count += 1
         return (Segment(self._count, width),)
 
     def known(self, axis: Axis) -> Axis:
-        """Return an axis with all current constraints applied."""
+        """Return the axis with all current constraints applied."""
         return joined(
             *(
                 scaled(self.known(self.meaning[segment.group]), segment.block)
@@ -124,21 +134,21 @@ class Variables:
         )
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the variables along axes, with all current constraints applied."""
+        """Return the variables along axes that are not fixed by the current constraints."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
-        """Add the constraint that an axis does not move."""
+        """Add the constraint that an axis is fixed."""
         for segment in self.known(axis):
             if segment.group is not None:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Refuse the model with this reason unless other constraints fix these axes."""
+        """Require that these axes are fixed; if they are not in the end, the model is refused with `reason`."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Add the constraint that two axes of one size have the same units, and return the axis."""
+        """Add the constraint that two axes of equal size have the same units, and return the first axis."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -146,7 +156,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Return an axis on which every `count` consecutive entries form one unit or whole units."""
+        """Add the constraint that each unit has a multiple of `count` consecutive entries, and return the axis."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -155,10 +165,10 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Divide an axis into several, of which one has its units and the others are fixed.
+        """Divide an axis into several axes, of which one has the units and the others are fixed.
 
-        If the axis has such units already, that part is taken. Otherwise it is the part with the most units, or the
-        node's choice among the next ones.
+        This is the part that the constraints already imply, if any. Otherwise it is the largest part, or a smaller one
+        if `choices` has an index for the node.
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
@@ -181,14 +191,22 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis with the same units each, or None if that is impossible."""
+        """Return one of `count` equal parts of an axis that have the same units, or None if this would divide units."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Set the segments of a parameter's axis, a new variable by default. All uses of a parameter are unified."""
+        """Set the segments of a parameter's axis and return them; a parameter that is used twice has equal segments.
+
+        Args:
+            node: the operator.
+            role: role of the parameter in `node`.
+            axis: axis of the parameter.
+            layout: the segments; None for a new variable.
+            writes: whether the layer's outputs lie along the axis; otherwise the layer sums over it.
+        """
         name = node.parameters[role]
         place = name, axis
         if (known := self.bound.get(place)) is not None:
@@ -203,23 +221,26 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Refuse the model if one of these axes of a node's inputs moves."""
+        """Require that these axes of a node's inputs are fixed, because the node works along them."""
         self.refuse(
             axes, f"{node} works along an axis of hidden units: reordering or adding units would change its result"
         )
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the refused axes along which hidden units move."""
+        """Return the axes of `refusals` that are not fixed, with their reasons."""
         hidden = self.hidden()
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
 
     def hidden(self) -> set[int]:
-        """Return the variables along which layers write or read. Others, of parameters outside layers, can be fixed."""
+        """Return the variables along inputs or outputs of layers (not of parameters outside layers)."""
         layers = [self.bound[place] for place, (role, _) in self.written.items() if role != VALUE]
         return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
-        """Return the split to change so that an axis does not move: its own if possible, otherwise the last one."""
+        """Return the split whose choice to change so that an axis becomes fixed, or None if there is none.
+
+        The split that produced the axis is preferred to other splits of the same units.
+        """
         moved = self.moves(axis)
         others = [
             split
@@ -246,7 +267,7 @@ class Variables:
                 self.meaning[large.group] = (replace(small, block=1),)
 
     def _pieces(self, axis: Axis) -> Iterator[Segment]:
-        """Yield the segments of an axis, with fixed runs entry by entry."""
+        """Yield the segments of an axis, with a segment for each fixed entry."""
         for segment in self.known(axis):
             yield from (segment,) if segment.group is not None else fixed(1) * segment.size
 
@@ -263,7 +284,7 @@ class Variables:
             raise _Misfit
 
     def _cut(self, axis: Axis, size: int) -> tuple[Axis, Axis]:
-        """Cut an axis after `size` entries. The units on both sides are different variables from now on."""
+        """Cut an axis after `size` entries; a variable that is cut is replaced by two new variables."""
         first: list[Segment] = []
         rest = list(self.known(axis))
         while size:
@@ -284,7 +305,7 @@ class Variables:
         return tuple(first), tuple(rest)
 
     def _split(self, axis: Axis, sizes: Sequence[int], place: int) -> list[Axis]:
-        """Divide an axis with its units along the part `place`: alike before it, and whole after it."""
+        """Divide an axis into axes of these sizes, of which number `place` has the units and the others are fixed."""
         outer, size, inner = prod(sizes[:place]), sizes[place], prod(sizes[place + 1 :])
         first, rest = self._cut(axis, size * inner)
         for _ in range(outer - 1):

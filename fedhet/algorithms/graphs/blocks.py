@@ -1,7 +1,7 @@
 """Blocks of a network, from shallow to deep, named by the modules that end them.
 
-They are known for torchvision's ResNets, EfficientNets and MobileNetV3s. The blocks of other networks are stages: all
-layers of one spatial size.
+The blocks of torchvision's ResNets, EfficientNets and MobileNetV3s are listed here. The blocks of other networks are
+stages: all layers of one spatial size.
 """
 
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
         model: any network.
         example: inputs (n, channels, height, width).
         chosen: `last-four` for the last blocks of torchvision's networks and the stages of others, `stages` for the
-            stages of any network, or names of modules separated by commas. Among several lists, separated by
-            semicolons, the first one is used whose modules all exist.
+            stages of any network, or names of modules separated by commas. Of several lists separated by semicolons,
+            the first whose modules all exist is used.
         count: number of blocks.
 
     Raises:
-        UnsupportedArchitecture: the network has fewer stages, or lacks the named modules.
+        UnsupportedArchitecture: the network has fewer than `count` stages, or lacks the named modules.
     """
     if chosen not in ("last-four", "stages"):
         return _named(model, chosen, count)
@@ -59,11 +59,11 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
 
 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
-    """Return the last module of each stage (the layers of one spatial size), from large to small.
+    """Return the name of the last module of each stage (the layers of one spatial size), from large to small maps.
 
-    It is the last of the least nested modules that return feature maps of the size, where lists of modules do not
-    count as nesting. Pooling modules end no stage, nor do branches with smaller maps than those that follow, such as
-    gates. The model runs once, in evaluation mode.
+    Of the modules that return feature maps of this size, the last of the least nested is used; `nn.Sequential` and
+    `nn.ModuleList` do not count as nesting. Pooling modules and branches with smaller maps, such as gates, do not end
+    stages. The model runs once, in evaluation mode.
     """
     ends: dict[tuple[int, ...], tuple[int, str]] = {}
     modules = dict(model.named_modules())
@@ -89,7 +89,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def _last_four(model: nn.Module) -> tuple[str, ...]:
-    """Return the last four blocks of one of torchvision's networks; nothing for any other network."""
+    """Return the names of the last four blocks of a torchvision network, or an empty tuple for any other network."""
     if not type(model).__module__.startswith("torchvision."):
         return ()
     if type(model).__name__ == "ResNet":
@@ -100,13 +100,13 @@ def _last_four(model: nn.Module) -> tuple[str, ...]:
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
-    """Return the first list of modules that all exist."""
+    """Return the first list of names in `chosen` whose modules all exist; raise an error if there is none."""
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
     have = dict(model.named_modules())
     for names in lists:
         if len(names) != count:
             raise UnsupportedArchitecture(
-                f"{len(names)} modules are named ({', '.join(names)}), and {count} blocks are needed"
+                f"{count} names of modules are needed, one for each block, got {len(names)} ({', '.join(names)})"
             )
         if all(name in have for name in names):
             return names
@@ -120,17 +120,18 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
-    By default blocks are the last `stages`. A network with fewer stages, such as an MLP or a transformer, is cut into
-    about equal numbers of layers, at places where later layers need one value only.
+    By default the blocks are the last `count` of the network's `stages`. A network with fewer stages, such as an MLP or
+    a transformer, is divided into blocks of about equal numbers of layers, after modules whose output is all that later
+    layers need.
 
     Args:
         model: any network that `torch.export` can trace.
         example: inputs (n, ...).
         count: number of blocks, including the last one.
-        names: names of the modules as in `blocks`; empty to find them.
+        names: names of the modules as in `blocks`; empty for the default.
 
     Raises:
-        UnsupportedArchitecture: the network cannot be cut into `count` blocks, or lacks the named modules.
+        UnsupportedArchitecture: the network cannot be divided into `count` blocks, or lacks the named modules.
     """
     if count == 1:
         return ()
@@ -142,7 +143,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
         places, total = _places(architecture_graph(model, example))
     if len(places) < count - 1:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} can be cut behind {', '.join(places.values()) or 'no module'} only, into "
+            f"{type(model).__name__} can be divided only after {', '.join(places.values()) or 'no module'}, into "
             f"{len(places) + 1} blocks, and {count} are needed: set smaller depths, or name the modules that end them"
         )
     chosen: list[int] = []
@@ -155,14 +156,17 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
-    """Return the number of the first block that needs an array, from 1, for each name of the `state_dict`.
+    """Map each name of the `state_dict` to the number of the first block that uses the array, from 1.
 
-    `ends` are the modules that end all blocks but the last. Raises UnsupportedArchitecture if the network does not
-    compute them in this order.
+    `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if the network does
+    not compute them in this order.
     """
     last = [_span(graph, name)[-1:] for name in ends]
     if not all(last) or last != sorted(last):
-        raise UnsupportedArchitecture(f"{graph.model} does not compute {', '.join(ends)} in this order")
+        raise UnsupportedArchitecture(
+            f"{graph.model} does not run the modules {', '.join(ends)} in this order: name the modules that end its "
+            "blocks in the order in which they run"
+        )
     found: dict[str, int] = {}
     for number, node in enumerate(graph):
         depth = 1 + sum(end[0] < number for end in last)
@@ -177,12 +181,15 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
 
 
 def _span(graph: ArchitectureGraph, module: str) -> list[int]:
-    """Return the places of a module's operators."""
+    """Return the indices of a module's operators in the graph."""
     return [n for n, node in enumerate(graph) if node.module == module or node.module.startswith(f"{module}.")]
 
 
 def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
-    """Return modules after which later layers need one value only, by number of layers, and the number of layers."""
+    """Return the modules after which a network can be divided into blocks, and its number of layers.
+
+    These are modules whose output is all that later layers need. Keys are the numbers of layers up to the module.
+    """
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -203,12 +210,12 @@ def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
 
 
 def _is_layer(graph: ArchitectureGraph, node: Node) -> bool:
-    """Return whether an operator has weights that are a matrix or filters."""
+    """Return whether an operator is a layer, with a weight matrix or filters."""
     return any(role.startswith("weight") and len(graph.shapes[name]) > 1 for role, name in node.parameters.items())
 
 
 def _ended(graph: ArchitectureGraph, place: int) -> str:
-    """Return the outermost module whose only call ends with an operator, or an empty string."""
+    """Return the outermost module that runs once and ends with the operator at index `place`, or an empty string."""
     parts = graph.nodes[place].module.split(".")
     for count in range(1, len(parts) + 1):
         span = _span(graph, name := ".".join(parts[:count]))

@@ -19,11 +19,12 @@ class _LastExit(Exception):
 
 
 class Exits(nn.Module):
-    """A network with an exit after each block but the last: the mean over positions, and a linear layer.
+    """A network with an exit (a classifier) after each block.
 
-    The last block ends in the network's own head. The network's arrays keep their names; exits are `exits.0`,
-    `exits.1`, ... In evaluation the output is the mean of the class scores (logits) of all exits. In training it is
-    that of the last exit; the others are outputs of the modules `exits.N`.
+    The exit of the last block is the network's own head. The others average over positions and apply the linear layers
+    `exits.0`, `exits.1`, ... The network's arrays keep their names. In evaluation mode the output is the mean of the
+    logits of all exits. In training mode it is the logits of the last exit; the logits of the others are the outputs of
+    the modules `exits.N`.
 
     Args:
         network: any network that `torch.export` can trace; it shares its modules and arrays with the result.
@@ -32,7 +33,7 @@ class Exits(nn.Module):
 
     Attributes:
         ends: the modules after which there are exits.
-        depth: number of blocks; arrays of later blocks are absent.
+        depth: number of blocks in use; arrays of later blocks may be missing.
 
     Raises:
         ModelError: the network has a module named `exits`.
@@ -55,7 +56,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[str, ...](), count
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add exits for the groups of `groups_by_depth`, with PyTorch's initial weights."""
+        """Add the linear layers of the exits, with PyTorch's initial weights; `groups` is from `groups_by_depth`."""
         self.ends = tuple(filter(None, groups[0].name.split(",")))
         shapes, like = groups.shapes(groups.widths), next(self.network.parameters(), torch.empty(0))
         for number in range(len(self.ends)):
@@ -66,7 +67,7 @@ class Exits(nn.Module):
         return self.network._get_name()  # the user's class, also in errors of PyTorch
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return class scores (n, classes): those of the last exit in training, the mean of all exits in evaluation."""
+        """Return logits (n, classes): of the last exit in training mode, averaged over all exits in evaluation mode."""
         scores: list[Tensor] = []
         self.network.training = self.training
 
@@ -86,7 +87,8 @@ class Exits(nn.Module):
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return a single group whose units are the blocks of a network with exits.
 
-    The group's name lists the modules that end all blocks but the last.
+    A network with a smaller width of this group has only the first blocks. The group's name lists the modules that end
+    all blocks but the last.
 
     Args:
         model: the network, before its exits are added.
@@ -108,15 +110,20 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         outputs = network(inputs)
     if outputs.ndim != 2:
         raise ModelError(
-            f"an exit gives one vector of class scores for each example, and {type(network).__name__} returns "
-            f"{tuple(outputs.shape)} for {len(inputs)} examples"
+            f"a network with exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, and "
+            f"{type(network).__name__} returns shape {tuple(outputs.shape)}"
         )
     for number, name in enumerate(ends):
         if len(values[name]) > 1:
-            raise ModelError(f"{name} runs {len(values[name])} times, so no block can end with it")
+            raise ModelError(
+                f"{name} runs {len(values[name])} times, so a block cannot end with it: name modules that run once"
+            )
         features = _pooled(values[name][0], name)
         if len(features) != len(inputs):
-            raise ModelError(f"{name} returns a tensor whose first axis is not that of the {len(inputs)} examples")
+            raise ModelError(
+                f"{name} returns a tensor for {len(features)} examples instead of {len(inputs)}: name modules whose "
+                "output has the batch as first axis"
+            )
         shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], features.shape[1]
         shapes[f"{EXITS}.{number}.bias"] = (outputs.shape[1],)
         needed |= {f"{EXITS}.{number}.{each}": number + 1 for each in ("weight", "bias")}
@@ -127,12 +134,12 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def _pooled(value: object, name: str = "a block") -> Tensor:
-    """Return the mean (n, features) of maps (n, features, ...) or of tokens (n, tokens, features).
+    """Return features (n, d), averaged over the positions of maps (n, d, ...) or over tokens (n, tokens, d).
 
     If a module returns several values, such as a recurrent layer's outputs and states, the first one is used.
     """
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ModelError(f"{name} returns {kind}, from which no exit can be made: name modules that return features")
+        raise ModelError(f"{name} returns {kind}, after which there can be no exit: name modules that return features")
     return value.mean(1) if value.ndim == 3 else value.flatten(2).mean(2) if value.ndim > 3 else value

@@ -19,24 +19,24 @@ from fedhet.utils.machine import out_of_memory
 
 
 class UnsupportedArchitecture(ModelError):
-    """Raised for a network that a method cannot use; the message names the operator or layer and a way out."""
+    """Raised for a network that a method cannot use; the message names the operator or layer and what to change."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """An operator.
+    """An operator in the graph of a network.
 
     Attributes:
         name: unique name in the graph.
         operator: ATen's name (``conv2d``, ``relu``, ``add``), with a namespace for other libraries
             (``torchvision.nms``); or ``input``, ``output``, ``constant``, ``getitem`` (one of several results),
             ``parameter`` (used in arithmetic), ``as_strided_scatter`` (a tensor after a write to a view of it).
-        module: name of the module whose forward runs it; empty for the network itself.
-        inputs: names of its input nodes, in the operator's order.
-        shape: shape of its (first) result, with the batch axis; () if it is not a tensor.
+        module: name of the module whose forward runs the operator; empty for the network itself.
+        inputs: names of the input nodes, in the operator's order.
+        shape: shape of the (first) result, with the batch axis; () if it is not a tensor.
         arguments: ATen's name of each input (``input``, ``query``).
-        parameters: role (``weight``, ``running_mean``, ``weight_ih_l0``) -> ``state_dict`` name. Tied parameters have
-            their first name.
+        parameters: role, which is ATen's or PyTorch's name (``weight``, ``running_mean``, ``weight_ih_l0``) ->
+            ``state_dict`` name. Tied parameters have their first name.
         options: other arguments by ATen's names (``stride``, ``groups``, ``dim``).
     """
 
@@ -56,7 +56,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ArchitectureGraph:
-    """The operators of a network.
+    """The operators of a network, as a graph.
 
     Attributes:
         model: name of the network's class.
@@ -95,7 +95,9 @@ _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = Weak
 
 
 def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
-    """Return the graph of a network, exported once for an object, its shapes and the example's shape.
+    """Return the graph of a network's operators.
+
+    The result is cached for the module object, the shapes of its arrays and the shape of the example.
 
     Args:
         model: a network that takes one tensor; it is exported in evaluation mode.
@@ -144,7 +146,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _attention_unfused() -> Iterator[None]:
-    """Export transformer layers as their operators inside the context, not as a single one."""
+    """Disable PyTorch's fused attention inside the context, so that transformer layers export all their operators."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -186,7 +188,7 @@ class _Reader:
         return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused), kinds)
 
     def _alive(self) -> tuple[Node, ...]:
-        """Return inputs and the nodes that outputs depend on; some layers compute unused values."""
+        """Return the inputs and the nodes that outputs depend on, without nodes whose results are unused."""
         needed: set[str] = set()
         alive = []
         for node in reversed(self.nodes):
@@ -228,7 +230,7 @@ class _Reader:
                 self.values[value] = written
 
     def _original(self, value: Any) -> fx.Node:
-        """Return the value that in-place operators changed."""
+        """Return the node of a tensor before in-place operators changed it, or the value itself."""
         return self.originals.get(value, value)
 
     def _add(
@@ -245,7 +247,7 @@ class _Reader:
         self.values[self._original(node)] = node.name
 
     def _value(self, value: fx.Node) -> str:
-        """Return the node that holds a value; a parameter outside a layer becomes a node."""
+        """Return the name of the node that holds a value; add a node for a parameter outside a layer."""
         value = self._original(value)
         if value not in self.values:
             name = self.states[value]
@@ -278,7 +280,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the value of which this one is a view, or None."""
+    """Return the value of which the result of `node` is a view, or None."""
     maker: Any = node.args[0] if node.target is operator.getitem else node
     schema = _schema(maker) if isinstance(maker, fx.Node) else None
     if schema is None or not schema.returns or schema.returns[0].alias_info is None:
@@ -287,7 +289,7 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 
 def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
-    """Return an operator's arguments by name, with defaults and single weights of recurrent layers."""
+    """Return an operator's arguments by name, with defaults; the weights of recurrent layers are separate arguments."""
     if node.target is operator.getitem:
         return [("self", node.args[0]), ("index", node.args[1])]
     schema = _schema(node)
@@ -317,7 +319,7 @@ def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _nodes(value: Any) -> list[fx.Node]:
-    """Return the nodes in an argument or a list."""
+    """Return the nodes that an operator's argument contains."""
     nodes: list[fx.Node] = []
     fx.node.map_arg(value, nodes.append)
     return nodes

@@ -1,4 +1,4 @@
-"""Rules of layers: from the axes of their inputs to those of their parameters and results (see `rules`)."""
+"""Rules of layers, which derive the axes of parameters and results from the axes of inputs (see `rules`)."""
 
 from math import prod
 
@@ -16,7 +16,7 @@ def _linear(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
-    """Return the axis of a layer's outputs, along the rows of its weight."""
+    """Return the axis of a layer's outputs, which are the rows of its weight and the entries of its bias."""
     layout = variables.bind(node, "weight", 0, layout, writes=True)
     if "bias" in node.parameters:
         variables.bind(node, "bias", 0, layout, writes=True)
@@ -25,10 +25,10 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 
 @rule("conv1d", "conv2d")
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after a convolution. Filters are units; in a grouped one, a group with its input channels is."""
+    """Return the axes after a convolution. Units are filters; in a grouped convolution, groups with their inputs."""
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
-        raise UnsupportedArchitecture(f"{node} has an input without batch axis: the example must be a batch")
+        raise UnsupportedArchitecture(f"{node} has an input without batch axis: pass a batch as the example")
     groups, channels = node.options["groups"], entries(value[1])
     variables.refuse_moving(node, value[2:])
     if groups == 1:
@@ -43,7 +43,7 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("batch_norm", "prelu")
 def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
-    """Bind the parameters of BatchNorm or PReLU to the channels: a number for a channel belongs to its unit."""
+    """Bind the parameters of BatchNorm or PReLU to the units of the channels that they belong to."""
     for role, name in node.parameters.items():
         one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
         variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
@@ -52,7 +52,7 @@ def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("layer_norm", "rms_norm")
 def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """Bind the parameters of LayerNorm or RMSNorm to the last axes: each unit has its scale and bias."""
+    """Bind the scales and biases of LayerNorm or RMSNorm to the units of the last axes."""
     last = value[len(value) - len(node.options["normalized_shape"]) :]
     if not node.parameters:
         variables.refuse(
@@ -66,7 +66,7 @@ def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("group_norm")
 def _group_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """Bind the parameters of GroupNorm to the channels, of which each group forms a unit if there are several."""
+    """Bind the parameters of GroupNorm to the channels. If there are several groups, each group is one unit."""
     axis, groups = value[1], node.options["num_groups"]
     variables.refuse_moving(node, value[2:])
     if not node.parameters:
@@ -86,7 +86,7 @@ def _embedding(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("scaled_dot_product_attention")
 def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
-    """Return the axes after attention. Heads move with their queries, keys and values; tokens do not move."""
+    """Return the axes after attention. Heads are units, with their queries, keys and values; tokens are fixed."""
     variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
     scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
     for each in mask:
@@ -96,15 +96,17 @@ def _attention(variables: Variables, node: Node, query: Value, key: Value, value
 
 @rule("matmul", "bmm", "mm", "baddbmm")
 def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of a product of matrices, which sums over the same units on both sides."""
+    """Return the axes of a matrix product, whose two factors have the same units along the axis that is summed over."""
     *others, one, other = values
     return broadcast_all(variables, node, _product(variables, node, one, other), *others)
 
 
 def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
-    """Return the axes of a product. If an example has several matrices (heads), only the axes of the stack move."""
+    """Return the axes of a product of matrices. If an example has several (heads), rows and columns are fixed."""
     if len(one) < 2 or len(other) < 2:
-        raise UnsupportedArchitecture(f"{node} multiplies a vector; fedhet supports products of matrices only")
+        raise UnsupportedArchitecture(
+            f"{node} multiplies a vector, and fedhet supports products of matrices only: add an axis (x.unsqueeze(-1))"
+        )
     if prod(map(entries, one[:-2])) > variables.batch:
         variables.refuse_moving(node, [*one[-2:], *other[-2:]])
     variables.read.append(variables.unify(one[-1], other[-2], node))
@@ -120,14 +122,16 @@ ZEROS = ("zeros", "zeros_like", "new_zeros")
 
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
-    """Return the axes of the outputs and states of an LSTM, GRU or RNN. A unit has a row in each gate of its layer."""
+    """Return the axes of the outputs and states of an LSTM, GRU or RNN. Each gate has a row for each unit."""
     if "batch_first" not in node.options:
         raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: pad them")
     if "weight_hr_l0" in node.parameters:
         raise UnsupportedArchitecture(f"{node} has projections, which are not supported: build it with proj_size=0")
     for name in node.inputs[1:]:
         if variables.graph[name].operator not in ZEROS:
-            raise UnsupportedArchitecture(f"{node} starts from a computed state; fedhet supports zero states only")
+            raise UnsupportedArchitecture(
+                f"{node} starts from a computed state, and fedhet supports zero states only: call it without a state"
+            )
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):
         directions = []

@@ -1,6 +1,6 @@
 """The graph of a network's layers, for graph hypernetworks (Litany et al., 2022, section 3; Zhang et al., ICLR 2019).
 
-Its nodes are operators with parameters, and joints of data flows.
+Its nodes are operators with parameters, and joints: operators that combine several data flows, such as `add` and `cat`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,14 @@ NORM = "norm_"
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A layer, with a BatchNorm that follows it, or a joint.
+    """A layer, including a BatchNorm that follows it, or a joint.
 
     Attributes:
-        name: name of the (first) operator in the architecture graph.
+        name: name of the layer's (first) operator in the architecture graph.
         type: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>`` if they
             are not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; for other layers
             the operator and the shapes of its parameters, such as ``layer_norm_64_64``.
-        parameters: role -> ``state_dict`` name, with buffers. Each array is in one node only.
+        parameters: role -> ``state_dict`` name, for parameters and buffers. Each array belongs to one node.
         shapes: role -> shape.
         constants: roles of the arrays that are not trained.
     """
@@ -40,7 +40,7 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Layers in data-flow order, and edges (from, to) between places in ``nodes``, without loops."""
+    """Layers in data-flow order (``nodes``), and ``edges`` (from, to) between their indices, without self-loops."""
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
@@ -53,10 +53,10 @@ class LayerGraph:
 
 
 def layer_graph(model: nn.Module, example: Tensor) -> LayerGraph:
-    """Return the layers of a network and their data flow; arguments and errors as of ``architecture_graph``.
+    """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
 
-    A BatchNorm of a layer's outputs belongs to that layer; one of other values (a sum, the input) is a layer itself.
-    A module that is called twice, or operators with tied parameters, are one node.
+    A BatchNorm that follows a layer belongs to this layer. A BatchNorm of other values, such as a sum or the input, is
+    a layer itself. A module that is called twice is one node, and so are operators with tied parameters.
     """
     return _Layers(architecture_graph(model, example)).graph()
 
@@ -86,7 +86,7 @@ class _Layers:
         return LayerGraph(tuple(nodes), tuple(sorted(self.edges)))
 
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:
-        """Return the place of an operator's layer, or None if it has no parameters and joins nothing."""
+        """Return the index of an operator's layer, or None if the operator has no parameters and is not a joint."""
         flowing = [name for name in node.inputs if self.architecture[name].operator != "constant"]
         if not node.parameters and (node.operator not in JOINTS or len(flowing) < 2):
             return None
@@ -110,7 +110,7 @@ class _Layers:
         return place
 
     def _takes(self, place: int, norm: Node) -> bool:
-        """Return whether an operator is the first BatchNorm of a layer's units."""
+        """Return whether the operator `norm` is the first BatchNorm of the outputs of the layer at index `place`."""
         layer, parameters = self.first[place], self.parameters[place]
         if norm.operator != "batch_norm" or not parameters or layer.operator == "batch_norm":
             return False
@@ -144,6 +144,6 @@ def _convolution(node: Node, weight: tuple[int, ...]) -> str:
 
 
 def _sizes(value: object) -> str:
-    """Return sizes as text, one number if all are equal: ``3``, ``3x5``."""
+    """Return sizes as text, such as ``3x5``, or one number if all are equal, such as ``3``."""
     sizes = list(value) if isinstance(value, (list, tuple)) else [value]
     return "x".join(map(str, sizes if len(set(sizes)) > 1 else sizes[:1]))

@@ -1,10 +1,10 @@
-"""Permutation groups: the axes of a network's parameters that move together.
+"""Permutation groups: hidden units that can be permuted in all of a network's parameters at once.
 
 Each axis of each value in the graph is a sequence of segments, which are units of a variable or fixed. Operators pass
-axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several units into one, the
-output fixes them. The remaining variables are the groups. If a reshape divides an axis, its units lie along the part
-with the most units that later operators allow, such as the heads of attention. A network is refused if an operator has
-no rule, or would break a group (a softmax over units).
+axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several units into one, and
+the axes of the output are fixed. The remaining variables are the groups. If a reshape divides an axis, one of the parts
+has the units: the largest that later operators allow, such as the heads of attention. A network is refused if an
+operator has no rule, or if permuting units would change its result (a softmax over units).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,10 @@ from fedhet.models.arrays import Kind
 
 @dataclass(frozen=True)
 class Slot:
-    """An axis of a parameter along which its entries form units; `role` as in the architecture graph."""
+    """An axis of a parameter along which its entries form hidden units.
+
+    `parameter` is the name in the ``state_dict``, and `role` is as in the architecture graph (`Node.parameters`).
+    """
 
     parameter: str
     role: str
@@ -30,14 +33,14 @@ class PermutationGroup:
     """Units that can be permuted, in all arrays at once, without changing the function of a network.
 
     Attributes:
-        index: place in data-flow order.
-        name: module that writes the units first.
+        index: index of the group in data-flow order.
+        name: the first module whose outputs are the units.
         width: number of units.
-        rows: slots of the parameters that describe a unit once all earlier groups are in order, which are matched:
-            weights, then biases and BatchNorm's scale and bias.
-        completes: slots of other parameters whose axes are in order once this group and all earlier ones are: weights
-            along two axes of this group or written by an earlier one (an LSTM's W_hh, a residual block's last layer),
-            b_hh, and BatchNorm's statistics.
+        rows: slots of the parameters that describe the units and are matched: weights whose inputs belong to earlier
+            groups, then biases and BatchNorm's scale and bias.
+        completes: slots of the other parameters that lie along this group and no later one: weights whose inputs are
+            units of this group, and outputs units of this or an earlier group (an LSTM's W_hh, a residual block's last
+            layer), b_hh, and BatchNorm's statistics.
     """
 
     index: int
@@ -53,10 +56,11 @@ class PermutationGroups:
 
     Attributes:
         axes: ``state_dict`` name -> segments of each axis.
-        fixed: parameters of layers that write no units, such as the output layer.
+        fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: name -> first name of the same parameter.
-        needs: array that a network may lack -> a group, and the least number of its units that need the array.
-        kinds: name -> kind of an array that is not trained.
+        needs: name of an array that smaller networks lack -> index of a group, and the least width of this group with
+            which a network has the array.
+        kinds: name -> kind of each array that is not trained (see `kinds_of`).
     """
 
     groups: tuple[PermutationGroup, ...]
@@ -99,8 +103,8 @@ class PermutationGroups:
 def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole: bool = False) -> PermutationGroups:
     """Return the permutation groups of an architecture (FedMA, Wang et al., ICLR 2020, section 2).
 
-    In a plain network a group has the outputs of a layer, in a residual network those of all layers that are added.
-    Axes of inputs and outputs are in no group.
+    In a plain network the units of a group are the outputs of one layer. In a residual network, layers whose outputs
+    are added share a group. The network's inputs and outputs belong to no group.
 
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> groups = permutation_groups(architecture_graph(network, torch.zeros(2, 4)))
@@ -109,16 +113,16 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
 
     Args:
         graph: the architecture.
-        partly: fix the units that an operator would divide, instead of refusing the network.
-        whole: also fix the units of modules that divide an axis, such as attention.
+        partly: leave units that an operator would divide out of all groups, instead of refusing the network.
+        whole: also leave out the units of modules that divide an axis, such as attention.
 
     Raises:
         UnsupportedArchitecture: an operator has no rule or would divide units; the message names it.
     """
     if graph.unused:
         raise UnsupportedArchitecture(
-            f"the forward pass in evaluation mode does not use {', '.join(graph.unused)}, so their axes are unknown: "
-            "remove them from the model"
+            f"the forward pass in evaluation mode does not use the parameters {', '.join(graph.unused)}, so their axes "
+            "are unknown: remove them from the model"
         )
     choices: dict[str, int] = {}
     while True:
@@ -158,7 +162,7 @@ def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: boo
 
 
 def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
-    """Yield all axes of values."""
+    """Yield all axes of all values, including nested ones."""
     for value in values:
         yield from _axes(value.values) if isinstance(value, Several) else value
 
@@ -183,7 +187,8 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
     if isinstance(first, Several) and node.operator in ("getitem", "select"):
         if node.options.get("dim", 0) != 0:
             raise UnsupportedArchitecture(
-                f"{node} selects from final states of a recurrent layer along another axis than its layers"
+                f"{node} selects from the final states of a recurrent layer along another axis than the first: select "
+                "one layer's final state (h_n[-1])"
             )
         return first.values[node.options["index"]]
     if node.operator == "getitem":  # results of a pooling and its indices have the same axes
@@ -198,13 +203,14 @@ def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) 
     main = result.values[0] if isinstance(result, Several) else result
     if isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
-            f"{node} gives shape {node.shape}, which fedhet's rule for its axes does not expect"
+            f"{node} returns shape {node.shape}, which fedhet's rule for this operator does not support: use another "
+            "operator or leave this model out of methods that match layers"
         )
     return result
 
 
 def _check(graph: ArchitectureGraph, node: Node) -> None:
-    """Raise an UnsupportedArchitecture for an operator without a rule, a computed weight or an empty result."""
+    """Raise an UnsupportedArchitecture error for an operator without a rule, a computed weight or an empty result."""
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         raise UnsupportedArchitecture(
@@ -219,11 +225,11 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
                 "such as weight_norm?): remove it or leave this model out of methods that match layers"
             )
     if 0 in node.shape:
-        raise UnsupportedArchitecture(f"{node} gives an empty tensor of shape {node.shape}; try a larger example")
+        raise UnsupportedArchitecture(f"{node} returns an empty tensor of shape {node.shape}: use a larger example")
 
 
 def _solved(variables: Variables) -> PermutationGroups:
-    """Return the groups from the variables of a whole graph."""
+    """Return the permutation groups from the variables of a whole graph."""
     graph, written = variables.graph, variables.written
     free = variables.moves(*variables.read)  # units that no layer reads are outputs, too (a second head)
     names: dict[int, str] = {}  # variable -> the layer that writes it first
@@ -234,7 +240,7 @@ def _solved(variables: Variables) -> PermutationGroups:
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        """Return a variable's segment as one of its group, or as a fixed one if the variable is no group."""
+        """Return a segment with its variable replaced by the index of a group, or a fixed segment without a group."""
         group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 
@@ -253,9 +259,9 @@ def _solved(variables: Variables) -> PermutationGroups:
 
 
 def untrained(graph: ArchitectureGraph) -> dict[str, Kind]:
-    """Return the kinds of the arrays that are not trained.
+    """Return the kinds of the arrays that are not trained, by name (see `kinds_of`).
 
-    Running statistics are those of normalisation operators. Statistics of a user's own normalisation count as buffers.
+    Only the running statistics of PyTorch's normalisation operators count as statistics, all others as buffers.
     """
     normalising = {
         name.rpartition(".")[0]
@@ -273,7 +279,7 @@ def untrained(graph: ArchitectureGraph) -> dict[str, Kind]:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    """Assign slots to the rows of the groups whose units they describe, or to the last group that they complete."""
+    """Return the groups, with each slot in the `rows` or the `completes` of a group (see `PermutationGroup`)."""
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]

@@ -1,4 +1,4 @@
-"""Networks of other widths: the same modules with other parameters."""
+"""Copies of networks with other widths: the modules are the same, and parameters have other shapes."""
 
 from collections.abc import Collection, Hashable
 from weakref import WeakKeyDictionary
@@ -21,21 +21,26 @@ _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
-    """Return a copy of a network with these parameters and buffers, which may have other widths.
+    """Return a copy of a network with the parameters and buffers in `state`, whose hidden layers can have other widths.
 
-    A recurrent layer whose layers get different widths becomes a ``StackedRecurrent``, ``nn.MultiheadAttention`` of
-    another width a ``HeadAttention``. A user's own modules keep their attributes (see ``resizable_groups``). Ties,
-    dtypes, devices, modes and ``requires_grad`` are those of `model`. The copy has none of the `lacking` arrays.
+    ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` whose layers get different widths is replaced by a ``StackedRecurrent``, and
+    ``nn.MultiheadAttention`` that changes its width by a ``HeadAttention``. A user's own modules keep their attributes.
+    Tied parameters, dtypes, devices, modes and ``requires_grad`` are as in `model`.
+
+    Args:
+        model: the network, which does not change.
+        state: arrays by name.
+        lacking: names of arrays that the copy does not have.
 
     Raises:
-        KeyError: the state does not have the names of the network's ``state_dict``.
+        KeyError: `state` does not have the names of the network's ``state_dict`` without the `lacking` ones.
         UnsupportedArchitecture: a layer with unknown size attributes would change its shape.
     """
     expected = {name: value for name, value in model.state_dict().items() if name not in lacking}
     if state.keys() != expected.keys():
         raise KeyError(
-            f"a state of {type(model).__name__} lacks {sorted(expected.keys() - state.keys())}, "
-            f"and {sorted(state.keys() - expected.keys())} is not in the model"
+            f"the state does not fit {type(model).__name__}: missing arrays {sorted(expected.keys() - state.keys())}, "
+            f"unexpected arrays {sorted(state.keys() - expected.keys())}"
         )
     result = copied(model)
     # By storage of the replaced tensor, to keep ties; the tensor is kept so that its storage is not reused.
@@ -65,18 +70,19 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
 
 
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
-    """Return the permutation groups of a network, after a check that it can have other widths.
+    """Return the permutation groups of a network, after a check that the network works with other widths.
 
-    The check adds units to each group and reads the groups again. With `partly`, modules that divide an axis are left
-    whole if the check fails. Groups are cached with the network.
+    The check adds units to each group, and derives the groups of the wider network. The result is cached.
 
     Args:
         model: any network that `torch.export` can trace.
         example: inputs (n, ...).
-        partly: see `permutation_groups`.
+        partly: leave units that cannot be permuted out of all groups, instead of refusing the network. If the check
+            fails, leave out all units of modules that divide an axis, such as attention.
 
     Raises:
-        UnsupportedArchitecture: units cannot be permuted, the forward has fixed widths, or a layer cannot be resized.
+        UnsupportedArchitecture: units cannot be permuted, the forward method relies on fixed widths, or a layer cannot
+            be resized.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})
@@ -113,7 +119,7 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    """Return a module with the sizes of its parameters: itself, or fedhet's if PyTorch's cannot have them."""
+    """Return `module` with size attributes that fit its parameters, or a replacement if its class cannot have them."""
     if isinstance(module, nn.RNNBase):
         recurrent = {
             len(value[0])
@@ -169,9 +175,9 @@ States = tuple[Tensor, ...]
 
 
 class StackedRecurrent(nn.Module):
-    """``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` whose layers may differ in width.
+    """``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` whose layers can have different widths.
 
-    Final states are tuples with (N, H_l) for each layer and direction; an LSTM has a pair of them.
+    The final states are a tuple with a tensor (N, H_l) for each layer l and direction; an LSTM returns two such tuples.
     """
 
     def __init__(self, layer: nn.RNNBase) -> None:
@@ -207,15 +213,15 @@ class StackedRecurrent(nn.Module):
 
 
 class HeadAttention(nn.Module):
-    """``nn.MultiheadAttention`` of a sequence to itself, with any number of heads.
+    """``nn.MultiheadAttention`` for self-attention, where E need not be the number of heads times their size.
 
-    It returns no attention weights. Raises a TypeError for other kinds than ``nn.MultiheadAttention(E, heads)``.
+    It returns no attention weights. Raises a TypeError if the original has other key and value sizes, or extra keys.
     """
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
         if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
-            raise TypeError("attention with kdim, vdim, add_bias_kv or add_zero_attn is not supported")
+            raise TypeError("nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn is not supported")
         self.dropout, self.batch_first, self.scale = attention.dropout, attention.batch_first, attention.head_dim**-0.5
         # A single head is not divided by its size.
         self.sizes = (3, -1, attention.head_dim) if attention.num_heads > 1 else (3, 1, -1)
@@ -251,7 +257,7 @@ class HeadAttention(nn.Module):
 
 
 def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a mask as numbers to add to scores, -inf for masked entries."""
+    """Return a mask as numbers to add to attention scores, -inf for masked entries; None if there is no mask."""
     if mask is None or mask.is_floating_point():
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)

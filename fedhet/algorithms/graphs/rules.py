@@ -1,4 +1,4 @@
-"""Rules of operators: from the axes of their inputs to those of their result. Rules of layers are in `layer_rules`."""
+"""Rules of operators, which derive the axes of results from the axes of inputs (for layers, see `layer_rules`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _IDENTITIES = (
 
 @dataclass(frozen=True)
 class Several:
-    """Values of which a later node takes one: several results, or a recurrent layer's final states by layer."""
+    """Several values of which a later node takes one, such as the final states of a recurrent network's layers."""
 
     values: tuple["Value | Several", ...]
 
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Callable[..., Value | Several])
 
 
 def rule(*operators: str) -> Callable[[R], R]:
-    """Register the rule of these operators."""
+    """Return a decorator that registers a function as the rule of these operators."""
 
     def register(function: R) -> R:
         RULES.update(dict.fromkeys(operators, function))
@@ -57,7 +57,7 @@ def _source(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("parameter")
 def _parameter(variables: Variables, node: Node) -> Value:
-    """Return the axes of a parameter in arithmetic, such as positions: variables, or fixed if they have one entry."""
+    """Return the axes of a parameter outside layers, such as position embeddings. An axis of one entry is fixed."""
     return tuple(
         variables.bind(node, VALUE, axis, None if size > 1 else fixed(1), writes=True)
         for axis, size in enumerate(node.shape)
@@ -88,7 +88,7 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of a result. Those that the operator works along must not move; others keep their units."""
+    """Return the axes after an operator that works along some axes, which must be fixed; others keep their units."""
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:
@@ -104,7 +104,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after a reshape. Both shapes are divided into the smallest runs of axes with equal products."""
+    """Return the axes after a reshape, by dividing both shapes into the smallest runs of axes with equal products."""
     result: list[Axis] = []
     old, new = 0, 0
     while old < len(value) or new < len(node.shape):
@@ -117,7 +117,10 @@ def _reshape(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int]) -> list[Axis]:
-    """Divide the axes of a run wherever an axis of either shape ends, and join the parts to the new axes."""
+    """Return the axes of sizes `sizes` to which the axes `old`, with an equal number of entries, are reshaped.
+
+    Each old axis is divided wherever a new axis ends, and the parts are joined to the new axes.
+    """
     if not variables.moves(*old):
         return list(map(fixed, sizes))
     ends = sorted({1, *accumulate(map(entries, old), mul), *accumulate(sizes, mul)})
@@ -144,7 +147,7 @@ def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int])
 
 
 def _together(variables: Variables, axes: Sequence[Axis], refusal: str) -> Axis:
-    """Join axes, of which at most one may move, to one axis."""
+    """Flatten several axes, of which at most one can have units, to one axis."""
     sizes = [entries(axis) for axis in axes]
     places = [place for place, axis in enumerate(axes) if variables.moves(axis)]
     if len(places) > 1:
@@ -186,7 +189,7 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after an expansion. An expanded axis is a new variable, as its equal entries may be permuted."""
+    """Return the axes after an expansion. An expanded axis is a new variable, because its entries are equal."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     for axis, size in zip(value, node.shape, strict=True):
         if entries(axis) != size:
@@ -217,7 +220,7 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "glu")
 def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
-    """Return the axes of the parts of a value. Equal parts have the same units, like the halves of a GLU."""
+    """Return the axes of the parts of a divided value. Equal parts have the same units, like the halves of a GLU."""
     dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
     sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
@@ -230,14 +233,14 @@ def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
 
 @rule("unbind")
 def _unbind(variables: Variables, node: Node, value: Value) -> Several:
-    """Return the axes of the entries along an axis that must not move, such as the words of a sentence."""
+    """Return the axes of the entries along an axis that must be fixed, such as the words of a sentence."""
     dim = node.options["dim"] % len(value)
     variables.refuse_moving(node, [value[dim]])
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))
 
 
 def _dims(node: Node, rank: int) -> list[int]:
-    """Return the axes in an operator's options, by default all axes."""
+    """Return the axes that an operator's options name, or all axes by default."""
     dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims]

@@ -1,8 +1,8 @@
-"""Functions of state dicts along permutation groups: reorder, widen, cut out, and the rows to match.
+"""Operations on state dicts along permutation groups: reorder units, widen or narrow a network, extract rows to match.
 
-An *assignment* of a group is an integer array (L,): local unit l becomes unit ``assignment[l]`` of the other order.
-Assignments and sizes are given by group index; other groups do not change. States hold arrays or tensors (bfloat16
-becomes float32). Results hold arrays; arrays that do not change are not copied.
+An *assignment* of a group is an integer array (L,): unit l of the smaller network is unit ``assignment[l]`` of the
+wider one. Assignments and sizes are given by group index; other groups do not change. States hold arrays or tensors
+(bfloat16 becomes float32). Results hold arrays; arrays that do not change are not copied.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,21 +22,24 @@ Assignments = Mapping[int, ArrayLike]
 
 
 def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
-    """Return the number of units of each group in a state (see `widths_of`)."""
+    """Return the number of units of each group in a network with this state (see `widths_of`)."""
     return widths_of({name: tuple(value.shape) for name, value in state.items()}, groups)
 
 
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
-    """Return the number of units of each group in parameters of these shapes; absent groups keep their width.
+    """Return the number of units of each group in a network with arrays of these shapes.
 
-    For a group along no axis, it is the least number that needs all these parameters. Raises a ValueError if two
-    parameters disagree, or if a name or rank is not the architecture's.
+    A group without arrays in `shapes` has its width in `groups`. The width of a group of blocks (see
+    `groups_by_depth`) is the largest that `PermutationGroups.needs` has for these arrays.
+
+    Raises:
+        ValueError: two arrays disagree, or the architecture has no array of a name and number of axes.
     """
     units_of: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
         axes = groups.axes.get(name)
         if axes is None or len(axes) != len(shape):
-            raise ValueError(f"{name} of shape {shape} is no parameter of this architecture")
+            raise ValueError(f"{name} of shape {shape} is not a parameter of this architecture")
         for axis, size in zip(axes, shape, strict=True):
             if {segment.group for segment in axis} != {axis[0].group} or axis[0].group is None:
                 continue
@@ -56,10 +59,10 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
 def expand(
     state: State, groups: PermutationGroups, assignments: Assignments, sizes: Mapping[int, int]
 ) -> dict[str, Array]:
-    """Embed a network in a wider one: units take their assigned places, and other entries are zero.
+    """Return the state of a wider network that contains a network at the assigned units, with zeros elsewhere.
 
     The wider network computes the same function, except with LayerNorm and other norms over all units. Raises a
-    ValueError unless an assignment maps all local units to different global ones.
+    ValueError unless an assignment maps all units to different units of the wider network. `sizes` are the new widths.
     """
     local = widths(state, groups)
     units = {index: _checked(groups, index, each, local[index], sizes[index]) for index, each in assignments.items()}
@@ -77,9 +80,9 @@ def expand(
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
-    """Cut a network out of a wider one (the inverse of ``expand``).
+    """Return the state of a network with only the assigned units of a wider network (the inverse of ``expand``).
 
-    Raises a ValueError if an assignment has a unit twice, or a unit that the state lacks.
+    Raises a ValueError if an assignment has a unit twice, or a unit that the wider network does not have.
     """
     local = widths(state, groups)
     units = {index: _checked(groups, index, each, None, local[index]) for index, each in assignments.items()}
@@ -93,9 +96,10 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the entries of these units along each axis of each array that they concern; None for a whole axis.
+    """Return the indices of entries that belong to these units, along each axis of each array, by name.
 
-    An array that a network of these units lacks has ().
+    None stands for all entries of an axis. Arrays that have no entries of these groups are left out. An array that a
+    network with these units lacks has an empty tuple.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -111,26 +115,30 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the matrix (L, D) to match for a group, with a row for each unit and the columns of its ``rows`` slots.
+    """Return the matrix (L, D) by which the L units of a group are matched.
 
-    Filters are flattened channel-major; the four gates of an LSTM's W_ih are concatenated (4E columns), as are the
-    channels of a head or of a convolution's group.
+    A row has all entries that belong to a unit in the parameters of the group's ``rows`` slots. Filters are flattened
+    channel-major; the four gates of an LSTM's W_ih are concatenated (4E columns), and so are the channels of an
+    attention head or of a convolution's group.
     """
     pieces = ((_front(state, slot)[places], len(places)) for slot, places in _row_places(state, groups, index))
     return np.hstack([piece.reshape(width, -1) for piece, width in pieces])
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
-    """Return the slot of each of the D columns of ``rows``."""
+    """Return the slot from which each of the D columns of the matrix from `rows` is taken."""
     places = _row_places(state, groups, index)
     return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Write a matrix (L, D) to the parameters of ``rows``; raises a ValueError if it has another shape."""
+    """Return the state with the matrix from `rows` replaced by `matrix` (L, D).
+
+    Raises a ValueError if `matrix` has a wrong shape.
+    """
     result, end = _arrays(state), 0
     if matrix.shape != (expected := (widths(state, groups)[index], len(columns(state, groups, index)))):
-        raise ValueError(f"group {groups[index].name!r} has a matrix of shape {expected}, not {matrix.shape}")
+        raise ValueError(f"the matrix of group {groups[index].name!r} must have shape {expected}, got {matrix.shape}")
     result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
     for slot, places in _row_places(state, groups, index):
         front = _front(result, slot)
@@ -140,7 +148,7 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
 
 
 def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
-    """Return the state with tied arrays equal to the first of them."""
+    """Return the state with tied arrays set to the value of their first name."""
     return state | {name: state[first] for name, first in groups.tied.items() if name in state and first in state}
 
 
@@ -149,7 +157,7 @@ def _arrays(state: State) -> dict[str, Array]:
 
 
 def _array(tensor: Tensor) -> Array:
-    """Return a copy as an array, in float32 for bfloat16, which NumPy lacks."""
+    """Return a tensor's values as a NumPy array; bfloat16 becomes float32, because NumPy lacks bfloat16."""
     exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     return exact.detach().cpu().numpy().copy()
 
@@ -162,14 +170,17 @@ def _checked(
     if not whole or len(np.unique(places)) < len(places) or ((places < 0) | (places >= size)).any():
         wanted = "" if width is None else f"{width} "
         raise ValueError(
-            f"assignment of group {groups[index].name!r} must be {wanted}different integers below {size}, "
-            f"not {places!r}"
+            f"the assignment of group {groups[index].name!r} must be {wanted}different integers below {size}, "
+            f"got {places!r}"
         )
     return places.astype(np.intp)
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the entries of units along an axis, with all entries of other segments; None if they do not concern it."""
+    """Return the indices of the units' entries and of all entries of other groups along an axis.
+
+    Return None if the axis has no entries of the groups in `units`.
+    """
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []
@@ -182,13 +193,16 @@ def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
 
 
 def _front(state: State, slot: Slot) -> Array:
-    """Return a view of a slot's parameter with its axis first."""
+    """Return a view of a slot's parameter with the slot's axis moved to the front."""
     value = state[slot.parameter]
     return np.moveaxis(_array(value) if isinstance(value, Tensor) else value, slot.axis, 0)
 
 
 def _row_places(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, NDArray[np.intp]]]:
-    """Yield the entries (L, block) of a group's units along the axis of each of its ``rows`` slots, run by run."""
+    """Yield each ``rows`` slot of a group with the indices (L, block) of the units' entries along the slot's axis.
+
+    An axis with several segments of the group yields the slot once for each segment.
+    """
     local = groups.with_widths(widths(state, groups))
     for slot in local[index].rows:
         start = 0

@@ -1,7 +1,8 @@
 """The design of a graph hypernetwork, the layer types that it knows, and its initial values.
 
-Initial values depend on name, shape and seed only, so the server draws them without the hypernetwork. Weights are
-generated at the scale of `std_of`: E[z^2] = 1, so sum_l z_l D_l has the variance of D's entries times the width of z.
+Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. The
+initial standard deviation of generated weights is `std_of`: since E[z^2] = 1 for the latent vector z, sum_l z_l D_l has
+the variance of the entries of D times the width of z.
 """
 
 from collections import Counter
@@ -28,12 +29,13 @@ RANK = 4
 
 @dataclass(frozen=True)
 class Design:
-    """The form of a hypernetwork, the same for all clients.
+    """The design of a hypernetwork, which is the same for all clients.
 
     Attributes:
-        head: ``dense`` (the paper's) or ``base-lowrank`` for a head of each layer type, ``tiled`` for one head.
-        normalise: whether h and z have unit variance, so that initial weights have Kaiming's scale. If not, form and
-            initialisation are the paper's, with ``dense`` heads.
+        head: ``dense`` (as in the paper) or ``base-lowrank`` for one head per layer type, ``tiled`` for a single head
+            for all types.
+        normalise: whether embeddings h and latent vectors z have unit variance, so that initial weights have Kaiming's
+            scale. False with ``dense`` heads gives the form and initialisation of the paper.
     """
 
     head: Head = "base-lowrank"
@@ -42,7 +44,10 @@ class Design:
 
 @dataclass(frozen=True)
 class Slot:
-    """An array to generate: a vector with its initial value, or weights with their initial standard deviation."""
+    """An array to generate.
+
+    A vector, such as a bias, has the initial value `start`. Weights have the initial standard deviation `std`.
+    """
 
     shape: Shape
     start: float = 0.0
@@ -51,7 +56,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: the arrays to generate, by role, and its largest number of occurrences in one network."""
+    """A layer type: `slots` are the arrays to generate, by role.
+
+    `occurrences` is the largest number of layers of this type in one network.
+    """
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -62,7 +70,7 @@ Catalogue = Mapping[str, LayerType]
 
 
 def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
-    """Return the layer types of networks. A type has all arrays that any of its layers has, such as a bias."""
+    """Return the layer types of several networks. A type has every array that at least one of its layers has."""
     slots: dict[str, dict[str, Slot]] = {}
     most: Counter[str] = Counter()
     for graph in graphs:
@@ -73,7 +81,7 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """Return the arrays of a layer to generate, by role: its trained parameters."""
+    """Return the arrays of a layer to generate, which are its trained parameters, by role."""
     slots = {}
     for role, shape in node.shapes.items():
         if role in node.constants:
@@ -88,10 +96,14 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """Return the initial standard deviation of a layer's weights, from its type and their shape (units first).
+    """Return the initial standard deviation of a layer's weights.
 
-    It is (2 / fan-in)^.5 (Kaiming's for ReLU, He et al., ICCV 2015), 1 for embeddings (PyTorch's), and 0.02 for what is
-    added to them, such as positions (ViT's).
+    It is (2 / fan-in)^.5 as in Kaiming's initialisation for ReLU (He et al., ICCV 2015), 1 for embeddings as in
+    PyTorch, and 0.02 for parameters outside layers, such as position embeddings, as in ViT.
+
+    Args:
+        type: the type of the layer.
+        shape: shape of the weights, with units on the first axis.
     """
     if type.startswith("embedding"):
         return 1.0
@@ -119,14 +131,15 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     """Return the initial value of a parameter of a `GraphHypernetwork`.
 
     Args:
-        key: its name: `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or `tiles...`.
-        shape: its shape.
+        key: name of the parameter: `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or
+            `tiles...`.
+        shape: shape of the parameter.
         seed: seed of the run.
-        normalise: as in `Design`. If not, a dense head is drawn from Xavier's normal distribution times (2 inputs /
-            width of z)^.5, as in the paper, and the layer that computes z like PyTorch's linear layers.
+        normalise: as in `Design`. If False, a dense head is drawn from Xavier's normal distribution times (2 inputs /
+            width of z)^.5, as in the paper, and the layer that computes z is initialised as in PyTorch.
 
     Raises:
-        ValueError: a hypernetwork has no parameter of this name and shape.
+        ValueError: hypernetworks have no parameter of this name and shape.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     part = PARTS.get(parts[-1]) if parts[0] == "heads" and len(parts) == 4 else None
@@ -145,7 +158,7 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
 
 
 def _elsewhere(part: str, shape: Shape) -> float:
-    """Return the standard deviation of a parameter outside of heads of types."""
+    """Return the initial standard deviation of a parameter that does not belong to a layer type's head."""
     if part in ("factor", "vectors") or "bias" in part:
         return 0.0
     if part == "tile":  # (latent, tile, tile, 3, 3); the fan-in is not the tile's

@@ -1,8 +1,9 @@
-"""Heads, which generate the arrays of a layer from its node's embedding h, through z.
+"""Heads of a graph hypernetwork, which generate the arrays of a layer from the embedding h of its node.
 
-A head of a layer type generates its arrays for all layers of the type in one product, (layers, *shape). `Tiles` is one
-head for all types: a decoder generates tiles of weights from their layer and their place, also for types that did not
-occur in training (similar to GHN-2's decoder, Knyazev et al., NeurIPS 2021).
+A head computes a latent vector z from h, and the arrays from z. A head of a layer type generates an array for all
+layers of the type at once, (layers, *shape). `Tiles` is one head for all types: a decoder generates tiles of weights
+from the layer and the position of the tile, also for types that did not occur in training (similar to the decoder of
+GHN-2, Knyazev et al., NeurIPS 2021).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,16 +29,17 @@ PLACE = 5 * 2 * len(FREQUENCIES)
 
 
 def normalised(z: Tensor) -> Tensor:
-    """Scale z to a mean square of 1 over the last axis."""
+    """Return `z` scaled to a mean square of 1 over the last axis."""
     return z * (z.square().mean(-1, keepdim=True) + 1e-8).rsqrt()
 
 
 class Latents(nn.Module):
-    """The latent vector z and the factor s of a layer's weights, with parameters for each type.
+    """Compute the latent vector z and the scale s of layers, with separate parameters for each layer type.
 
-        z = LeakyReLU(W1 h + b1) at unit RMS,    s = 1 + w . LeakyReLU(W1' h + b1')
+        z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    The first layers of all types are one product, because small networks spend most time on the number of calls.
+    With `Design.normalise`, z is divided by its root mean square. All types are computed in one batched product,
+    because the number of calls dominates the time for small networks.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -50,7 +52,13 @@ class Latents(nn.Module):
             self.factor[type] = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z (nodes, LATENT) and s (nodes,) from h (nodes, width) and each node's place in `types` (nodes,)."""
+        """Return latent vectors z (nodes, LATENT) and scales s (nodes,).
+
+        Args:
+            h: embeddings (nodes, width).
+            types: layer types.
+            row: index of each node's type in `types` (nodes,).
+        """
         weight, bias, factor = (
             torch.stack([each[type] for type in types])[row] for each in (self.weight, self.bias, self.factor)
         )
@@ -59,7 +67,7 @@ class Latents(nn.Module):
 
 
 class Dense(nn.Module):
-    """The paper's head, W = s (sum_l z_l D_l + B), with B = 0 at first."""
+    """The head of the paper, W = s (sum_l z_l D_l + B), with B initially 0."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -72,7 +80,7 @@ class Dense(nn.Module):
 
 
 class BaseLowRank(nn.Module):
-    """A head W = s (4 B + U V): a base weight B and a change of low rank, with U and V linear in z, V = 0 at first."""
+    """A head W = s (4 B + U V): a base weight B and a low-rank change, with U and V linear in z, and V initially 0."""
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -95,7 +103,7 @@ def _linear(z: Tensor, maps: Tensor) -> Tensor:
 
 
 class Vector(nn.Module):
-    """A head of a bias or a normalisation's parameter: its initial value plus a linear map of z, which starts at 0."""
+    """A head for biases and parameters of normalisations: the initial value plus a linear map of z, initially 0."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
@@ -103,13 +111,13 @@ class Vector(nn.Module):
         self.vector = nn.Parameter(torch.zeros(LATENT, prod(slot.shape)))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return arrays (layers, *shape) from z (layers, LATENT); they are not scaled by s."""
+        """Return arrays (layers, *shape) from z (layers, LATENT); the scale s is not used."""
         written = z @ self.vector
         return (written + self.start if self.start else written).view(-1, *self.shape)
 
 
 def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
-    """Return the head of one array of a type."""
+    """Return a new head for one array of a layer type, according to the design."""
     if slot.std is None:
         return Vector(slot)
     if design.head == "dense":
@@ -122,12 +130,12 @@ def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
 
 @dataclass
 class Tiled:
-    """Tiles that are decoded together.
+    """The layout of tiles that are decoded together (see `Tiles`).
 
     Attributes:
-        nodes: layer of each tile.
-        places: encoded place of each tile, PLACE numbers.
-        arrays: name, layer, slot and grid of tiles of each array.
+        nodes: index of the layer of each tile.
+        places: encoded position of each tile in its array, PLACE numbers.
+        arrays: name, index of the layer, slot, and numbers of tiles along the axes, for each array.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -135,7 +143,15 @@ class Tiled:
     arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
-        """Add an array."""
+        """Add the tiles of an array.
+
+        Args:
+            name: name of the array.
+            node: index of the layer.
+            slot: the array to generate.
+            grid: numbers of tiles along the axes.
+            role: number that encodes the array's role in the layer.
+        """
         for place in product(*map(range, grid)):
             numbers = (*place, *(0,) * (4 - len(place)), role)
             waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
@@ -145,9 +161,10 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
-    """Lay out the arrays of layers, given by names and slots, in whole tiles, tiles' centres, or vectors.
+    """Divide the arrays of layers into tiles, and return the layout of each kind of tile.
 
-    The kinds are called `kernels`, `matrices` and `vectors`.
+    Kinds are `kernels` (for filters), `matrices` (for filters of size 1 and linear layers) and `vectors`. A layer is
+    given by the names and the slots of its arrays, by role.
     """
     rows = {"kernels": Tiled(), "matrices": Tiled(), "vectors": Tiled()}
     for node, (names, slots) in enumerate(layers):
@@ -166,10 +183,11 @@ def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> di
 
 
 class Tiles(nn.Module):
-    """The head of all types: z = LeakyReLU(W h + b + W' p) at unit RMS for each tile, a decoder, and s of each layer.
+    """The single head for all layer types, which decodes tiles of weights.
 
-    p has sines and cosines of the tile's place in its array. Weights are tiles times s times their initial standard
-    deviation.
+    Each tile has a latent vector z = LeakyReLU(W h + b + W' p), divided by its root mean square. p has sines and
+    cosines of the tile's position in its array. Weights are the decoded tiles times the layer's scale s times the
+    initial standard deviation of the weights.
     """
 
     def __init__(self) -> None:
@@ -184,9 +202,13 @@ class Tiles(nn.Module):
     def forward(
         self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield arrays by name, from h (layers, width) and the layout from `tiling`.
+        """Yield the name and the value of each generated array.
 
-        `places` has the layout's nodes (tiles,) and places (tiles, PLACE) as tensors, under `kernels-nodes` and so on.
+        Args:
+            h: embeddings of the layers (layers, width).
+            rows: the layout from `tiling`.
+            places: the nodes (tiles,) and places (tiles, PLACE) of the layout as tensors, with keys such as
+                `kernels-nodes` and `kernels-places`.
         """
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
@@ -204,7 +226,7 @@ class Tiles(nn.Module):
 
 
 def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """Join tiles and cut them to shape."""
+    """Join a grid of tiles, and crop the result to an array of this shape."""
     sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
     axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
     sizes = [count * side for count, side in zip(grid, sides, strict=True)]
@@ -213,6 +235,6 @@ def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tenso
 
 
 def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return the sizes of a weight: units, inputs, and height and width of the kernel."""
+    """Return the sizes of a weight as (units, inputs, kernel height, kernel width)."""
     units, fan_in, *kernel = shape
     return units, fan_in, *((kernel[0], prod(kernel[1:])) if kernel else (1, 1))

@@ -28,12 +28,12 @@ FEATURES = 3 * 5 + len(KINDS) + 1
 
 
 class Embedding(nn.Module):
-    """Embeddings h of the layers of a network, by T steps of message passing along the data flow (equation 2).
+    """Compute embeddings h of a network's layers by T steps of message passing along the data flow (equation 2).
 
         h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b)
 
-    Initially h_v is a vector of the layer's type, or a linear map of `shape_features` for an unknown type. A LayerNorm
-    follows the last step.
+    Initially h_v is a learned vector of the layer's type, or a linear map of `shape_features` for an unknown type. A
+    LayerNorm follows the last step.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -44,9 +44,12 @@ class Embedding(nn.Module):
         self.steps = nn.ModuleList([GraphConv(WIDTH, WIDTH) for _ in range(STEPS)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
-        """Return embeddings (nodes, width) for edges (2, edges), from and to.
+        """Return embeddings (nodes, width).
 
-        A node has a type in `known`, or None and a row of `features`.
+        Args:
+            known: the type of each node, or None if it is unknown.
+            features: `shape_features` of each node of unknown type.
+            edges: indices of source and target nodes (2, edges).
         """
         others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
         h = torch.stack([next(others) if type is None else self.types[type] for type in known])
@@ -56,9 +59,10 @@ class Embedding(nn.Module):
 
 
 def shape_features(node: LayerNode) -> list[float]:
-    """Return features of a layer of any type: its kind, and logarithms of in, out, kernel, stride and groups.
+    """Return features of a layer of any type: its kind and its sizes.
 
-    Sizes are also encoded by sine and cosine, so that similar sizes are distinct.
+    Sizes are the numbers of inputs and outputs, kernel size, stride and groups. They are encoded by their logarithms,
+    and by sines and cosines so that similar sizes can be distinguished.
     """
     weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
     units = weight or next(iter(node.shapes.values()), ())
@@ -77,9 +81,9 @@ class Reading:
     """The graph of a network, prepared for `GraphHypernetwork.write`.
 
     Attributes:
-        known: type of each node, or None if the hypernetwork does not know it.
-        heads: type -> role -> names of the arrays of its layers, or None for a layer without one.
-        rows: layout of arrays in tiles.
+        known: type of each node, or None if the hypernetwork does not know the type.
+        heads: type -> role -> names of this array in the layers of the type, or None for a layer without it.
+        rows: layout of arrays in tiles (see `tiling`).
         names: names of the generated arrays.
         unknown: types of layers without a head, for which nothing is generated.
         tensors: indices and features, on the hypernetwork's device.
@@ -94,12 +98,14 @@ class Reading:
 
 
 class GraphHypernetwork(nn.Module):
-    """A network that generates the weights of other networks from their graphs: embeddings h of layers, then heads.
+    """A network that generates the weights of other networks from their graphs.
+
+    It computes an embedding h of each layer, from which heads generate the layer's arrays.
 
     Args:
         types: layer types that have heads; unused with the tiled head.
-        design: form of the hypernetwork.
-        seed: seed of the initial values (see `start`); None if values are loaded.
+        design: design of the hypernetwork; None for the default.
+        seed: seed of the initial values (see `start`); None if values are loaded later.
     """
 
     def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:
@@ -161,7 +167,7 @@ class GraphHypernetwork(nn.Module):
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
-        """Return the generated arrays by their names in the network's state dict, with their graph."""
+        """Return the generated arrays by their names in the network's state dict, differentiably."""
         written: dict[str, Tensor] = {}
         h, tensors = self.embeddings(reading), reading.tensors
         if reading.heads:
@@ -182,7 +188,8 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    Arrays that are not generated are the network's own, and are trained too. Its statistics are its own.
+    The network keeps its own running statistics, and its own parameters where none are generated. These parameters are
+    trained too.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:
@@ -193,12 +200,12 @@ class Written(nn.Module):
         self._dtypes = {name: tensor.dtype for name, tensor in everything if tensor.is_floating_point()}
 
     def write(self) -> dict[str, Tensor]:
-        """Return the generated arrays by name, in the network's dtypes."""
+        """Generate the network's arrays and return them by name, in the network's dtypes."""
         written = self.hypernetwork.write(self.reading)
         return {name: array.to(self._dtypes.get(name, array.dtype)) for name, array in written.items()}
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the network's outputs."""
+        """Return the network's outputs with newly generated weights."""
         with torch.autocast(inputs.device.type, enabled=False):  # weights are float32 in mixed precision, too
             written = self.write()
         # Looking for tied tensors in each call takes a twentieth of a small network's step.

@@ -1,12 +1,13 @@
-"""pFedHN's hypernetwork, from an embedding of each client to the weights of its network (Shamsian et al., ICML 2021).
+"""pFedHN's hypernetwork, which maps an embedding of each client to the client's weights (Shamsian et al., ICML 2021).
 
     f_i = MLP(v_i),    theta_i = b + s * reshape((C_a diag(f_i)) W)
 
-v_i is the client's embedding and a its architecture. The paper's head of an architecture is a matrix with a row for
-each weight: 1.1 billion numbers for a ResNet-18. Here it is a product over chunks of c weights: row j of C_a (chunks x
-width) weights the features for chunk j, and W (width x c) is shared by all chunks and architectures. The scale s is
-fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for a normalisation's
-weight and else 0. Embeddings start close to each other; far apart, clients hardly learn from one another.
+v_i is the embedding of client i, and a is its architecture. The paper's head of an architecture is a matrix with a row
+for each weight: 1.1 billion numbers for a ResNet-18. Here weights are generated in chunks of c weights: row j of C_a
+(chunks x width) weights the features for chunk j, and W (width x c) is shared by all chunks and architectures. The
+scale s is fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for the weight
+of a normalisation and 0 otherwise. Embeddings start close to each other, because clients with distant embeddings hardly
+learn from one another.
 """
 
 import math
@@ -28,10 +29,10 @@ VECTORS = 0.1
 
 @dataclass(frozen=True)
 class PersonalHypernetwork:
-    """The hypernetwork over named tensors, which are drawn when they are first needed.
+    """The hypernetwork, whose parameters are drawn when they are first needed.
 
     Attributes:
-        tensors: parameters by name; those of a client or an architecture are added with its first `write`.
+        tensors: parameters by name; the first `write` for a client or an architecture adds its parameters.
         seed: seed of the initial values.
         embedding: width of v_i.
         hidden: width of the MLP and of f_i.
@@ -47,9 +48,13 @@ class PersonalHypernetwork:
     chunk: int = 1024
 
     def write(self, client: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Generate the weights of a client's network: tensors by name, in float32 and differentiable.
+        """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        Clients whose networks have equal names and shapes share the parameters of one architecture.
+        Clients whose networks have equal names and shapes of arrays share the parameters of one architecture.
+
+        Args:
+            client: name of the client.
+            shapes: shapes of the network's arrays, by name.
         """
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):
@@ -80,5 +85,5 @@ class PersonalHypernetwork:
 
 
 def scale_of(shape: tuple[int, ...]) -> float:
-    """Return the fixed scale s of an array: sqrt(2 / fan-in) for weights (out, in, ...)."""
+    """Return the fixed scale s of an array: sqrt(2 / fan-in) for weights (out, in, ...), `VECTORS` for vectors."""
     return math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else VECTORS
