@@ -261,7 +261,9 @@ def _as_network(client: str, model: Any) -> nn.Module:
     try:
         model = separated(model)
     except ModelError as error:
-        raise ModelError(f"client {client}: the {name} that the model function returned {error}") from error
+        raise ModelError(
+            f"client {client}: the model function returned a {name} that cannot be used: {error}"
+        ) from error
     model.register_forward_pre_hook(_copied)
     model.register_forward_hook(_plain)
     return model

@@ -1,4 +1,4 @@
-"""Models by name, and their assignment to clients."""
+"""Built-in models, access to models by name, and the assignment of models to clients."""
 
 from fedhet.models import fedharm as fedharm
 from fedhet.models import flha as flha

@@ -1,4 +1,4 @@
-"""The kind of each array of a network: trained or frozen parameter, running statistic, or another buffer."""
+"""The kinds of a network's arrays: trained parameter, frozen parameter, running statistic, or other buffer."""
 
 from collections.abc import Hashable
 from typing import Literal
@@ -16,8 +16,9 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
     """Return the kind of each array of a network's state dict, by name.
 
     A parameter that requires gradients is trained, any other is frozen. Running statistics are the buffers of BatchNorm
-    and InstanceNorm and, in other modules, those whose names start as in `RUNNING`, unless the network keeps the module
-    in evaluation mode while it trains, as in fine-tuning. Other buffers are constants, masks or counters.
+    and InstanceNorm, and buffers of other modules whose names start with a prefix in `RUNNING`. They count as other
+    buffers if the network keeps the module in evaluation mode during training, as in fine-tuning. Other buffers are
+    constants, masks or counters.
     """
     modes = {module: module.training for module in model.modules()}
     model.train()
@@ -37,12 +38,12 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
 
 
 def storage_place(value: Tensor) -> Hashable:
-    """Return where a tensor's numbers are stored, which is equal for tied parameters."""
+    """Return a key for the memory of a tensor, which is equal for tied parameters."""
     return value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride()
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Map each further name of a tensor in a state dict to its first name, for tied parameters."""
+    """Return a dict that maps the second and later names of tied parameters in the state dict to the first name."""
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}

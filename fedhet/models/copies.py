@@ -1,4 +1,4 @@
-"""Copies of networks that share no memory with the original and have the names of the network inside wrappers."""
+"""Copies of networks, which share no memory with the original and are freed of wrappers such as `torch.compile`."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,14 @@ from fedhet.errors import ModelError
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 
 _used: WeakSet[nn.Module] = WeakSet()
-"""Modules that are used without a copy, since they cannot be copied."""
+"""Modules that are used without a copy, because they cannot be copied."""
 
 
 class _ComputedTensors(TorchFunctionMode):
-    """Mode in which `copy.deepcopy` copies non-leaf tensors, which it refuses otherwise, without their autograd graph.
+    """Mode in which `copy.deepcopy` also copies non-leaf tensors, without their autograd graph.
 
-    These are caches, or weights of old-style `weight_norm` and `spectral_norm`, which are computed before each pass.
+    Examples are caches, and the weights of old-style `weight_norm` and `spectral_norm`, which are computed before each
+    forward pass.
     """
 
     def __torch_function__(
@@ -38,7 +39,7 @@ class _ComputedTensors(TorchFunctionMode):
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a network without wrappers, which add prefixes to the names of arrays.
+    """Return a deep copy of a network without wrappers, because wrappers add prefixes to the names of arrays.
 
     Wrappers are `torch.compile`, `nn.DataParallel`, `DistributedDataParallel` and `AveragedModel`.
     """
@@ -52,9 +53,10 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def separated(model: nn.Module) -> nn.Module:
-    """Return a copy of a user's network that shares no memory with another client's, or itself if it cannot be copied.
+    """Return a network that shares no memory with the networks of other clients.
 
-    Raises a ModelError if it cannot be copied and one of its modules is in use already.
+    This is a copy, or `model` itself if it cannot be copied. Raises a ModelError if it cannot be copied and another
+    client already uses one of its modules.
     """
     try:
         if not (reason := _bound(model)):
@@ -63,8 +65,8 @@ def separated(model: nn.Module) -> nn.Module:
         reason = f"{type(error).__name__}: {error}"
     if any(module in _used for module in model.modules()):
         raise ModelError(
-            f"shares modules with another client's network and cannot be copied ({reason}): create all its modules "
-            "in each call of the function"
+            f"the network shares modules with another client's network and cannot be copied ({reason}): create all "
+            "its modules in each call of the model function"
         )
     _used.update(model.modules())
     for tensor in (*model.parameters(), *model.buffers()):
@@ -73,7 +75,7 @@ def separated(model: nn.Module) -> nn.Module:
 
 
 def _bound(model: nn.Module) -> str:
-    """Return why a copy would still use the original (a function refers to a module), or an empty string."""
+    """Return why a copy would still use modules of the original (a function refers to one), or an empty string."""
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for held in vars(module).values():

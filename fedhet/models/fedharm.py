@@ -1,8 +1,8 @@
-"""Small networks of FedHARM's three families (Kastellos et al., 2024), ResNet, EfficientNet and MobileNetV3, for CPUs.
+"""Small ResNets, EfficientNets and MobileNetV3s, the families of FedHARM (Kastellos et al., 2024), for use on CPUs.
 
-Each has a stem, `stages.0` to `stages.3`, which halve the image from the second on, and `head`. Blocks, activations and
-gates are those of the families' papers; widths and depths are ours, without dropout and stochastic depth. A network "b"
-is wider and deeper than "a".
+Each has a stem, the stages `stages.0` to `stages.3`, and `head`; all stages but the first halve height and width.
+Blocks, activations and gates are as in the papers of the families. Widths and depths are chosen for fedhet, and dropout
+and stochastic depth are left out. A network "b" is wider and deeper than "a".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,20 @@ from fedhet.models.images import Activation, ResidualBlock, convolution, image_s
 from fedhet.models.registry import register_model
 
 Block = Callable[[int, int, int, int], nn.Module]
-"""Builds a block from stage, input channels, output channels and stride."""
+"""Function that builds a block from stage, input channels, output channels and stride."""
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a number in (0, 1) that depends on the means of all (Hu et al., CVPR 2018)."""
+    """A gate that scales each channel by a number in (0, 1), computed from all channels' means (Hu et al., CVPR 2018).
+
+    Args:
+        channels: number of channels.
+        squeezed: number of channels of the hidden layer.
+        activation: activation of the hidden layer.
+        gate: final activation, with values in (0, 1).
+    """
 
     def __init__(self, channels: int, squeezed: int, activation: Activation, gate: Activation):
-        """Build the gate for `channels`, with a hidden layer of `squeezed` channels and its activation."""
         super().__init__()
         layers = [nn.Conv2d(channels, squeezed, 1), activation(), nn.Conv2d(squeezed, channels, 1), gate()]
         self.scale = nn.Sequential(nn.AdaptiveAvgPool2d(1), *layers)
@@ -36,7 +42,17 @@ class SqueezeExcitation(nn.Module):
 class InvertedResidual(nn.Module):
     """A widening 1 x 1 convolution, a depthwise convolution, an optional gate and a narrowing 1 x 1 convolution.
 
-    It has a shortcut if the shape stays (Sandler et al., CVPR 2018). EfficientNet calls it MBConv.
+    There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). EfficientNet calls this
+    block MBConv.
+
+    Args:
+        fan_in: input channels.
+        expanded: channels of the depthwise convolution.
+        fan_out: output channels.
+        stride: stride of the depthwise convolution.
+        kernel: kernel size of the depthwise convolution.
+        activation: activation of the first two convolutions.
+        gate: function that builds the gate, or None.
     """
 
     def __init__(
@@ -50,7 +66,6 @@ class InvertedResidual(nn.Module):
         activation: Activation,
         gate: Callable[[], nn.Module] | None,
     ):
-        """Build the block from its channels; `gate` builds the gate of the expanded channels."""
         super().__init__()
         layers = [] if expanded == fan_in else [convolution(fan_in, expanded, kernel=1, activation=activation)]
         layers.append(convolution(expanded, expanded, stride, kernel=kernel, groups=expanded, activation=activation))
@@ -65,10 +80,18 @@ class InvertedResidual(nn.Module):
 
 
 class StagedNetwork(nn.Module):
-    """A stem, four stages, a widening 1 x 1 convolution, the mean over each map, and `head`.
+    """A network of a stem, four stages, a widening 1 x 1 convolution, global average pooling, and `head`.
 
-    For images of at least 8 x 8. `widths` are the channels of the stages (the first also of the stem), `depths` their
-    numbers of blocks, `widened` the factor of the last convolution (1 for none).
+    Images must be at least 8 x 8.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        classes: number of classes.
+        widths: channels of each stage; the stem has those of the first stage.
+        depths: number of blocks in each stage.
+        block: function that builds a block.
+        activation: activation of the stem and the last convolution.
+        widened: factor by which the last convolution widens its input; 1 for no convolution.
     """
 
     def __init__(
@@ -100,7 +123,7 @@ class StagedNetwork(nn.Module):
 
 
 def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """MBConv with SiLU, and squeeze and excitation in all stages."""
+    """Build an EfficientNet block: MBConv with SiLU, and squeeze and excitation in all stages."""
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (4, 3))[stage]
     expanded = expansion * fan_in
     gate = partial(SqueezeExcitation, expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
@@ -108,7 +131,7 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Inverted residual with ReLU in the first two stages and hard-swish in the others; no gate in the second."""
+    """Build a MobileNetV3 block: ReLU in the first two stages and hard-swish in the others; no gate in the second."""
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)

@@ -1,8 +1,8 @@
-"""The networks of FLHA-GHN (appendices A and B, sections 5.4 and 5.6), all made of ResNet-18's types of layers.
+"""The networks of FLHA-GHN (appendices A and B, sections 5.4 and 5.6), which use the layer types of ResNet-18.
 
-The paper gives numbers of layers (without 1 x 1 shortcuts) and skips; their order is ours. Stages have 64, 128, 256 and
-512 channels, or 8, 16, 32 and 32 (`flha-small`, for training without a GPU). A wider stage halves the image by a stride
-of 2. All convolutions are followed by BatchNorm and ReLU.
+The paper gives the numbers of layers (without 1 x 1 shortcuts) and of skip connections, but not their order, which is
+chosen here. Stages have 64, 128, 256 and 512 channels, or 8, 16, 32 and 32 (`flha-small`, for training without a GPU).
+Each stage that is wider than the previous one has a stride of 2. BatchNorm and ReLU follow all convolutions.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 class FLHANetwork(Classifier):
-    """A stem, layers, the mean over the image, and a head, for images of at least 4 x 4.
+    """A network of a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
-    `layout` names the layers, each `conv`, `add` or `concat` and its stage; `widths` are the channels of each stage,
-    the first also of the stem.
+    `layout` has a pair (kind, stage) for each layer, where the kind is `conv`, `add` or `concat`. `widths` are the
+    channels of each stage; the stem has those of the first stage.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FLHANetwork(Classifier):
 
 
 class ConcatBlock(ResidualBlock):
-    """Two 3 x 3 convolutions whose input is concatenated, which doubles the channels; then 2 x 2 pooling."""
+    """Two 3 x 3 convolutions, concatenation of their input and output (twice the channels), and 2 x 2 pooling."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Map (n, channels, height, width) to (n, 2 channels, height / 2, width / 2), rounded up."""

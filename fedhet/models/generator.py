@@ -1,4 +1,4 @@
-"""FedGen's generator of representations from a class and noise (Zhu et al., ICML 2021)."""
+"""The generator of FedGen, which generates representations from a class and noise (Zhu et al., ICML 2021)."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ NOISE, HIDDEN = 32, 256
 
 
 class Generator(nn.Module):
-    """Generator of representations: a hidden layer with BatchNorm and ReLU, and a linear layer.
+    """A network that generates representations: a hidden layer with BatchNorm and ReLU, and a linear layer.
 
     Args:
         classes: number of classes.
@@ -23,14 +23,14 @@ class Generator(nn.Module):
         self.output = nn.Linear(HIDDEN, width)
 
     def forward(self, drawn: Tensor) -> Tensor:
-        """Return representations (n, width) for noise with the class in the last column, (n, NOISE + 1)."""
+        """Return representations (n, width) for inputs (n, NOISE + 1): noise, and the class in the last column."""
         classes = F.one_hot(drawn[:, -1].long(), self.classes).to(drawn.dtype)
         outputs: Tensor = self.output(F.relu(self.norm(self.hidden(torch.cat([drawn[:, :-1], classes], 1)))))
         return outputs
 
 
 def draw(counts: Tensor, rows: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Draw inputs of a generator, (rows, NOISE + 1): uniform noise, and classes in proportion to `counts`."""
+    """Draw inputs (rows, NOISE + 1) of a `Generator`: uniform noise, and a class drawn in proportion to `counts`."""
     classes = torch.multinomial(counts.double(), rows, replacement=True, generator=generator)
     noise = torch.rand(rows, NOISE, generator=generator, dtype=torch.float64)
     return torch.cat([noise, classes[:, None].double()], 1).to(dtype)

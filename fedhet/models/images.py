@@ -1,7 +1,7 @@
 """Networks for images of (channels, height, width): plain CNNs, an MLP, VGG-9 and a small ResNet.
 
-All end in `head`, an `nn.Linear`, whose input is the representation Phi (n, d). They raise a `ModelError` for inputs
-that are not images or too small.
+All end in `head`, an `nn.Linear`, whose input is the representation (n, d). Networks for images raise a `ModelError`
+for other inputs or images that are too small.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,22 +19,26 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return channels, height and width; raise a `ModelError` unless it is an image of at least `smallest` pixels."""
+    """Return channels, height and width of an image.
+
+    Raises a `ModelError` if the input is not an image, or if height or width is less than `smallest`.
+    """
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
-            f"takes images of (channels, height, width) of at least {smallest} x {smallest}, not {input_shape}"
+            f"the model needs images (channels, height, width) of at least {smallest} x {smallest} pixels, got shape "
+            f"{input_shape}"
         )
     channels, height, width = input_shape
     return channels, height, width
 
 
 def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
-    """Return linear layers from width to width, each followed by ReLU."""
+    """Return linear layers with these widths, beginning with the input's, each followed by ReLU."""
     return [layer for fan_in, fan_out in pairwise(widths) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
 
 
 class Classifier(nn.Module):
-    """A network `head(body(inputs))`, where `body` computes Phi of the given width."""
+    """A classifier `head(body(inputs))`, where `body` computes the representation and `head` is linear."""
 
     def __init__(self, body: Sequence[nn.Module], width: int, classes: int):
         super().__init__()
@@ -46,10 +50,11 @@ class Classifier(nn.Module):
 
 
 class ConvNet(Classifier):
-    """Convolutions, each with ReLU and 2 x 2 max pooling, then fully connected layers; images of at least 4 x 4.
+    """A CNN of convolutions, each with ReLU and 2 x 2 max pooling, and fully connected layers.
 
-    Convolutions with `channels` filters are 5 x 5 without padding while the image is at least 12 wide, as in LeNet. On
-    smaller images they are 3 x 3 with padding, and pooling ends at 2 x 2. `hidden` are the widths before the head.
+    Images must be at least 4 x 4. Convolutions with `channels` filters are 5 x 5 without padding while the feature maps
+    are at least 12 wide, as in LeNet. On smaller maps they are 3 x 3 with padding, and maps of 2 x 2 are not pooled.
+    `hidden` are the widths of the fully connected layers before the head.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, channels: Sequence[int], hidden: Sequence[int]):
@@ -69,7 +74,7 @@ class ConvNet(Classifier):
 
 @register_model("cnn")
 def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, layers: int = 3) -> nn.Module:
-    """FedHeNN's homogeneous model: 2 convolutions, 3 fully connected layers; 307,842 parameters on CIFAR-10."""
+    """Return FedHeNN's homogeneous model: 2 convolutions, 3 fully connected layers; 307,842 parameters on CIFAR-10."""
     # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 needs fewer.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
@@ -85,22 +90,22 @@ for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
 
 @register_model("lenet")
 def lenet(input_shape: tuple[int, ...], classes: int, *, filters: int = 20) -> nn.Module:
-    """FedMA's LeNet: 20 and 50 filters of 5 x 5, one layer of 500; 431,080 parameters on MNIST."""
+    """Return FedMA's LeNet: 20 and 50 filters of 5 x 5, and a hidden layer of 500; 431,080 parameters on MNIST."""
     return ConvNet(input_shape, classes, (filters, filters * 5 // 2), (25 * filters,))
 
 
 @register_model("fedavg-cnn")
 def fedavg_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The four-layer CNN of McMahan et al. (AISTATS 2017): 32 and 64 filters of 5 x 5, without padding, and 512 units.
+    """Return the four-layer CNN of McMahan et al. (AISTATS 2017), with 582,026 parameters on MNIST as in HtFLlib.
 
-    582,026 parameters on MNIST, as in HtFLlib.
+    It has 32 and 64 filters of 5 x 5 without padding, and a hidden layer of 512 units.
     """
     return ConvNet(input_shape, classes, (32, 64), (512,))
 
 
 @register_model("mlp")
 class MLP(Classifier):
-    """Two hidden layers of 200 units, the 2NN of McMahan et al. (AISTATS 2017); takes inputs of any shape."""
+    """An MLP with two hidden layers of 200 units, the 2NN of McMahan et al. (AISTATS 2017), for inputs of any shape."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, units: int = 200):
         super().__init__([nn.Flatten(1), *_linear_stack((prod(input_shape), units, units))], units, classes)
@@ -117,9 +122,9 @@ for _units in (20, 30):  # for quick tests with digits
 
 @register_model("vgg9")
 class VGG9(Classifier):
-    """VGG-9 of FedMA (table 4): 6 convolutions of 3 x 3 in pairs, 3 fully connected layers, no BatchNorm.
+    """FedMA's VGG-9 (table 4): three pairs of 3 x 3 convolutions and 3 fully connected layers, without BatchNorm.
 
-    For images of at least 8 x 8; 3,491,530 parameters on CIFAR-10.
+    Images must be at least 8 x 8. The network has 3,491,530 parameters on CIFAR-10.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
@@ -144,7 +149,7 @@ def convolution(
     groups: int = 1,
     activation: Activation | None = nn.ReLU,
 ) -> nn.Sequential:
-    """Return a convolution with padding and stride, BatchNorm, and the activation if any."""
+    """Return a padded convolution, BatchNorm, and the activation unless it is None."""
     layers: list[nn.Module] = [
         nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(fan_out),
@@ -153,7 +158,10 @@ def convolution(
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions, the first with the stride, BatchNorm and a shortcut (1 x 1 where the shape changes)."""
+    """A residual block of two 3 x 3 convolutions with BatchNorm, the first with the stride.
+
+    The shortcut is a 1 x 1 convolution where the shape changes.
+    """
 
     def __init__(self, fan_in: int, fan_out: int, stride: int = 1):
         super().__init__()
@@ -170,7 +178,7 @@ class ResidualBlock(nn.Module):
         return F.relu(self.convolved(maps) + self.shortcut(maps))
 
     def convolved(self, maps: Tensor) -> Tensor:
-        """Apply the two convolutions, without the shortcut."""
+        """Return the output of the two convolutions, without the shortcut."""
         return self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
 
 

@@ -1,4 +1,4 @@
-"""Untrained models of other libraries, `torchvision/NAME` and `timm/NAME`, which are imported on demand."""
+"""Untrained models of torchvision and timm, named `torchvision/NAME` and `timm/NAME`; libraries load on demand."""
 
 import importlib
 from types import ModuleType
@@ -15,19 +15,25 @@ _WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
 
 
 def names_of(library: str) -> list[str]:
-    """Return the names of a library's models; raises a `ModelError` if it cannot be imported."""
+    """Return the names of a library's models; raise a `ModelError` if the library cannot be imported."""
     module = _import(library)
     names: list[str] = module.list_models(module=module) if library == "torchvision" else module.list_models()
     return names
 
 
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build a library's untrained model for images with any number of channels.
+    """Build an untrained model of a library for images with any number of channels.
 
-    Raises a `ModelError` if the model cannot take such an image or does not return (n, classes).
+    Args:
+        name: name such as `torchvision/resnet18`.
+        input_shape: (channels, height, width) of an image.
+        classes: number of classes.
+
+    Raises:
+        ModelError: the model cannot take such an image or does not return (n, classes).
     """
     if len(input_shape) != 3:
-        raise ModelError(f"takes images of (channels, height, width), not {input_shape}")
+        raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}")
     library, _, model = name.partition("/")
     if library == "torchvision":
         network = _torchvision(model, input_shape[0], classes)
@@ -38,11 +44,11 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
             outputs = network.eval()(torch.zeros(2, *input_shape))
     except (RuntimeError, ValueError, AssertionError) as error:
         raise ModelError(
-            f"cannot take images of {input_shape}: {error}; for images of another size set input-size, such as "
+            f"the model cannot take images of shape {input_shape}: {error}; to resize images set input-size, such as "
             "input-size = 224"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape != (2, classes):
-        raise ModelError(f"does not return {classes} numbers for an image, so it is not a classifier")
+        raise ModelError(f"the model does not return {classes} logits for an image: use a classification model")
     return network.train()
 
 
@@ -63,5 +69,5 @@ def _import(library: str) -> ModuleType:
         return importlib.import_module("torchvision.models" if library == "torchvision" else library)
     except ImportError as error:
         raise ModelError(
-            f"models named {library}/... need {library}, which cannot be imported ({error}): pip install {library}"
+            f"models named {library}/... need {library}, which cannot be imported ({error}): run pip install {library}"
         ) from error

@@ -1,4 +1,4 @@
-"""Models by name, and their assignment to clients."""
+"""The registry of models by name, and the assignment of models to clients."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,14 @@ ASSIGNMENTS = ("round-robin", "blocks", "random")
 
 
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
-    """Register a function `(input_shape, classes) -> nn.Module` under `name`, and as a member of `family`."""
+    """Return a decorator that registers a function `(input_shape, classes) -> nn.Module` as the model `name`.
+
+    If `family` is given, the model is added to this family, whose name stands for all its models.
+    """
 
     def register(builder: B) -> B:
         if name in _BUILDERS or name in FAMILIES:
-            raise ModelError(f"model {name!r} is registered already")
+            raise ModelError(f"a model or family named {name!r} is already registered: choose another name")
         _BUILDERS[name] = builder
         if family is not None:
             FAMILIES[family] = (*FAMILIES.get(family, ()), name)
@@ -39,7 +42,7 @@ def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
 
 
 def names() -> list[str]:
-    """Return the names of the registered models, without those of other libraries, sorted."""
+    """Return the sorted names of the registered models, without models of other libraries."""
     return sorted(_BUILDERS)
 
 
@@ -67,10 +70,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build an auxiliary model of a method: `name`, or the first of the architectures.
+    """Build an auxiliary model, which some methods train in addition to the clients' models.
 
-    If the first architecture does not take rows of numbers (n, features), `mlp-20` is built for them. Raises a
-    `ModelError` if the model cannot take `inputs` (n, ...).
+    The model is `name`, or the first of the `architectures` if `name` is empty. If the first architecture does not take
+    tabular inputs (n, features), `mlp-20` is used for them. Raises a `ModelError` if the model cannot take `inputs`.
     """
     shape, rows = tuple(inputs.shape[1:]), inputs.ndim == 2 and inputs.is_floating_point()
     try:
@@ -82,9 +85,9 @@ def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int)
 
 
 def expand(architectures: str) -> list[str]:
-    """Return the models in a comma-separated list of models and families, with optional widths (see `build`).
+    """Return the names of the models in a comma-separated list, with families replaced by their models.
 
-    Raises a `ModelError` for an unknown name or an empty list.
+    Names can have widths (see `build`). Raises a `ModelError` for an unknown name or an empty list.
     """
     chosen: list[str] = []
     for name in filter(None, (part.strip() for part in architectures.split(","))):
@@ -93,24 +96,24 @@ def expand(architectures: str) -> list[str]:
             _check_library(base)
         chosen.extend(f"{member}:{width}" if width else member for member in FAMILIES.get(base, (base,)))
     if not chosen:
-        raise ModelError(f"no architecture given; known: {', '.join([*names(), *sorted(FAMILIES)])}")
+        raise ModelError(f"architectures names no model; choose from: {', '.join([*names(), *sorted(FAMILIES)])}")
     return chosen
 
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Assign the models in a list (see `expand`) to clients, in the way that `spread` describes.
+    """Return the name of each client's model, from a comma-separated list (see `expand`).
 
-    Raises a `ModelError` for an unknown model or an unknown `how`.
+    `how` is as in `spread`. Raises a `ModelError` for an unknown model or an unknown `how`.
     """
     return spread(expand(architectures), how, clients, seed)
 
 
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
-    """Assign values to clients.
+    """Return one of `values` for each client.
 
-    `how` is `round-robin` (clients get the values in turn), `blocks` (each of K values goes to a K-th of the clients,
-    one after another) or `random` (uniform, by the seed). Raises a `ModelError` for any other `how`.
+    `how` is `round-robin` (clients get the K values in turn), `blocks` (consecutive blocks of 1/K of the clients get
+    the same value) or `random` (values are drawn uniformly). Raises a `ModelError` for any other `how`.
     """
     if how not in ASSIGNMENTS:
         raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
@@ -123,15 +126,15 @@ def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, .
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Split a name into the model or family and the width to which the representation is pooled, or an empty string."""
+    """Split `NAME:WIDTH` into the name of a model or family and the width (see `build`), empty if there is none."""
     base, colon, width = name.partition(":")
     if colon and not (width.isascii() and width.isdigit() and 0 < int(width) <= 2**16):
-        raise ModelError(f"{name}: the width after the colon must be a whole number of 1 to {2**16}")
+        raise ModelError(f"model {name!r}: the width after the colon must be a whole number from 1 to {2**16}")
     return base, width
 
 
 def _check_library(name: str) -> None:
-    """Raise a `ModelError` unless a name that is not registered is a model of a library, such as torchvision."""
+    """Raise a `ModelError` unless `name` is a model of torchvision or timm."""
     library, _, model = name.partition("/")
     if library not in LIBRARIES or not model:
         hint = f"; torchvision/{name} is torchvision's" if name in names_of("torchvision") else ""
@@ -143,11 +146,11 @@ def _check_library(name: str) -> None:
 
 
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
-    """Replace a linear head by `layers` and a new linear `head`, and return the model.
+    """Insert layers before the linear head of a model, and return the model with a new head that fits them.
 
     Args:
-        model: The model, which is changed.
-        name: Name of its head; empty if the model is the head.
+        model: The model, which is changed in place.
+        name: Name of its head; empty if the model itself is the head.
         layers: Layers by name that map the representation (n, d) to (n, width).
         width: Number of inputs of the new head.
     """
@@ -163,8 +166,11 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
 
 
 def pooled(model: nn.Module, width: int) -> nn.Module:
-    """Insert adaptive average pooling to `width` before the last `nn.Linear`; raise a `ModelError` without one."""
+    """Insert adaptive average pooling to `width` features before the last `nn.Linear`, and return the model.
+
+    Raises a `ModelError` if the model has no `nn.Linear`.
+    """
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
-        raise ModelError(f"has no nn.Linear as head, before which to pool to width {width}")
+        raise ModelError(f"the model has no nn.Linear as head, so it cannot be pooled to width {width}")
     return place_before(model, names[-1], {"pooling": nn.AdaptiveAvgPool1d(width)}, width)

@@ -1,4 +1,4 @@
-"""The representation Phi of a network, which is the input of its head, and other values inside networks."""
+"""The representation of a network, which is the input of its head, and other values inside networks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +17,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def head_name(model: nn.Module, head: str = "") -> str:
-    """Return the name of a model's head: `head`, or else its last `nn.Linear`, or else its last convolution.
+    """Return the name of a model's head: `head` if given, else its last `nn.Linear`, else its last convolution.
 
-    The order is that of registration. Raises a ModelError if the model has none of these.
+    Modules are in the order of registration. Raises a ModelError if the model has no such module.
     """
     if head:
         _submodule(model, head, " that could be its head")
@@ -45,22 +45,22 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
 
 
 class Captured:
-    """A value of the last complete forward pass inside a `capture` context."""
+    """Handle to a value that is captured in forward passes inside a `capture` context."""
 
     def __init__(self, read: Callable[[], Tensor]) -> None:
         self._read = read
 
     @property
     def features(self) -> Tensor:
-        """The value (n, ...) with its graph; raises a ModelError if there was no forward pass or no such value."""
+        """The value (n, ...) of the last forward pass, differentiable; raises a ModelError if it was not computed."""
         return self._read()
 
 
 class Output:
-    """The output of a module, such as a block's feature maps.
+    """The output of a module inside a network, such as a block's feature maps.
 
-    `site` identifies the value and is equal for networks of one architecture. Raises a ModelError if the network has no
-    such module.
+    `site` identifies the captured value, and is equal for networks of one architecture. Raises a ModelError if the
+    network has no module with this name.
     """
 
     def __init__(self, model: nn.Module, module: str) -> None:
@@ -70,13 +70,15 @@ class Output:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Capture the module's output in complete forward passes inside the context."""
+        """Return a context that captures the module's output in forward passes of the whole network."""
         values: list[object] = []
 
         def read() -> Tensor:
             if values and isinstance(value := values[-1], Tensor):
                 return value
-            raise ModelError(f"module {self._title} did not run, or returned no tensor")
+            raise ModelError(
+                f"module {self._title} did not run, or did not return a tensor: name a module that returns a tensor"
+            )
 
         with self._module.register_forward_hook(lambda _module, _args, value: values.append(value)):
             yield Captured(read)
@@ -87,10 +89,10 @@ class _HeadReached(Exception):
 
 
 class Representation:
-    """Phi of a network: the first input of its head, `(n, d)` for n examples.
+    """The representation of a network: the first input of its head, `(n, d)` for n examples.
 
-    If `places` is `tokens`, Phi is `(n, tokens, d)`; if it is `pixels`, Phi is the mean over pixels. By default the
-    head is found by `head_name` when it is needed. `site` is as in `Output`.
+    If `places` is `tokens`, the representation is `(n, tokens, d)`; if it is `pixels`, it is averaged over pixels. By
+    default the head is found by `head_name` when it is needed.
     """
 
     def __init__(self, model: nn.Module, head: str = "") -> None:
@@ -100,7 +102,7 @@ class Representation:
 
     @cached_property
     def head(self) -> str:
-        """Name of the head; raises a ModelError if none is named and none is found."""
+        """Name of the head; raises a ModelError if no head is named and none is found."""
         return head_name(self.model, self._named)
 
     @cached_property
@@ -115,7 +117,7 @@ class Representation:
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Identity of the value, equal for networks of one architecture."""
+        """Identifier of the captured value, which is equal for networks of one architecture."""
         return "input", self.head, self.places
 
     @property
@@ -124,7 +126,7 @@ class Representation:
 
     @contextmanager
     def head_output(self) -> Iterator["Captured | None"]:
-        """Capture the head's output in complete forward passes inside the context; yield None without a head."""
+        """Return a context that captures the head's output in forward passes; it yields None if there is no head."""
         try:
             output = Output(self.model, self.head)
         except ModelError:
@@ -134,10 +136,10 @@ class Representation:
             yield captured
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return Phi `(n, d)` of n inputs, with its graph; the forward pass ends before the head.
+        """Return the representation `(n, d)` of n inputs, differentiably; the forward pass ends before the head.
 
         Raises:
-            ModelError: the pass does not reach the head, or the head's input is not a floating `(n, d)` tensor.
+            ModelError: the forward pass does not reach the head, or its input is not a floating `(n, d)` tensor.
         """
         values: tuple[object, ...] = ()
         with self._module.register_forward_pre_hook(_stop, with_kwargs=True):
@@ -149,7 +151,7 @@ class Representation:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Capture the head's input in complete forward passes inside the context."""
+        """Return a context that captures the head's input in forward passes of the whole network."""
         seen: list[object] = []  # the model's input, then the head's
 
         def start(_module: nn.Module, *args: Any) -> None:
@@ -165,10 +167,10 @@ class Representation:
             yield Captured(lambda: self._check(seen[1:], *seen[:1]))
 
     def _check(self, values: Sequence[object], inputs: object = None) -> Tensor:
-        """Return the first of the head's inputs in a forward pass of `inputs`, after a check of its shape."""
+        """Return the head's first input in a forward pass of `inputs`, after a check of its shape."""
         title = f"head {self.head or type(self._module).__name__!r} of {self.model._get_name()}"
         if not values:
-            raise ModelError(f"the forward pass did not call {title}; name as head a module that it calls")
+            raise ModelError(f"the forward pass did not call {title}; set head to a module that it calls")
         value, rows = values[0], len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else None
         if isinstance(value, Tensor):
             if self.places == "pixels" and value.ndim > 2:
@@ -181,7 +183,7 @@ class Representation:
             got = f"a {type(value).__name__}"
         raise ModelError(
             f"the input of {title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row an "
-            f"example, got {got}; name as head a module whose input is"
+            f"example, got {got}; set head to a module with such an input"
         )
 
 
@@ -198,7 +200,7 @@ def _stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 class RandomStream:
-    """A random stream that replaces torch's global generators while it is active, and continues when it is next."""
+    """A random stream that can replace torch's global generators; each activation continues the stream."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -206,7 +208,7 @@ class RandomStream:
 
     @contextmanager
     def active(self, devices: set[torch.device]) -> Iterator[None]:
-        """Let the global generators of the CPU and of CUDA `devices` draw from this stream inside the context."""
+        """Return a context in which the global generators of CPU and CUDA `devices` draw from this stream."""
         generators = {device: torch.cuda.default_generators[device.index] for device in devices}
         generators[torch.device("cpu")] = torch.default_generator
         outside = {device: generator.get_state() for device, generator in generators.items()}
@@ -225,9 +227,9 @@ class RandomStream:
 
 @contextmanager
 def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
-    """Protect buffers and global random generators from forward passes inside the context.
+    """Return a context in which forward passes change neither buffers nor the global random generators.
 
-    Dropout draws from `stream`. Buffers are replaced by copies, so graphs from before and inside stay valid.
+    Dropout draws from `stream`. Buffers are replaced by copies, so that autograd graphs remain valid.
     """
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     devices = {parameter.device for parameter in model.parameters()}
@@ -242,7 +244,10 @@ def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
 
 
 def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities"]) -> Tensor:
-    """Return class scores `(n, C)` in float32 from outputs for `count` examples, else raise a ModelError."""
+    """Return logits or probabilities `(n, C)` in float32 from a model's logits.
+
+    Raises a ModelError unless there is one vector for each of `count` examples.
+    """
     if logits.ndim != 2 or len(logits) != count:
         raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
     logits = logits.float()
@@ -250,17 +255,17 @@ def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities
 
 
 def precision(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype of a network's first floating parameter, or None."""
+    """Return the dtype of a network's first floating parameter, or None if there is none."""
     return next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
 
 
 def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a floating tensor in a dtype; return other tensors, or any if `dtype` is None, as they are."""
+    """Return a floating tensor converted to `dtype`; return other tensors unchanged, or all if `dtype` is None."""
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def fitted(transform: Callable[[Tensor], Tensor], dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return a transform whose float32 results are converted to a network's precision."""
+    """Return a transform whose floating results are converted to `dtype`, such as a network's precision."""
     if dtype is None or dtype == torch.float32:
         return transform
     return lambda inputs: in_precision(transform(inputs), dtype)

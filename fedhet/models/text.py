@@ -1,4 +1,4 @@
-"""Networks for texts: characters (characters,), words (words,) or word vectors (words, width)."""
+"""Networks for texts, which are given as characters (characters,), words (words,) or word vectors (words, width)."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ VOCABULARY = 10_000
 
 
 class CharLSTM(nn.Module):
-    """FedMA's character LSTM (table 5), predicting the next character; 293,584 parameters for a vocabulary of 80."""
+    """FedMA's LSTM (table 5), which predicts the next character; 293,584 parameters for a vocabulary of 80."""
 
     def __init__(self, vocabulary: int, embedding: int = 8, units: int = 256):
         super().__init__()
@@ -21,29 +21,34 @@ class CharLSTM(nn.Module):
         self.head = nn.Linear(units, vocabulary)
 
     def forward(self, texts: Tensor) -> Tensor:
-        """Return logits (n, vocabulary) of the character after each text (n, steps) int64."""
+        """Return logits (n, vocabulary) of the next character for int64 texts (n, characters)."""
         states, _ = self.lstm(self.embedding(texts))
         return self.head(states[:, -1])
 
 
 @register_model("char-lstm")
 def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """FedMA's character LSTM over a vocabulary of `classes`."""
+    """Return FedMA's character LSTM for a vocabulary of `classes` characters."""
     if len(input_shape) != 1:
-        raise ModelError(f"takes texts of (characters,), such as shakespeare's, not inputs of {input_shape}")
+        raise ModelError(
+            f"the model needs texts (characters,), such as shakespeare's, got inputs of shape {input_shape}"
+        )
     return CharLSTM(classes)
 
 
 class WordLSTM(nn.Module):
-    """An LSTM and two fully connected layers (FedHeNN, section 4.1), with the widths of LEAF's code.
+    """An LSTM with two fully connected layers (FedHeNN, section 4.1), with the widths of LEAF's code.
 
-    For texts (words,) it has an embedding; word vectors (words, width) go directly into the LSTM.
+    Texts (words,) pass through an embedding first; word vectors (words, width) are inputs of the LSTM.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
         super().__init__()
         if len(input_shape) not in (1, 2):
-            raise ModelError(f"takes texts of (words,) or (words, width), such as sentiment140's, not {input_shape}")
+            raise ModelError(
+                f"the model needs texts (words,) or (words, width), such as sentiment140's, got inputs of shape "
+                f"{input_shape}"
+            )
         words = len(input_shape) == 1
         self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
         self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)
@@ -51,7 +56,7 @@ class WordLSTM(nn.Module):
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, texts: Tensor) -> Tensor:
-        """Return logits (n, classes) of texts (n, words) int64 or vectors (n, words, width)."""
+        """Return logits (n, classes) for int64 texts (n, words) or word vectors (n, words, width)."""
         states, _ = self.lstm(self.embedding(texts))
         return self.head(self.hidden(states[:, -1]))
 

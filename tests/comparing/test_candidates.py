@@ -123,11 +123,12 @@ def test_shared_networks_for_rows_of_numbers():
 def test_refusals_of_a_users_networks():
     refused = asked("fedkd", "fml", "lora", "flha-distillation", functions=one_layer_on(16, 4)).refused
     reason = (
-        "takes images of (channels, height, width) of at least 4 x 4, not (16, 4): set it to a model for these inputs"
+        "the model needs images (channels, height, width) of at least 4 x 4 pixels, got shape (16, 4); "
+        "set it to a model for these inputs"
     )
-    assert refused["flha-distillation"] == f"flha-distillation.teacher {reason}"
+    assert refused["flha-distillation"] == f"flha-distillation.teacher: {reason}"
     assert refused["lora"] == "lora adapts nn.Linear layers, and Sequential has none but its head"
-    assert refused["fml"] == f"fml.shared-model {reason}"
+    assert refused["fml"] == f"fml.shared-model: {reason}"
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,11 @@ def test_no_auxiliary_outputs_in_training() -> None:
 
 
 def test_unsuitable_inputs_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"model 'torchvision/alexnet': cannot take images of .* set input-size"):
+    with pytest.raises(
+        ModelError, match=r"model 'torchvision/alexnet': the model cannot take images of .* set input-size"
+    ):
         models.build("torchvision/alexnet", (1, 32, 32), 7)
-    with pytest.raises(ModelError, match=r"takes images of .*, not \(80,\)"):
+    with pytest.raises(ModelError, match=r"needs images .*, got shape \(80,\)"):
         models.build("torchvision/resnet18", (80,), 80)
 
 
@@ -86,7 +88,7 @@ def test_timm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_timm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ModelError, match="need timm, .*: pip install timm"):
+    with pytest.raises(ModelError, match="need timm, .*: run pip install timm"):
         models.expand("timm/resnet18")
 
 

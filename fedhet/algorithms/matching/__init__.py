@@ -1,4 +1,4 @@
-"""Matching the neurons of networks that were trained apart (FedMA and PFNM)."""
+"""Matching of the neurons of separately trained networks (FedMA and PFNM)."""
 
 from fedhet.algorithms.matching.groups import GroupMatch as GroupMatch
 from fedhet.algorithms.matching.groups import Matching as Matching

@@ -1,12 +1,12 @@
-"""BBP-MAP: matching the neurons of one layer among clients (Wang et al., ICLR 2020, section 2; Yurochkin et al., 2019).
+"""BBP-MAP: matching of one layer's neurons among clients (Wang et al., ICLR 2020, section 2; Yurochkin et al., 2019).
 
-Notation as in the papers. Row l of client j, w_jl, is a draw around the global row theta_i that it is assigned to,
-with variance sigma2 in every column; global rows are draws around the prior mean mu with variance sigma0_2. With
-s = 1 / sigma2 and s0 = 1 / sigma0_2, a global row that n clients share is described by
+A *row* has a neuron's weights. The notation is as in the papers: row l of client j, w_jl, is drawn around the global
+row theta_i that it is assigned to, with variance sigma2 in every column; global rows are drawn around the prior mean mu
+with variance sigma0_2. With s = 1 / sigma2 and s0 = 1 / sigma0_2, a global row that n_i clients share is described by
 
     g_i = s0 * mu + s * (sum of the rows assigned to it),    G_i = s0 + n_i * s,    posterior mean g_i / G_i.
 
-Client j's rows are assigned, all at once and to different global rows, so that the total of these values is largest:
+The rows of client j are assigned to different global rows so that the sum of these values is maximal, with J clients:
 
     an existing row i:   |s w_l + g_i|^2 / (s + G_i) - |g_i|^2 / G_i + log(c_i / (J - c_i)),   c_i = min(n_i, 10)
     the k-th new row:    |s w_l + s0 mu|^2 / (s + s0) - |s0 mu|^2 / s0 - 2 log k + 2 log(gamma / J)
@@ -23,31 +23,31 @@ _FIRST_OFFER = 8
 
 
 def assigned(cost: Floats) -> Ints:
-    """Return the column of each row of costs (rows, columns) in the assignment of least total cost."""
+    """Return the column that is assigned to each row of a cost matrix (rows, columns), with least total cost."""
     from scipy.optimize import linear_sum_assignment  # imported here, since it is slow to import
 
     return linear_sum_assignment(cost)[1]
 
 
 def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
-    """Return s times a client's rows, contiguous and in float32."""
+    """Return s times a client's rows, as a contiguous float32 array."""
     result = rows if s == 1 else s * rows
     return np.ascontiguousarray(result, dtype=np.float32)
 
 
 class GlobalRows:
-    """The global rows of one matching, and which of them each client's rows are assigned to.
+    """The global rows of a layer, and the assignment of the clients' rows to them.
 
-    A global row keeps its *slot*, and `order` lists the slots in use in global order. Products with the row in a slot
-    are kept until a client joins or leaves it.
+    A global row stays in its *slot*, and `order` lists the used slots in global order. The products of a slot's row
+    with the clients' rows are cached until a client's row joins or leaves it.
 
     Args:
-        weights: s times each client's rows, (L_j, D).
+        weights: s times the rows (L_j, D) of each client j.
         s: 1 / sigma2.
         s0: 1 / sigma0_2.
         prior: mu, (D,).
         gamma: mass of the beta process.
-        max_rows: number of global rows beyond which none is opened; None for no limit.
+        max_rows: largest number of global rows (or the width of the widest client, if larger); None for no limit.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GlobalRows:
         ]
 
     def run(self, sweeps: int, random: np.random.RandomState) -> None:
-        """Match every client once in order of width, then in each sweep in a random order."""
+        """Match every client once from wide to narrow, and then again in each sweep, in a random order."""
         for j in sorted(range(len(self.weights)), key=lambda j: -len(self.weights[j])):
             self.match(j)
         for _ in range(sweeps):
@@ -89,7 +89,7 @@ class GlobalRows:
                 self.match(j)
 
     def match(self, j: int) -> None:
-        """Take client j out of the global rows and assign it again."""
+        """Remove the rows of client j from the global rows, and assign them again."""
         old = self.slots[j]
         self.counts[old] -= 1
         self.order = self.order[self.counts[self.order] > 0]
@@ -105,7 +105,7 @@ class GlobalRows:
         self.slots[j] = new
 
     def refresh(self, j: int) -> None:
-        """Update client j's products with the global rows, without client j's share of them."""
+        """Update the cached products of client j's rows with the global rows, computed without client j."""
         slots = self.order[self.stale[j, self.order]]
         row = np.full(len(self.g), -1)
         row[self.slots[j]] = np.arange(len(self.slots[j]))
@@ -119,10 +119,10 @@ class GlobalRows:
         self.stale[j, slots] = False
 
     def assign(self, j: int) -> Ints:
-        """Return the column of each of client j's rows: global rows in order, then new ones.
+        """Return the best assignment of client j's rows, as indices into the global rows followed by new rows.
 
-        Few new rows are offered first. The best total is concave in their number (an assignment is a flow of least
-        cost, and -2 log k falls), so a solution that leaves one of them unused is optimal.
+        Few new rows are offered first. The best total is concave in their number (an assignment is a minimum-cost flow,
+        and -2 log k decreases), so a solution that does not use all new rows is optimal.
         """
         rows, size = len(self.weights[j]), len(self.order)
         if not size:
@@ -137,7 +137,7 @@ class GlobalRows:
             offered = min(room, 4 * offered)
 
     def costs(self, j: int, offered: int) -> Floats:
-        """Return client j's costs (L_j, L + offered) with a number of new rows on offer."""
+        """Return the costs (L_j, L + offered) of assigning client j's rows to L global rows and `offered` new rows."""
         size = len(self.order)
         cost = np.empty((len(self.weights[j]), size + offered), dtype=np.float32)
         matched, new = cost[:, :size], cost[:, size:]
@@ -149,7 +149,7 @@ class GlobalRows:
         return cost
 
     def open(self, number: int) -> Ints:
-        """Return a number of free slots; allocate more if there are too few."""
+        """Return `number` free slots; allocate more slots if there are too few."""
         free = np.flatnonzero(self.counts == 0)
         if len(free) < number:
             more = max(number - len(free), len(self.counts) // 4)
@@ -162,7 +162,7 @@ class GlobalRows:
         return free[:number]
 
     def move(self, j: int, old: Ints, new: Ints, opened: npt.NDArray[np.bool_]) -> None:
-        """Move client j's rows from their old slots to their new ones."""
+        """Move the rows of client j from their old slots to their new slots; `opened` marks slots of new rows."""
         weights = self.weights[j]
         moved = old != new if len(old) else np.ones(len(new), dtype=np.bool_)
         joined = moved & ~opened
@@ -175,16 +175,26 @@ class GlobalRows:
         self.stale[np.ix_(others, touched)] = True
 
     def result(self) -> tuple[list[Ints], Ints]:
-        """Return the assignments in global order, and the number of clients in each global row."""
+        """Return the global row of each row of each client, and the number of clients per global row."""
         position = np.empty(len(self.counts), dtype=np.intp)
         position[self.order] = np.arange(len(self.order))
         return [position[slots] for slots in self.slots], self.counts[self.order]
 
 
 def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients: int, s: float, s0: float) -> None:
-    """Replace the products of s w_l and g_i, (L_j, L), by costs: minus the value of each local row in each global one.
+    """Replace the products of s w_l and g_i, `cross` (L_j, L), in place by the costs of assigning row l to row i.
 
-    |g|^2 / (s + G) - |g|^2 / G is computed as one fraction, to avoid cancellation.
+    A cost is the negative of the value in the module's docstring. |g|^2 / (s + G) - |g|^2 / G is computed as one
+    fraction, to avoid cancellation.
+
+    Args:
+        cross: products, which are replaced.
+        norms: |s w_l|^2 of each local row.
+        squares: |g_i|^2 of each global row.
+        counts: number of clients n_i of each global row.
+        clients: number of clients J.
+        s: 1 / sigma2.
+        s0: 1 / sigma0_2.
     """
     precision = s0 + s * counts
     popularity = np.minimum(counts, _MOST_POPULAR)

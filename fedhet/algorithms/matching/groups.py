@@ -1,9 +1,9 @@
-"""Matching whole networks, one permutation group after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
+"""Matching of whole networks, one permutation group after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
 
-A *state* has a client's arrays by name, at least those that a group needs, with earlier groups in the global order. A
-group *settles* the parameters whose rows are matched and those that are averaged in the order found (an LSTM's W_hh, a
-residual block's last layer). The *rest* remains when all groups are settled: the output layer, and BatchNorm's
-statistics.
+A *state* has a client's arrays by name, at least those that a group needs, with earlier groups in the global order.
+Matching a group determines its *matched* parameters, the `rows` of a `PermutationGroup`, and its *carried* parameters,
+the `completes`, which are averaged in the order found. The *rest* are the arrays that belong to no group: the output
+layer, and BatchNorm's statistics.
 
 `states` and `assignments` have one entry for each client. `assignments` and `sizes` (global widths) cover all earlier
 groups.
@@ -40,14 +40,14 @@ BIAS_MEAN = 0.1
 
 @dataclass(frozen=True)
 class Matching:
-    """Matching of the units of a group; controls override its methods.
+    """Matches the units of a group; baselines with another kind of matching override the methods.
 
     Attributes:
         gamma: mass of the beta process.
         average: `map` for posterior means or `mean` for plain means. Embeddings and recurrent layers always have plain
             means, as in the authors' code.
-        variances: `fixed` for 1, or `estimated` for each group.
-        max_growth: largest global width of a group, in widths of the widest client; 0 for no limit.
+        variances: `fixed` for variances of 1, or `estimated` for estimates per group.
+        max_growth: largest global width of a group, as a multiple of the widest client's width; 0 for no limit.
     """
 
     gamma: float = 7.0
@@ -62,7 +62,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match the rows (L_j, D) of all clients, with a prior mean (D,)."""
+        """Match the rows (L_j, D) of all clients, given the prior mean (D,) of global rows."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -77,7 +77,7 @@ class Matching:
         prior: npt.ArrayLike,
         random: np.random.RandomState,
     ) -> Array:
-        """Assign the rows (L, D) of a late client to a match; raises a ValueError if there are too many."""
+        """Assign the rows (L, D) of a client that joins later to global rows; raise a ValueError if there are more."""
         return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
 
     def prior_mean(
@@ -98,7 +98,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class GroupMatch:
-    """A settled group: its match, the prior mean (D,), and its averaged parameters besides the rows."""
+    """A matched group: the match of its rows, their prior mean (D,), and its averaged carried parameters by name."""
 
     match: LayerMatch
     prior_mean: npt.NDArray[np.float64]
@@ -114,7 +114,7 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match one group among clients, and average the other parameters that it settles."""
+    """Match the units of one group among clients, and average the group's carried parameters."""
     matrices = [rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
@@ -125,7 +125,7 @@ def match_group(
 
 
 def _keep_constants(match: LayerMatch, matrices: Sequence[Array], constant: Sequence[bool]) -> None:
-    """Replace columns of arrays that are not trained by plain means of the rows assigned."""
+    """Replace the columns of untrained arrays (`constant`) in the global rows by plain means of the clients' rows."""
     if not any(constant):
         return
     total = np.zeros_like(match.weights)
@@ -139,7 +139,7 @@ def match_networks(
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
     """Match whole networks without training in between (PFNM: Yurochkin et al., ICML 2019).
 
-    Returns the match of each group, and the clients' states in the global order, with zeros for units of other clients.
+    Return the match of each group, and the clients' states in the global order, with zeros for units of other clients.
     """
     settled: list[GroupMatch] = []
     moved = [dict(state) for state in states]
@@ -158,10 +158,11 @@ def match_networks(
 def patch(
     state: State, groups: PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
-    """Return a client's whole state with one more group in the global order.
+    """Return a client's state with the units of one more group in the global order.
 
-    Its rows are replaced by the `settled` ones (L', D), its other parameters by the `carried` ones. Inputs of later
-    layers from units of other clients are zeros. `assignment` (L,) has the global row of each of the client's units.
+    The group's matched parameters are set from the global rows `settled` (L', D), and its carried parameters from
+    `carried`. Inputs of later layers from units of other clients are zeros. `assignment` (L,) has the global row of
+    each of the client's units.
     """
     moved = expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = set_rows(moved, groups, index, settled)
@@ -172,9 +173,10 @@ def patch(
 def assemble(
     groups: PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """Return the global model from each group's global rows (L', D) and other parameters, and from the rest.
+    """Return the global model's state from all matched groups and the rest.
 
-    Statistics that the rest lacks are those of a new BatchNorm. `dtypes` are those of the model's arrays.
+    `settled` has the global rows (L', D) and the carried parameters of each group. Statistics that `rest` lacks are
+    those of a new BatchNorm. `dtypes` are the dtypes of the model's arrays by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {
@@ -199,7 +201,7 @@ def average_carried(
     *,
     average: str,
 ) -> dict[str, Array]:
-    """Average the parameters that a group completes by `map` or `mean`, like its rows.
+    """Average a group's carried parameters, by posterior means (`map`) or plain means (`mean`).
 
     A unit's weights are averaged over the clients that have it, and recurrent weights over all clients, as in the
     authors' code. States have earlier groups in the global order; assignments and sizes cover all groups up to `index`.
@@ -237,15 +239,16 @@ def average_rest(
     sizes: Sequence[int],
     statistics: bool = True,
 ) -> dict[str, Array]:
-    """Average the arrays that no group settles, with all groups in the global order.
+    """Average the arrays that belong to no group, with all groups in the global order.
 
     Args:
         states: each client's arrays.
         groups: the permutation groups.
-        examples: each client's number of examples. BatchNorm's statistics are those of all examples together.
-        class_counts: each client's examples of each class (J, C), which weight the rows of output layers (FedMA,
+        examples: each client's number of examples, which weights BatchNorm's statistics.
+        class_counts: number of examples of each client and class (J, C), which weight the rows of output layers (FedMA,
             section 3); None for equal weights.
-        assignments: each client's units of the groups that it has in part; other units do not count in statistics.
+        assignments: each client's units of the groups of which it has only some units; statistics of a unit are
+            averaged over the clients that have it.
         sizes: global widths of all groups.
         statistics: whether to average BatchNorm's statistics.
     """
@@ -280,7 +283,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _present(
     groups: PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return 1 for units that a client has, else 0, along an axis in global order; unassigned groups are whole."""
+    """Return 1 for entries along a global axis that a client has, else 0; groups without assignment count as 1."""
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])
@@ -295,13 +298,13 @@ def _present(
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
-    """Return the names of the parameters that a group settles: those of its rows, then those that it completes."""
+    """Return the names of a group's matched parameters, followed by its carried parameters."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
 
 def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
-    """Return the arrays that no group settles: output layers and buffers, with or without BatchNorm's statistics."""
+    """Return the names of the arrays that belong to no group, with or without BatchNorm's statistics."""
     settled = {name for group in groups for name in parameters_of(groups, group.index)}
     return tuple(
         name
@@ -311,7 +314,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 
 
 def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
-    """Return the names of the arrays that a client with `done` settled groups sends in a step of FedMA."""
+    """Return the names of the arrays that a client sends in a step of FedMA after `done` groups are matched."""
     names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
 
@@ -322,7 +325,7 @@ def groups_to_json(groups: PermutationGroups) -> str:
 
 
 def groups_from_json(text: str) -> PermutationGroups:
-    """Return permutation groups from the result of `groups_to_json`; raises a ValueError for any other text."""
+    """Return the permutation groups that `groups_to_json` wrote; raise a ValueError for any other text."""
     try:
         description = json.loads(text)
         axes = {
@@ -333,7 +336,7 @@ def groups_from_json(text: str) -> PermutationGroups:
         groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
         return PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no description of permutation groups: {error!r}") from error
+        raise ValueError(f"the text does not describe permutation groups: {error!r}") from error
 
 
 def _group(description: dict[str, Any]) -> PermutationGroup:

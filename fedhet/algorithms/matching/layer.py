@@ -1,4 +1,4 @@
-"""Matching the neurons of one layer among clients; notation as in `bbp_map`."""
+"""Matching of one layer's neurons among clients; the notation is as in `bbp_map`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class LayerMatch:
 
     Attributes:
         assignments: for each client the global row of each of its rows (L_j,), all different.
-        weights: global rows (L', D) in float64, posterior means or plain means of the rows assigned.
-        counts: number of clients in each global row (L',).
-        sigma2: variance of local rows around global ones.
+        weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
+        counts: number of clients that share each global row (L',).
+        sigma2: variance of clients' rows around global rows.
         sigma0_2: variance of global rows around the prior mean.
     """
 
@@ -43,7 +43,7 @@ def match_layer(
 ) -> LayerMatch:
     """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
-    Clients are matched in order of width. Then each sweep takes out every client, in a random order, and matches it
+    Clients are matched from wide to narrow. Then each sweep removes every client, in a random order, and matches it
     again. Costs are computed in float32.
 
         >>> rows = np.random.randn(5, 20)
@@ -53,17 +53,17 @@ def match_layer(
 
     Args:
         weights: an array (L_j, D) for each client; a row has a neuron's weights and its bias.
-        sigma2: variance of local rows around global ones.
+        sigma2: variance of clients' rows around global rows.
         sigma0_2: variance of global rows around the prior mean.
-        gamma: mass of the beta process; larger values open more global rows.
+        gamma: mass of the beta process; larger values lead to more global rows.
         prior_mean: prior mean of a global row, a number or (D,) (FedMA: 0.1 in the bias column).
         sweeps: number of times that each client is matched again.
         seed: seed, or the generator that draws the order of each sweep.
-        average: `map` for posterior means, `mean` for plain means of the rows assigned.
-        max_rows: largest number of global rows (or the width of the widest client, if that is more).
+        average: `map` for posterior means, `mean` for plain means of the assigned rows.
+        max_rows: largest number of global rows (or the width of the widest client, if larger); None for no limit.
 
     Raises:
-        ValueError: a client's weights do not fit; the message names the client.
+        ValueError: a client's weights are not finite or have a wrong shape; the message names the client.
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
@@ -89,13 +89,15 @@ def match_layer(
 
 
 def attach(weights: npt.ArrayLike, match: LayerMatch, *, prior_mean: npt.ArrayLike = 0.0, average: str = "map") -> Ints:
-    """Return a different global row (L,) of a match for each row (L, D) of a late client; the match does not change.
+    """Assign the rows (L, D) of a client that joins later to different global rows (L,), without changing the match.
 
-    Prior mean and average are those of the match. Raises a ValueError if the client has more rows than the match.
+    `prior_mean` and `average` must be as in the match. Raises a ValueError if the client has more rows than the match.
     """
     rows, size = np.asarray(weights), len(match.weights)
     if len(rows) > size:
-        raise ValueError(f"the late client has {len(rows)} rows, more than the {size} frozen ones: it must wait")
+        raise ValueError(
+            f"a late client has {len(rows)} rows, but the match has only {size}: the client must wait for a new match"
+        )
     s, s0, counts = 1 / match.sigma2, 1 / match.sigma0_2, match.counts
     if average == "map":
         g = match.weights * (s0 + counts * s)[:, None]
@@ -115,14 +117,15 @@ def estimate_variances(
     iterations: int = 5,
     **options: Any,
 ) -> dict[str, float]:
-    """Return estimates of `sigma2` and `sigma0_2` for a layer, so that shared neurons merge.
+    """Estimate `sigma2` and `sigma0_2` for a layer so that corresponding neurons of clients are merged.
 
         sigma0_2 = v,    sigma2 = v (v + e) / (v - e)
 
-    v is the variance of all rows around the prior mean and e the residual variance of merged rows. Two rows of
-    correlation r gain from merging if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 puts this threshold halfway between
-    unrelated rows (0) and the matches found (1 - e / v). Matching and estimating alternate, from sigma2 = v, until
-    sigma2 converges. If nothing merges, or e > v / 2, sigma2 is v. Other arguments are those of `match_layer`.
+    v is the variance of all rows around the prior mean, and e is the residual variance of merged rows. Merging two rows
+    of correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2). The formula for sigma2 places this
+    threshold halfway between the correlations of unrelated rows (0) and of the matches found (1 - e / v). Matching and
+    estimation alternate, starting with sigma2 = v, until sigma2 converges. If no rows are merged, or if e > v / 2,
+    sigma2 is v. Other arguments are as in `match_layer`.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
@@ -156,7 +159,7 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
     for j, rows in enumerate(clients):
         if rows.ndim != 2 or not rows.size or rows.shape[1] != clients[0].shape[1] or not np.isfinite(rows).all():
             raise ValueError(
-                f"client {j}: weights must be finite numbers (rows, columns), with as many columns for all clients; "
-                f"got {rows.shape}, client 0's are {clients[0].shape}"
+                f"client {j}: weights must be finite, of shape (rows, columns), and have the same number of columns as "
+                f"client 0; got shape {rows.shape}, and {clients[0].shape} for client 0"
             )
     return clients
