@@ -10,8 +10,8 @@ class FedhetError(Exception):
     """An error that the user can correct; the message says what is wrong, where, and what to do.
 
     Attributes:
-        may_pass: whether the same may succeed later, such as reading from a network share. A client with such an error
-            in its handshake is asked again.
+        may_pass: whether a second attempt may succeed, such as reading from a network share. If such an error occurs in
+            a client's handshake, the server repeats the handshake.
     """
 
     may_pass = False
@@ -36,7 +36,7 @@ class UserCodeError(DataError, ModelError):
 
     @classmethod
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
-        """Return the error for an exception that was raised while `doing` something; `after` ends the message."""
+        """Create the error from a user's exception; the message starts with the activity and ends with `after`."""
         frames = traceback.extract_tb(error.__traceback__)
         own = next((each for each in frames if not Path(each.filename).is_relative_to(Path(__file__).parent)), None)
         where = f" ({Path(own.filename).name}, line {own.lineno})" if own else ""
@@ -44,7 +44,7 @@ class UserCodeError(DataError, ModelError):
 
 
 def in_words(error: OSError) -> str:
-    """Return which file cannot be read or written, and why."""
+    """Describe an OSError for a message: which file cannot be read or written, and why."""
     if error.filename is None:
         return f"{type(error).__name__}: {error.strerror or error}"
     return f"{error.filename} cannot be written or read: {error.strerror or error}"
@@ -55,7 +55,7 @@ KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "Sequenc
 
 
 def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
-    """Raise a ConfigError for an argument that is neither None nor an instance of its classes."""
+    """Raise a ConfigError unless each argument, given as (value, classes), is None or an instance of a class."""
     for name, (value, kinds) in arguments.items():
         if value is not None and not isinstance(value, kinds):
             words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
@@ -63,7 +63,7 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:
-    """Raise a ConfigError unless an argument is a list of values of a class."""
+    """Raise a ConfigError unless the argument `name` is a list whose elements are instances of `kind`."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
         raise ConfigError(f"{name} = {value!r}: must be a list, such as {example}")
 

@@ -1,4 +1,4 @@
-"""Test a method of your own: what every method must do, whatever it computes. Needs pytest.
+"""Tests for your own method: properties that every method must have. Requires pytest.
 
 ```python
 from fedhet.testing import MethodContract
@@ -6,10 +6,10 @@ from fedhet.testing import MethodContract
 
 class TestMine(MethodContract):
     method = "mine"  # a registered name, "package.module:name", or a Method
-    settings = {"mine.weight": 0.5}  # keys that it needs besides `COMMON`
+    settings = {"mine.weight": 0.5}  # keys that it needs in addition to `COMMON`
 ```
 
-Runs take place in this process, on the digits. Faults are injected around the ClientApp (`Tampering`).
+Runs take place in this process, on the data set `digits`. `Tampering` injects faults into clients.
 """
 
 import json
@@ -66,13 +66,13 @@ Hit = Callable[[Message, str], bool]
 
 
 def at(rounds: Iterable[int], client: str, kind: str = "train") -> Hit:
-    """Return a function that says whether a message is of this type, to this client and in one of these rounds."""
+    """Return a function of message and client: whether the message has this type, client and one of these rounds."""
     hits = [(number, kind) for number in rounds]
     return lambda message, to: to == client and (int(message.metadata.group_id), message.metadata.message_type) in hits
 
 
 def raising(hit: Hit, error: BaseException) -> Before:
-    """Return a fault that raises an error before such a message is handled."""
+    """Return a fault for `Tampering(before=...)` that raises `error` if `hit` is true for a message."""
 
     def fault(message: Message, client: str) -> None:
         if hit(message, client):
@@ -82,14 +82,18 @@ def raising(hit: Hit, error: BaseException) -> Before:
 
 
 class Tampering(ClientApp):
-    """fedhet's ClientApp with faults: `before` and `after` may raise, or change the message and the reply."""
+    """fedhet's ClientApp with injected faults.
+
+    `before` is called before a message is handled, and can raise an error or change the message. `after` is called with
+    the reply, and can change it.
+    """
 
     def __init__(self, before: Before | None = None, after: After | None = None) -> None:
         super().__init__()
         self.before, self.after, self.app = before, after, make_client_app()
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Handle a message."""
+        """Handle a message between calls of `before` and `after`."""
         client = str(context.node_config["partition-id"])
         if self.before:
             self.before(message, client)
@@ -103,7 +107,7 @@ class Tampering(ClientApp):
 class Case:
     """A method to test: the value of the key `method`, and the settings and architectures that it needs.
 
-    By default, architectures differ as far as the method's networks may.
+    Without `architectures`, those of the clients differ as far as the method allows (`Traits.networks`).
     """
 
     reference: str
@@ -112,7 +116,7 @@ class Case:
 
     @classmethod
     def of(cls, method: str | Method, settings: Mapping[str, Value], architectures: str = "") -> Self:
-        """Return the case of a method, which is given by name, by reference or as a Method."""
+        """Create the case of a method, given by name, by reference (`package.module:name`) or as a Method."""
         if isinstance(method, Method):
             registry.register(method)
             method = method.name
@@ -120,7 +124,7 @@ class Case:
 
     @property
     def method(self) -> Method:
-        """The method."""
+        """The declaration of the method."""
         return registry.method(self.reference)
 
     @property
@@ -135,7 +139,7 @@ class Case:
         return self.method.traits_of(configuration.resolve(settings, strict=False).parameters)
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
-        """Return the settings of a run: `COMMON`, the case's and changes, without those that have no effect."""
+        """Return the settings of a run: `COMMON`, those of the case and `changes`, without keys that have no effect."""
         traits = self.traits
         shared = traits.networks == "any" and traits.shares.averaged and traits.shares.keys != "nothing"
         chosen: dict[str, Value] = {
@@ -157,13 +161,13 @@ class Case:
 
 @dataclass
 class Run:
-    """The files of a finished run, without what must differ."""
+    """The files of a finished run, without entries that differ from run to run, such as durations."""
 
     folder: Path
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rounds of the history."""
+        """The lines of `history.jsonl`, one for each round."""
         text = (self.folder / "history.jsonl").read_text(encoding="utf-8")
         return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in text.splitlines()]
 
@@ -190,7 +194,7 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The content of all files that must repeat."""
+        """The content of all files that must be equal if a run is repeated."""
         contents = {"clients": self.clients, "rows": self.rows, "summary": self.summary}
         return contents | {"models": self.models, "checkpoint": self.checkpoint}
 
@@ -200,28 +204,28 @@ class Run:
         return [(row["round"], failure["client"]) for row in self.rows for failure in row["failures"]]
 
     def row(self, number: int) -> dict[str, Any]:
-        """Return one round of the history."""
+        """Return the line of `history.jsonl` of a round."""
         return next(row for row in self.rows if row["round"] == number)
 
 
 def run(
     folder: Path, settings: Mapping[str, Value], *, app: ClientApp | None = None, observers: Sequence[Observer] = ()
 ) -> Run:
-    """Run settings in this process."""
+    """Start a run with these settings in this process, and return its files."""
     run_locally(configuration.resolve(settings), folder, app=app, observers=observers)
     return Run(folder)
 
 
 @dataclass
 class RunCache:
-    """Runs of a case that several tests look at, each run once."""
+    """Runs of a case that several tests use; each takes place once."""
 
     case: Case
     folders: pytest.TempPathFactory
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 
     def __call__(self, name: str) -> Run:
-        """Return the run `normal`, or `crash`, in which client 1 fails in the second of three rounds."""
+        """Return the run `normal` (settings `PARTIAL`), or `crash`, in which client 1 fails in round 2 of 3."""
         if (name, self.case) not in self.runs:
             make = {"normal": self._normal, "crash": self._crash}[name]
             self.runs[name, self.case] = make(self.folders.mktemp("runs") / "run")
@@ -236,12 +240,12 @@ class RunCache:
 
 
 class MethodContract:
-    """Tests that pytest collects from a subclass.
+    """Tests of a method, which pytest collects from a subclass.
 
     Attributes:
         method: a registered name, `"package.module:name"`, or a Method.
-        settings: keys that it needs besides `COMMON`.
-        architectures: the clients' architectures; by default, they differ as far as the method's networks may.
+        settings: keys that the method needs in addition to `COMMON`.
+        architectures: the clients' architectures; by default, they differ as far as the method allows.
     """
 
     method: ClassVar[str | Method]
@@ -250,42 +254,42 @@ class MethodContract:
 
     @pytest.fixture
     def case(self) -> Case:
-        """The method, and the settings of its runs."""
+        """The method to test, with its settings."""
         return Case.of(self.method, self.settings, self.architectures)
 
     @pytest.fixture
     def cache(self, case: Case, tmp_path_factory: pytest.TempPathFactory) -> RunCache:
-        """Runs that several tests look at."""
+        """Runs that several tests use."""
         return RunCache(case, tmp_path_factory)
 
     @pytest.fixture(autouse=True)
     def _no_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Leave out the report, which takes longer than the run."""
+        """Write no report, which takes longer than the run."""
         monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
 
     @pytest.mark.slow
     def test_it_learns(self, case: Case, tmp_path: Path) -> None:
-        """It reaches an accuracy of 0.8 on IID digits in a few rounds."""
+        """Check that the method reaches an accuracy of 0.8 on IID digits in a few rounds."""
         done = run(tmp_path / "run", case.settings({**LEARNS, **dict(case.own)}))
         assert done.summary["status"] == "completed"
         assert done.summary["personal_accuracy"]["weighted"] >= 0.8
         assert done.failures == []
 
     def test_same_seed_same_bytes(self, case: Case, cache: RunCache, tmp_path: Path) -> None:
-        """All files of a run repeat."""
+        """Check that a repeated run writes the same files."""
         assert run(tmp_path / "same", case.settings(PARTIAL)).files == cache("normal").files
 
     @pytest.mark.slow
     def test_worker_processes_give_the_same_bytes(
         self, case: Case, cache: RunCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A client's results do not depend on the process that it trains in."""
+        """Check that a client's results do not depend on the process in which it is trained."""
         monkeypatch.setattr(WorkerGrid, "patience", 0)  # workers from the first message on
         run_locally(case.config(PARTIAL, workers=2), tmp_path / "run")
         assert Run(tmp_path / "run").files == cache("normal").files
 
     def test_a_client_that_crashes_is_named_and_used_again(self, cache: RunCache) -> None:
-        """It misses one round."""
+        """Check that a failure is reported with the client's name, and that the client takes part in the next round."""
         done = cache("crash")
         assert done.failures == [(2, "1")]
         assert "out of order" in done.row(2)["failures"][0]["reason"]
@@ -293,7 +297,7 @@ class MethodContract:
         assert (done.summary["status"], done.summary["failures"]) == ("completed", 1)
 
     def test_a_reply_with_nan_is_refused(self, case: Case, cache: RunCache, tmp_path: Path) -> None:
-        """All that follows is the same as after no reply."""
+        """Check that a reply with NaN has the same effect as a client that does not reply."""
         seen = []
 
         def spoil(message: Message, client: str, reply: Message) -> None:
@@ -311,7 +315,7 @@ class MethodContract:
     def test_resuming_equals_not_stopping(
         self, case: Case, cache: RunCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A run that dies in the third round, after other clients have trained, continues with the same bytes."""
+        """Check that a run that is interrupted in round 3 and resumed writes the same files as a run without a stop."""
         folder, whole, settings = tmp_path / "run", cache("normal"), case.settings(PARTIAL)
         dying = Tampering(before=raising(at([3], whole.row(3)["participants"][-1]), KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -323,7 +327,7 @@ class MethodContract:
 
 
 def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resume a run as another process does, in which a method given by reference is not known yet."""
+    """Resume a run as in a new process, where a method given by reference is not registered yet."""
     named: dict[str, Value] = {}
     if ":" in case.reference:
         monkeypatch.setattr(registry, "_registered", {})
@@ -332,7 +336,7 @@ def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_same_but_for_the_fault(done: Run, expected: Run) -> None:
-    """Check that two runs are the same except for the reason of a failure and the bytes sent with it."""
+    """Check that two runs are equal except for the reason of a failure and the bytes sent by the failing client."""
     for row, other in zip(done.rows, expected.rows, strict=True):
         assert row | {"failures": [], "bytes_up": 0} == other | {"failures": [], "bytes_up": 0}
     assert done.failures == expected.failures
@@ -341,5 +345,5 @@ def assert_same_but_for_the_fault(done: Run, expected: Run) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark of slow tests, where a `conftest.py` has `pytest_plugins = ["fedhet.testing"]`."""
+    """Register the marker `slow`, if a `conftest.py` has `pytest_plugins = ["fedhet.testing"]`."""
     config.addinivalue_line("markers", "slow: a test of fedhet's contract that takes more than a few seconds")

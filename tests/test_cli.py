@@ -101,7 +101,7 @@ class TestBadInput:
         ("arguments", "message"),
         [
             (["fedhen/digits"], "did you mean 'fedhenn/digits'"),
-            (["missing.toml"], "no configuration file missing.toml"),
+            (["missing.toml"], "the configuration file missing.toml does not exist"),
             (["nosuch/preset"], "unknown method or preset 'nosuch/preset'; known: "),
             (["--set", "method=.."], "unknown method '..'"),
             (["--set", "method=fedhen"], "unknown method 'fedhen'; did you mean 'fedhenn'"),

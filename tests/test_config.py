@@ -121,8 +121,8 @@ def test_all_problems_are_reported():
         ({"test-on": "globl"}, "must be one of local, global, both"),
         ({"rounds": [1]}, "rounds = [1]: must be a whole number"),
         ({"momentum": 1}, "momentum = 1.0: must be below 1"),
-        ({"seed": 2**63}, "seed: must be a whole number of at most 64 bits, not of 64"),
-        ({"alpha": 10**400}, "alpha: must be a whole number of at most 64 bits, not of 1329"),
+        ({"seed": 2**63}, "seed: must be a whole number of at most 64 bits, but has 64"),
+        ({"alpha": 10**400}, "alpha: must be a whole number of at most 64 bits, but has 1329"),
         ({"method": 2**20000}, "method: must be text, not int"),
         ({"preset": 2**20000}, "preset: must be text, not int"),
         ({"head": "\x1b[2J"}, "head = '\\x1b[2J': must be text without control characters"),
@@ -185,7 +185,7 @@ def test_toml_and_text_round_trip(data, rate, seed, shared, mu):
 
 
 def test_a_file_that_is_missing_or_no_toml(tmp_path):
-    with pytest.raises(ConfigError, match="no configuration file .*nothing.toml"):
+    with pytest.raises(ConfigError, match="the configuration file .*nothing.toml does not exist"):
         read(tmp_path / "nothing.toml")
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(ConfigError, match="bad.toml is not a TOML file"):

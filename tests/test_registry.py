@@ -90,7 +90,7 @@ def test_message_about_an_unknown_name():
     with pytest.raises(ConfigError) as caught:
         registry.method("fedavgg")
     assert "unknown method 'fedavgg'; did you mean 'fedavg'?" in str(caught.value)
-    assert "package.module:name or FILE.py:NAME, an entry point of the group fedhet.methods" in str(caught.value)
+    assert "FILE.py:NAME, install it with an entry point of the group fedhet.methods" in str(caught.value)
 
 
 class TestInstalled:
@@ -117,7 +117,7 @@ class TestInstalled:
                 {"mine": "of_mine:something_else"},
                 "installed package .* is a int, not a fedhet.methods.method.Method",
             ),
-            ({"yours": "of_mine:method"}, "method 'yours' calls itself 'mine': the names must be the same"),
+            ({"yours": "of_mine:method"}, "the entry point 'yours' is a method named 'mine': give both the same name"),
         ],
     )
     def test_an_unusable_entry_point(self, install, announced, message):
@@ -258,11 +258,13 @@ class TestRegistered:
     def test_installed_methods_cannot_be_replaced(self, install):
         install(mine="of_mine:method")
         for name in ("fedavg", "mine"):
-            with pytest.raises(ConfigError, match=f"there is a method '{name}' already: give yours another name"):
+            with pytest.raises(
+                ConfigError, match=f"a method named '{name}' is installed already: give yours another name"
+            ):
                 registry.register(Method(name))
 
     def test_only_methods_can_be_registered(self):
-        with pytest.raises(ConfigError, match="a method is a fedhet.methods.method.Method, not a str"):
+        with pytest.raises(ConfigError, match="a method must be a fedhet.methods.method.Method, not a str"):
             registry.register("fedavg")
 
     def test_apps_with_methods(self, tiny, watch, home):

@@ -233,16 +233,20 @@ def test_parameters_of_a_users_functions():
 @pytest.mark.parametrize(
     ("supplied", "kind", "message"),
     [
-        ({"model": lambda width, depth: Net()}, ConfigError, "needs width, depth, but is called with a client only"),
+        (
+            {"model": lambda width, depth: Net()},
+            ConfigError,
+            "requires the arguments width, depth, but is called",
+        ),
         (
             {"data": lambda cid=0: cid},
             ConfigError,
-            "takes cid, which can be the client or an option that keeps its",
+            "it is unclear whether cid is the client or an option with a default",
         ),
         ({"data": lambda *args: args}, ConfigError, "rename it to client or partition_id, or give data=lambda client:"),
-        ({"data": lambda num_partitions, path="": path}, ConfigError, "takes path, which can be the client"),
-        ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* takes cid, which can be the client"),
-        ({"model": 3}, ModelError, "must be a function of a client that returns an nn.Module, a class .*, not a int"),
+        ({"data": lambda num_partitions, path="": path}, ConfigError, "whether path is the client"),
+        ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* unclear whether cid is the client"),
+        ({"model": 3}, ModelError, "must be a network, a class of networks or a function of a client .*, not a int"),
         ({"data": [1, 2]}, DataError, "data must be a function of a client .*not a list"),
         ({"model": Net, "engine": "ray"}, ConfigError, "engine = 'ray' cannot use a model or data passed in Python"),
     ],

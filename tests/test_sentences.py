@@ -88,15 +88,18 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a budget without a unit": (lambda: fedhet.recommend(budget="x"), "budget = x: write a number above 0"),
     "a preset that is none": (lambda: fedhet.run("nosuch/preset"), "unknown method or preset 'nosuch/preset'"),
     "resnet18": (lambda: fedhet.run({"architectures": "resnet18"}), "torchvision/resnet18 is torchvision's"),
-    "a model that is a name": (lambda: run("mlp"), "model must be a function of a client"),
+    "a model that is a name": (
+        lambda: run("mlp"),
+        "model must be a network, a class of networks",
+    ),
     "labels beyond outputs": (lambda: run(data=many), "its network has 2 outputs, for classes 0 to 1"),
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
     "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures are made for"),
-    "data alone, own": (lambda: run(None, dataset="own"), "data of your own need a model of your own"),
-    "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "sparse inputs, a Tensor: make them dense"),
+    "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
+    "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "sparse inputs of type Tensor: make them dense"),
     "a sparse matrix": (
         lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),
-        "client 0: train has sparse inputs, a csr_matrix: make them dense, inputs.toarray()",
+        "client 0: train has sparse inputs of type csr_matrix: make them dense with inputs.toarray()",
     ),
     "rows of unlike lengths": (
         lambda: run(data=reshaped(lambda inputs: [[1.0] * (3 + (row == 2)) for row in range(len(inputs))])),

@@ -1,4 +1,4 @@
-"""The configured clients: which data and which architecture each client has, unless a user gives functions."""
+"""The data and the architecture of each client, as configured; a user's own functions can replace them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ from fedhet.utils.machine import memory
 class ClientInfo:
     """Identity and configuration of a client, the argument of a user's model and data functions.
 
-    The name is the partition id if there is one. `config` is the run's configuration with this node's settings, and
-    `node_config` contains the settings with which the node was started.
+    The name is the partition id, if the node has one. `config` is the run's configuration with this node's settings;
+    `node_config` is Flower's node config, the settings with which the node was started.
     """
 
     name: str
@@ -40,20 +40,20 @@ class ClientInfo:
 
 
 ModelFunction = Callable[[ClientInfo], nn.Module]
-"""A user's models, as a function of a client."""
+"""A function that returns a client's model."""
 
 
 def dataset_of(config: Config) -> DataSet:
-    """Return the configured data set, with a drawn test set if configured; loads it once in a process.
+    """Return the configured data set, with a randomly drawn test set if `test-split = drawn`; cached in a process.
 
     Raises:
-        ConfigError: The data set is `own`, but the user's data or model are missing.
+        ConfigError: `dataset` is `own`, but the user has not passed both data and model.
         DataError: See `fedhet.data.load`.
     """
     if config.dataset == OWN:
         raise ConfigError(
-            f"dataset = {OWN}: data of your own need a model of your own: give both, "
-            "fedhet.run(..., model=my_model, data=my_data), or name a data set of `fedhet list`"
+            f"dataset = {OWN} needs your own data and your own model: pass both, "
+            "fedhet.run(..., model=my_model, data=my_data), or set dataset to a name from `fedhet list`"
         )
     dataset = data.load(config.dataset, config.data or None, input_size=config.input_size)
     if config.test_split == "given":
@@ -65,7 +65,7 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 
 
 def architecture_of(client: ClientInfo) -> str:
-    """Return the configured architecture of a client, which its node config can replace (`architecture`)."""
+    """Return the name of a client's architecture: `architecture` in its node config, or the configured one."""
     if chosen := client.node_config.get("architecture"):
         return models.expand(str(chosen))[0]
     number, clients = _place(client)
@@ -75,8 +75,8 @@ def architecture_of(client: ClientInfo) -> str:
 def width_of(client: ClientInfo) -> float:
     """Return the fraction of each hidden layer's units that a client has, for methods that share parts of a network.
 
-    It is the node's own (`width` in its node config), or dealt from the method's `widths` as architectures are. Raises
-    a ConfigError if it is not above 0 and at most 1.
+    The fraction is `width` in the node config, if set. Otherwise the method's `widths` are assigned to clients in the
+    same way as architectures. Raises a ConfigError if it is not above 0 and at most 1.
     """
     parameters = client.config.parameters
     if (width := parameters.width_at(client.node_config)) is not None:
@@ -86,29 +86,32 @@ def width_of(client: ClientInfo) -> float:
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
-    """Return the architecture of each of `clients` clients; see `fedhet.models.deal`."""
+    """Return the names of the architectures of clients 0 to `clients` - 1; see `fedhet.models.deal`."""
     return models.deal(config.architectures, config.assign, clients, config.seed)
 
 
 def owner_of_weights(config: Config, client: str) -> str:
-    """Return the client whose initial weights a client has, or `all` if all clients start with the same weights."""
+    """Return the client whose initial weights `client` has: itself, or `all` if all clients start with the same."""
     return "all" if config.shared_init and registry.traits(config).common_init else client
 
 
 def model_of(client: ClientInfo) -> nn.Module:
-    """Return a client's configured model, initialised by torch's global generator."""
+    """Build a client's configured model; torch's global generator initialises the weights."""
     dataset = dataset_of(client.config)
     return models.build(architecture_of(client), dataset.input_shape, dataset.classes)
 
 
 def data_of(client: ClientInfo) -> ClientData:
-    """Return a client's configured data, the same object every time in a process."""
+    """Return a client's configured data; cached in a process."""
     number, clients = _place(client)
     return _client(_data_keys(client.config), clients, number, client.split_seed)
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
-    """Return the configured public dataset, held out or from another data set; None without `public-samples`."""
+    """Return the configured public dataset, or None if `public-samples` is 0.
+
+    Its examples are held out from the data set, or come from another data set (`public-dataset`).
+    """
     if not config.public_samples:
         return None
     keys = _data_keys(config)
@@ -116,11 +119,11 @@ def public_dataset(config: Config) -> PublicDataset | None:
 
 
 def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
-    """Return the public dataset, or None, as a method needs it (`Traits.public`): with labels, without, or none."""
+    """Return the public dataset with labels, without labels or None, as a method needs it (`Traits.public`)."""
     if public is None or need == "none":
         return None
     if need == "labelled" and public.labels is None:
-        raise ConfigError(f"{method} needs a public dataset with labels, but it has none: give inputs and labels")
+        raise ConfigError(f"{method} needs labels of the public dataset, which has only inputs: give inputs and labels")
     return public if need == "labelled" else public.unlabelled
 
 
@@ -132,16 +135,16 @@ def common_validation(config: Config) -> Examples | None:
 
 
 def training_union(config: Config) -> PublicDataset:
-    """Return the inputs of all clients' training parts, in order of the clients."""
+    """Return the training inputs of all clients, concatenated in order of the clients, as a public dataset."""
     keys, clients = _data_keys(config), range(config.clients)
     parts = [_client(keys, config.clients, number, config.seed).train for number in clients]
     return PublicDataset(torch.cat([part.inputs[:] for part in parts]))
 
 
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
-    """Check before a run that the configured data and models can be used, and raise all problems in one FedhetError.
+    """Check before a run that the configured data and models can be used; raise one FedhetError with all problems.
 
-    A user's own data and models are checked in the handshake.
+    With `own_model` and `own_data`, the user passes models and data; these are checked in the handshake.
     """
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.parameters.makes_public_dataset or own_data):
@@ -174,8 +177,9 @@ def _check_models(config: Config, traits: Traits) -> None:
         size = sum(size for _, size in _arrays(name, dataset.input_shape, dataset.classes).values())
         if 3 * size > memory():  # weights, their gradients, and what is sent of them
             raise ConfigError(
-                f"architectures: training {name} needs three times its {size / 1e9:.3g} GB of weights for inputs of "
-                f"{list(dataset.input_shape)}, but this machine has {memory() / 1e9:.3g} GB of memory"
+                f"architectures: for inputs of shape {list(dataset.input_shape)}, {name} has {size / 1e9:.3g} GB of "
+                "weights, and training needs three times as much memory, but this machine has "
+                f"{memory() / 1e9:.3g} GB: choose a smaller architecture"
             )
     if must_be_equal(config):
         alike = "one architecture in any widths" if traits.networks == "widths" else "equal architectures"
@@ -197,7 +201,7 @@ def _check_models(config: Config, traits: Traits) -> None:
 
 
 def must_be_equal(config: Config) -> bool:
-    """Whether the clients' architectures differ in a way that the configured method does not allow."""
+    """Return whether the clients' architectures differ in a way that the configured method does not allow."""
     networks = registry.traits(config).networks
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:
@@ -212,7 +216,7 @@ def must_be_equal(config: Config) -> bool:
 
 @lru_cache(maxsize=256)  # a comparison checks all its runs
 def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, tuple[int, int]]:
-    """Return the number of axes and of bytes of each array of an architecture."""
+    """Return the number of axes and the number of bytes of each array in an architecture's state dict."""
     try:
         with torch.device("meta"):
             tensors = models.build(name, input_shape, classes).state_dict()
@@ -225,7 +229,10 @@ def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, 
 def _check_shared(
     method: str, traits: Traits, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]
 ) -> None:
-    """Check that averaged arrays have one shape in all architectures; `known` maps keys to first owner and shape."""
+    """Check that arrays that the server averages have the same shape in all architectures.
+
+    `known` maps each shared key to the first architecture that has it and its shape there; this network's are added.
+    """
     if traits.networks == "widths" or not traits.shares.averaged:
         return
     tensors = network.model.state_dict()
@@ -235,7 +242,7 @@ def _check_shared(
         if here != shape:
             raise ConfigError(
                 f"{method} averages {key} over clients, but its shape is {here} in {network.architecture} and "
-                f"{shape} in {owner}: choose architectures in which it is the same"
+                f"{shape} in {owner}: choose architectures in which these shapes are equal"
             )
 
 
@@ -246,7 +253,7 @@ def _place(client: ClientInfo) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _data_keys(config: Config) -> Config:
-    """Return a configuration with only the keys that decide the data, as a key of the caches below."""
+    """Return a configuration with the keys that determine the data and defaults for all others, as a cache key."""
     kept = [key.replace("-", "_") for key in (*keys_about("data"), "seed") if key != "clients"]
     return Config(**{key: getattr(config, key) for key in kept})
 

@@ -1,4 +1,4 @@
-"""From settings to one valid `Config`: typed, checked in one place, with all problems reported at once.
+"""Resolve settings to a valid `Config`: values are typed and checked, and all problems are reported at once.
 
 The same keys are used in TOML files, in `--set key=value` and in Flower's run config. A method's own keys have its name
 as a prefix (`fedhenn.eta0`); they are the fields of its `Parameters`. Values come from the user, else from the preset
@@ -44,17 +44,19 @@ KeyRow = tuple[str, Value, str, str]
 def resolve(
     chosen: Mapping[str, Any], *, strict: bool = True, over: Collection[str] = (), trusted: bool = True
 ) -> Config:
-    """Complete and check a user's settings. Keys of a preset that lose their effect get their defaults.
+    """Complete and check a user's settings. Keys of a preset that have no effect are reset to their defaults.
 
     Args:
-        chosen: kebab-case keys and values; nested tables count as dotted keys, `""` as not chosen. `preset` names a
-            file of `run_configs/` without its suffix, `extra-keys` is TOML with the keys of an outside method.
-        strict: refuse keys of the user without effect; otherwise reset them to their defaults and add a remark.
-        over: keys that override those of a file; the file's keys may lose their effect by it.
-        trusted: import a method `package.module:name` or `FILE.py:NAME`; False for names from messages.
+        chosen: keys in kebab case and their values. A nested table counts as dotted keys, a value `""` as not chosen.
+            `preset` names a file in `run_configs/` without its suffix; `extra-keys` is TOML text with the keys of a
+            method that is not part of fedhet.
+        strict: refuse keys that the user set and that have no effect; otherwise reset them and add a remark.
+        over: keys that override those of a file, whose keys may then have no effect.
+        trusted: a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for references in
+            messages.
 
     Raises:
-        ConfigError: lists every problem with its key and a correct value.
+        ConfigError: settings are invalid; the message lists every problem with its key and the accepted values.
     """
     wanted = flattened(chosen)
     for key in ("preset", EXTRA, "method"):
@@ -97,7 +99,7 @@ def resolve(
 
 @cache
 def parse(text: str) -> Config:
-    """Return the configuration for a `Config.text`; cached, since every message contains it."""
+    """Return the configuration from the text in a message (`Config.text`); cached, since every message contains it."""
     return resolve(toml.from_json(text, "the request's settings"), strict=False, trusted=False)
 
 
@@ -108,7 +110,7 @@ def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Conf
     Args:
         text: the server's configuration (`Config.text`).
         node: the keys of the node's config that a node may set, with their values.
-        here: the server runs on the same machine or cluster; otherwise its paths are ignored.
+        here: whether the server runs on the same machine or cluster; otherwise its paths are ignored.
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -123,7 +125,7 @@ def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of common fields and of the method's fields; add errors to `problems`."""
+    """Return the values of the fields of `Config`, and those of the method's `Parameters`; add errors to `problems`."""
     common: dict[str, Any] = {}
     method_values: dict[str, Any] = {}
     for key, value in {**(method.common if method else {}), **layers}.items():
@@ -142,7 +144,7 @@ def _values_of(
 
 
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
-    """Return the field of a key; raises a ConfigError with the nearest key if there is none."""
+    """Return the dataclass field of a key; raises a ConfigError that suggests the nearest key if there is none."""
     try:
         options: Any = registry.method(prefix, trusted=False).Parameters if prefix else Config
     except ConfigError as error:
@@ -175,7 +177,7 @@ def _extra(text: str) -> dict[str, Any]:
 
 
 def run_configs() -> Path:
-    """Return the folder of presets: inside the package if it is installed, next to it in a checkout."""
+    """Return the folder of presets: inside an installed package, or next to the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(p for p in (package / "run_configs", package.parent / "run_configs") if p.is_dir())
 
@@ -188,7 +190,7 @@ def presets() -> list[str]:
 
 
 def preset_path(name: str) -> Path:
-    """Return the file of a preset, by its name or path; raises a ConfigError with the nearest name if there is none."""
+    """Return the file of a preset, given its name; raises a ConfigError that suggests the nearest name if unknown."""
     name = name.removesuffix(".toml")
     if name not in (known := presets()):  # also a path outside of the folder: a name may come from a message
         raise ConfigError(nearest("preset", name, known))
@@ -196,24 +198,25 @@ def preset_path(name: str) -> Path:
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """Return the settings of a preset; none for `own` and `""`."""
+    """Return the settings of a preset; empty for `own`, which depends on the method, and for `""`."""
     return {} if name in ("", OWN) else read(preset_path(name))
 
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the preset `own` for a method and the user's settings."""
+    """Return the settings of the preset `own`, for the user's own models and data, given the settings in `chosen`."""
     sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that a name stands for.
+    """Return the settings for what a user names: a file, a preset or a method.
 
     Args:
-        config: a TOML file, a preset, or a method, which stands for the digits preset of its family, or for the preset
-            `own` if both model and data are supplied. None stands for `method`, or for the default preset.
+        config: a TOML file, a preset or a method. For a method, the preset is `own` if the user passes both model and
+            data, and otherwise the method's preset for the data set `digits`. None stands for `method` or, without
+            one, the default preset.
         method: the method that the user sets in addition.
-        supplied: as in `read`.
+        supplied: which of `model` and `data` the user passes.
 
     Raises:
         ConfigError: the name is unknown.
@@ -235,21 +238,22 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings given in Python together with those of their preset, which is by default their method's."""
+    """Complete settings given in Python with a preset, by default that of the method (see `named`)."""
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
     return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}
 
 
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the chosen keys of a configuration file, without the notes that a run adds.
+    """Return the chosen keys of a configuration file, without the tables of notes that a run adds to it.
 
     Args:
         path: the file.
-        supplied: which of `model` and `data` the user passes again, for a run that had its own.
+        supplied: which of `model` and `data` the user passes.
 
     Raises:
-        ConfigError: the file is missing or is not TOML, or its run had a model or data that are not passed again.
+        ConfigError: the file is missing or is not TOML, or was written by a run with the user's own model or data that
+            the user has not passed again.
     """
     table = toml.load(path)
     notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
@@ -263,22 +267,22 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
 def from_file(
     path: Path, supplied: Collection[str] = (), method: object = None, *, of_run: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a file that a user names.
+    """Return the settings of a configuration file, which can come from the folder of a run.
 
     Args:
         path: the file.
-        supplied: as in `read`.
+        supplied: which of `model` and `data` the user passes.
         method: a method that replaces the file's.
-        of_run: treat the file as untrusted data, like a file in a run directory: no method is imported.
+        of_run: treat the file as one that a run wrote; the method that such a file names is not imported.
 
     Raises:
-        ConfigError: as in `read`, or a file of a run names a method that is unknown here and not replaced.
+        ConfigError: see `read`; or a run's file names an unknown method, and `method` does not replace it.
     """
     settings = read(path, supplied)
     if not of_run and not (path.parent / "history.jsonl").exists() and "ran" not in toml.load(path):
         return settings
     if EXTRA in settings:
-        raise ConfigError(f"{path}: {EXTRA} is a key of Flower's run config, not of a run's own configuration")
+        raise ConfigError(f"{path}: {EXTRA} is for Flower's run config only: write the keys into the file instead")
     if method is not None:
         return settings | {"method": method}
     if "method" in settings:
@@ -317,10 +321,10 @@ def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """Return the keys of the configuration, grouped by subject or method.
 
     Args:
-        word: keep only the keys of this method, or keys with this word in their name or description.
+        word: a method, to return its keys only; or a word that the name or the description of a key must contain.
 
     Raises:
-        ConfigError: no key has the word.
+        ConfigError: no key contains the word.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}

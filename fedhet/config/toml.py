@@ -26,14 +26,18 @@ def load(path: Path) -> dict[str, Any]:
         if _depth(table) > DEEPEST:
             raise RecursionError
     except FileNotFoundError as error:
-        raise ConfigError(f"no configuration file {path}") from error
+        raise ConfigError(f"the configuration file {path} does not exist") from error
     except (ValueError, OSError) as error:  # ValueError also for numbers with thousands of digits
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
     except RecursionError:
-        raise ConfigError(f"{path} is not a TOML file of settings: it is nested too deeply") from None
+        raise ConfigError(
+            f"{path} is nested too deeply: write settings as KEY = VALUE, with a table per method"
+        ) from None
     for noted in NOTED:
         if not isinstance(table.get(noted, {}), dict):
-            raise ConfigError(f"{path}: {noted} must be a table, [{noted}]")
+            raise ConfigError(
+                f"{path}: {noted} is the name of a table that a run writes, [{noted}], not a key: remove it"
+            )
     return table
 
 
@@ -53,12 +57,12 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{subject} cannot be read as JSON: {type(error).__name__}") from error
     if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
-        raise ConfigError(f"{subject} must be a table of texts, numbers, true and false")
+        raise ConfigError(f"{subject} must be a JSON object whose values are strings, numbers, true or false")
     return table
 
 
 def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables as dotted keys, without values `""`, which mean not chosen as in Flower's app table."""
+    """Return nested tables as dotted keys, without keys whose value is `""`, which means "not set" as in Flower."""
     return {key: value for key, value in flatten(table).items() if value != ""}
 
 
@@ -86,17 +90,17 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(flat: Mapping[str, Value]) -> str:
-    """Return flat keys as TOML: plain keys in their order, then tables sorted by name."""
+    """Return dotted keys as the text of a TOML file: top-level keys in their order, then tables sorted by name."""
     return tomli_w.dumps(nest(dict(sorted(flat.items(), key=lambda item: item[0] if "." in item[0] else ""))))
 
 
 def toml_value(value: Value) -> str:
-    """Return a value as TOML."""
+    """Return a value in TOML syntax."""
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
-    """Parse several `KEY=VALUE`; raises a ConfigError if one has no key or value, or a key is set twice."""
+    """Parse texts of the form `KEY=VALUE`; raises a ConfigError if a key or value is missing, or a key is set twice."""
     settings: dict[str, Value] = {}
     for text in texts:
         key, value = parse_setting(text)

@@ -41,7 +41,7 @@ _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", 
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """The models, data and task that a user gives to a run in Python; None for configured models and data."""
+    """The models, data and task that a user passes to a run in Python; None for those that are configured by keys."""
 
     model: Any = None
     data: Any = None
@@ -54,14 +54,14 @@ class UserFunctions:
         """Check that model, data and task can be used."""
         _ = model_function(self.model), self.data_of, as_task(self.task)
         if self.task is not None and self.data is None:
-            raise ConfigError("task is for data of your own, but the configured data set has a task: give data, too")
+            raise ConfigError("task is for your own data, but the configured data set has its own task: pass data, too")
 
     def __bool__(self) -> bool:
         return self.model is not None or self.data is not None
 
     @cached_property
     def data_of(self) -> DataFunction | None:
-        """The data as a function of a client, or None."""
+        """A function that returns a client's data, or None if the user passes no data."""
         return data_function(self.data)
 
     @property
@@ -71,7 +71,7 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return which parts replace configured keys (see `option(replaced_by=...)`)."""
+        """Return which of the user's parts (model, data, DataLoader) replace keys (see `option(replaced_by=...)`)."""
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
@@ -83,9 +83,9 @@ class UserFunctions:
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
         """Return the configuration with defaults that suit the user's models and data.
 
-        Data and models set `dataset` to `own`. Without a common test set, `test-on` becomes `local` unless the user
-        chose it. The method adapts its own keys (`Parameters.suited`). With `strict`, keys that the user chose and that
-        have no effect are refused.
+        If the user passes data and models, `dataset` becomes `own`. If the data have no common test set, `test-on`
+        becomes `local` unless the user set it. The method adapts its own keys (`Parameters.suited`). With `strict`,
+        keys that the user set and that have no effect are refused.
         """
         if not self:
             return config
@@ -118,7 +118,7 @@ class UserFunctions:
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, bool, int | None]:
-        """Return whether the first client has a common test set and an unlabelled public dataset; its batch size."""
+        """Return whether client 0 has a common test set, and an unlabelled public dataset; and its batch size."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -136,10 +136,11 @@ def _first(config: Config) -> ClientInfo:
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function of a client, given as the `argument` `model`, `data` or `examples`.
+    """A function that a user passed as the argument `model`, `data` or `examples`, to be called with a client.
 
-    `accept` converts its value for a client, by the client's name, or raises an error. Global generators are seeded for
-    `data` and `examples`, so that a client's split is the same in every process and run; callers seed them for `model`.
+    `accept` receives the client's name and the returned value, and converts the value or raises an error. For `data`
+    and `examples`, global random generators are seeded during the call, so that a client's split is the same in every
+    process and run. For `model`, the caller seeds them.
     """
 
     argument: str
@@ -148,7 +149,12 @@ class Function:
     accept: Callable[[str, Any], Any]
 
     def __call__(self, client: ClientInfo) -> Any:
-        """Return the value for a client; raises `ModelError`, `DataError` or `UserCodeError`."""
+        """Call the function for a client and return the converted value.
+
+        Raises:
+            ModelError, DataError: the value cannot be used.
+            UserCodeError: the function raised an exception.
+        """
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:
@@ -165,7 +171,7 @@ class Function:
 
 
 def model_function(model: Any) -> ModelFunction | None:
-    """Return a user's models as a function of a client; None if `model` is None.
+    """Return a function that returns a client's model, from what the user passed as `model`; None if that is None.
 
     `model` is a function of a client, a function without arguments, a class of networks, or a network with which all
     clients start. Raises a `ModelError` for other objects.
@@ -174,17 +180,18 @@ def model_function(model: Any) -> ModelFunction | None:
         return None
     if not callable(model):
         raise ModelError(
-            f"model must be a function of a client that returns an nn.Module, a class of networks or a network, not a "
-            f"{type(model).__name__}"
+            "model must be a network, a class of networks or a function of a client that returns an nn.Module, "
+            f"not a {type(model).__name__}"
         )
     call = (lambda client: model) if isinstance(model, nn.Module) else _of_client(model, "model")
     return Function("model", described(model), call, _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """Return a user's data as a function of a client; None if `data` is None; raises a `DataError` if not callable.
+    """Return a function that returns a client's data, from what the user passed as `data`; None if that is None.
 
-    Instead of a client it can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's examples.
+    Instead of a client, the user's function can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's
+    examples. Raises a `DataError` if `data` is not a function.
     """
     if data is None:
         return None
@@ -198,7 +205,7 @@ def data_function(data: Any) -> DataFunction | None:
 
 
 def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:
-    """Return a user's function that counts a client's examples, whose values `accept` converts."""
+    """Wrap a user's function that returns the numbers of a client's examples; `accept` converts what it returns."""
     return Function("examples", described(examples), _of_client(examples, "examples"), accept)
 
 
@@ -215,9 +222,10 @@ def described(function: Any) -> str:
 
 
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls a function of the client, of its facts (see `_FACTS`), or of nothing.
+    """Wrap a user's function so that it is called with a client, whatever its parameters are.
 
-    Raises a `ConfigError` for other functions, and if a parameter with a default could be meant as the client.
+    The function can take the client, facts about the client (see `_FACTS`), or nothing. Raises a `ConfigError` for
+    other parameters, and if it is unclear whether a parameter with a default is the client.
     """
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
@@ -229,16 +237,16 @@ def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientI
         unclear = [] if isinstance(function, type) else [each for each in unclear if each in _CLIENT_NAMES]
     if unclear:
         raise ConfigError(
-            f"{argument} {name} takes {', '.join(unclear)}, which can be the client or an option that keeps its "
-            f"default: rename it to client or partition_id, or give {argument}=lambda client: {name}(...)"
+            f"{argument} function {name}: it is unclear whether {', '.join(unclear)} is the client or an option with a "
+            f"default: rename it to client or partition_id, or pass {argument}=lambda client: {name}(...)"
         )
     if all(p.name in wanted for p in needed):
         return lambda client: function(**{name: _FACTS[name](client) for name in wanted})
     if len(needed) == 1 and not isinstance(function, type) and needed[0].kind is not Parameter.KEYWORD_ONLY:
         return lambda client: function(client)
     raise ConfigError(
-        f"{argument} {name} needs {', '.join(p.name for p in needed)}, but is called with a client only: give "
-        f"{argument}=lambda client: {name}(...)"
+        f"{argument} function {name} requires the arguments {', '.join(p.name for p in needed)}, but is called with a "
+        f"client only: pass {argument}=lambda client: {name}(...)"
     )
 
 
@@ -248,7 +256,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         problem = ", not an nn.Module"
     elif isinstance(model, torch.jit.ScriptModule):
-        problem = ", whose modules are hidden by TorchScript: return the nn.Module that it was made from"
+        problem = ", whose modules TorchScript hides: return the nn.Module from which it was compiled"
     elif lazy := next((each for each, tensor in model.named_parameters() if is_lazy(tensor)), None):
         problem = (
             f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
@@ -270,7 +278,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
 
 
 def _copied(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Copy the inputs of a network, which can change them in place, because they can be views of the user's data."""
+    """Copy a network's inputs: they can be views of the user's data, and the network can change them in place."""
     return tuple(each.clone() if isinstance(each, Tensor) else each for each in inputs)
 
 

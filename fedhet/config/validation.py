@@ -19,13 +19,13 @@ LOGS = ("tensorboard", "wandb", "mlflow")
 SUPPLIED: dict[OwnPart, str] = {
     "data": "data of your own",
     "model": "models of your own",
-    "loader": "a DataLoader, whose own batch_size counts",
+    "loader": "a DataLoader, which has its own batch_size",
 }
 """Descriptions of what a user passes."""
 
 
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
-    """Return messages about unknown names and contradictory keys.
+    """Return a message for each unknown name (of a data set, partition, model, log or device) and each contradiction.
 
     Args:
         common: values of the common keys.
@@ -65,8 +65,9 @@ class Reason(NamedTuple):
     """The reason why a key has no effect.
 
     Attributes:
-        of: the key that it depends on (`method` for the method), or what the user passes in its place.
-        words: this key with its value, or a description of what the user passes.
+        of: the other key on whose value the effect depends, or the part (`data`, `model`, `loader`) that the user
+            passes and that replaces the key.
+        words: that other key with its value, or a description of that part.
         remedy: how to give the key an effect; empty if that is impossible.
     """
 
@@ -75,13 +76,13 @@ class Reason(NamedTuple):
     remedy: str = ""
 
     def sentence(self, key: str) -> str:
-        """Return the message about a key."""
+        """Return a message that says why `key` has no effect and what to do."""
         otherwise = f"{self.remedy}, or leave {key} out" if self.remedy else "leave it out"
         return f"{key} has no effect with {self.words}: {otherwise}"
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return the keys without effect, with the reasons; `own` is what the user passes."""
+    """Return the keys without effect, each with the reason; `own` names the parts that the user passes (`OwnPart`)."""
     from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own
@@ -113,7 +114,7 @@ def is_complete(chosen: Collection[str]) -> bool:
 
 
 def _said(value: Value) -> str:
-    """Return a value for a message."""
+    """Return a value as it is written in a message: `true` and `false` in lower case, empty text as `""`."""
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
@@ -132,9 +133,9 @@ def effective(
         config: the configuration.
         traits: the traits of its method.
         chosen: keys that the user set; keys of other methods have no effect.
-        own: what the user passes; with data and models, `dataset` is reset to `own`.
+        own: the parts that the user passes (`OwnPart`); with data and models, `dataset` is reset to `own`.
         strict: refuse chosen keys without effect; otherwise add a remark.
-        over: keys that override others in `chosen`, which may lose their effect by it.
+        over: chosen keys that override the other chosen keys, which may then have no effect.
 
     Raises:
         ConfigError: chosen keys have no effect.

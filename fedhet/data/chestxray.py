@@ -39,15 +39,15 @@ Row = dict[str, str]
 
 @register_dataset("chestxray14")
 def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
-    """Grey images with 14 labels each (Wang et al., CVPR 2017: 112,120 images of 30,805 patients); mean AUC.
+    """Load ChestX-ray14 (Wang et al., CVPR 2017): 112,120 grey images of 30,805 patients with 14 labels; mean AUC.
 
     The patients of the official `test_list.txt` are for testing; without that file, every fifth patient is. The
-    partition `iid` deals whole patients. Decoded images (5.6 GB at
-    224 x 224) are kept in the user's cache folder.
+    partition `iid` assigns whole patients to clients. Decoded images (5.6 GB at 224 x 224) are kept in the user's
+    cache folder.
 
     Args:
-        folder: Folder that contains the table of labels (see `LABELS`), itself or in `chestxray`, and below it PNG
-            images with their original names. Rows without an image are left out.
+        folder: Folder that contains the table of labels (see `LABELS`), directly or in its subfolder `chestxray`, and
+            PNG images with their original names in any subfolder. Rows without an image are left out.
         size: Height and width to which larger images are shrunk.
 
     Raises:
@@ -80,7 +80,7 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is not a table of labels: {error}") from error
     if missing := COLUMNS - set(rows[0] if rows else ()):
-        raise DataError(f"{table}: has no column {', '.join(sorted(missing))}")
+        raise DataError(f"{table} has no column {', '.join(sorted(missing))}: use the original table")
     present = [row for row in rows if row["Image Index"] in images]
     if not present:
         raise DataError(
@@ -90,7 +90,7 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
 
 
 def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bool_]:
-    """Return which rows are for testing, given the patient of each row."""
+    """Return a mask of the rows for testing; `owners` has the patient of each row."""
     if variant(listed) is None:
         return owners % 5 == 4
     official = set(read(listed).decode().split())
@@ -104,7 +104,7 @@ def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bo
 def _labels(row: Row, table: Path) -> list[int]:
     named = row["Finding Labels"].split("|")
     if unknown := set(named) - {*FINDINGS, "No Finding"}:
-        raise DataError(f"{table}: image {row['Image Index']} has the unknown finding {sorted(unknown)[0]!r}")
+        raise DataError(f"{table}: unknown finding {sorted(unknown)[0]!r} of image {row['Image Index']}: correct it")
     return [int(finding in named) for finding in FINDINGS]
 
 

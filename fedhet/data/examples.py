@@ -21,10 +21,11 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
+    """Labelled examples: raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
 
     Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; for tokens (n, tokens) int64, for
-    pixels (n, h, w) integers. If there are `groups` (rows of each), a training step takes whole groups only.
+    pixels (n, h, w) integers. `groups` lists the rows of each group, if examples are grouped; a mini-batch then
+    consists of whole groups.
     """
 
     inputs: Tensor | LazyInputs
@@ -35,7 +36,7 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read inputs and labels together, since a user's collate function may reorder the rows."""
+        """Return the inputs and labels of some rows, read together since a user's collate function can reorder rows."""
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
         if isinstance(rows, slice):
@@ -58,7 +59,7 @@ class Examples:
 
 
 def digest(*content: object) -> str:
-    """Return a digest of tensors (values, dtype and shape) and of the text of other objects."""
+    """Return a hash of tensors (values, dtype and shape) and other objects (their text), in hexadecimal."""
     digested = hashlib.blake2b(digest_size=12)
     for each in content:
         if not isinstance(each, Tensor):
@@ -71,7 +72,7 @@ def digest(*content: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PublicDataset:
-    """Examples that all clients have in the same order: raw inputs (n, ...) and optional labels, as in `Examples`."""
+    """The public dataset, examples that all clients have in the same order: raw inputs (n, ...) and optional labels."""
 
     inputs: Tensor
     labels: Tensor | None = None
@@ -81,7 +82,7 @@ class PublicDataset:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of inputs and labels."""
+        """Hash of inputs and labels."""
         return digest(*(tensor for tensor in (self.inputs, self.labels) if tensor is not None))
 
     @cached_property
@@ -99,12 +100,12 @@ P = TypeVar("P", Examples, PublicDataset)
 
 @lru_cache(maxsize=4)
 def resident(part: P, device: torch.device) -> P:
-    """Return `part` on a device, which keeps one copy of it until `resident.cache_clear()`."""
+    """Return a copy of `part` on a device; copies are cached until `resident.cache_clear()`."""
     return part.to(device)
 
 
 def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
-    """Return `part` with labels converted by `change`, or `part` itself if that changes nothing."""
+    """Return `part` with labels converted by `change`, or `part` itself if its labels stay the same."""
     labels = part.labels if part.labels is None else change(part.labels)
     if labels is part.labels:
         return part
@@ -117,7 +118,8 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
 class ClientData:
     """A client's training, test and validation parts, the public dataset and the common test set.
 
-    `augment` draws a random variant of a raw training batch with a generator. `batch_size` replaces the configured one.
+    `augment` receives a raw training batch and a random generator, and returns a random variant of the batch.
+    `batch_size`, unless None, replaces the configured batch size.
     """
 
     train: Examples
@@ -134,14 +136,14 @@ class ClientData:
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
     def relabelled(self, change: Callable[[Tensor], Tensor]) -> "ClientData":
-        """Return the data with labels converted by `change`, or the object itself if that changes nothing."""
+        """Return the data with labels converted by `change`, or the object itself if all labels stay the same."""
         parts: dict[str, Any] = {name: p for name, p in vars(self).items() if isinstance(p, Examples | PublicDataset)}
         changed = {name: relabelled(part, change) for name, part in parts.items()}
         return self if all(changed[name] is part for name, part in parts.items()) else replace(self, **changed)
 
 
 class Owners(NamedTuple):
-    """Number of the owner, such as a speaking role, of each training and test example (n,); -1 for none."""
+    """The owner of each training and test example, such as a patient or a user, as numbers (n,); -1 for no owner."""
 
     train: Indices
     test: Indices
@@ -149,20 +151,21 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A data set.
+    """A data set: its training and test examples, its task, and how to transform its inputs.
 
     Attributes:
         name: Name in the registry.
         train: Training examples.
         test: Common test set.
-        classes: Number of classes, labels or characters, which is the number of a model's outputs.
-        task: Loss, metric and prediction.
+        classes: Number of outputs of a model: classes, labels or characters.
+        task: The task, which determines loss and metric.
         input_shape: Shape of one transformed example.
         transform: Converts a batch of raw inputs (n, ...) to a model's input, each example separately.
-        augment: Draws random variants of a batch of raw images, of the same shape and dtype, with a generator.
+        augment: Function of a batch of raw images and a random generator that returns random variants of the images, of
+            the same shape and dtype.
         groups: Owners of the examples, for the partition `natural`.
         together: Owners whose examples the partition `iid` keeps together, such as patients.
-        white: Raw value of white in images.
+        white: Raw value of a white pixel, for images.
     """
 
     name: str

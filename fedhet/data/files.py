@@ -26,7 +26,10 @@ _downloads = ContextVar("downloads", default=True)
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Context in which, if `really`, no data set is downloaded, so that a server cannot fill a node's disk."""
+    """Context manager that forbids downloads of data sets, so that a server cannot fill a node's disk.
+
+    With `really=False`, nothing changes.
+    """
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield
@@ -40,33 +43,33 @@ def cache_folder() -> Path:
 
 
 def variant(file: Path) -> Path | None:
-    """Return the file, or its variant packed as `.gz` or `.xz`; None if there is neither."""
+    """Return the path of a file or of its variant with suffix `.gz` or `.xz`; None if none of them exists."""
     return next((packed for suffix in _OPENERS if (packed := file.with_name(file.name + suffix)).is_file()), None)
 
 
 def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """Return the first of these subfolders of `folder` that contains a data set's files.
+    """Return the first of these subfolders of `folder` that contains all files of a data set.
 
-    Without a folder they are looked for in the cache folder, to which torchvision downloads its `dataset` if necessary.
+    If `folder` is None, it is the cache folder, to which torchvision downloads its data set `dataset` if necessary.
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
     if folder is None and not any(all(variant(place / file) for file in files) for place in places):
         _download(dataset)
     if not root.is_dir():
-        raise DataError(f"the data folder {root} does not exist")
+        raise DataError(f"the data folder {root} does not exist: set data (--data DIR) to an existing folder")
     for place in places:
         missing = [file for file in files if variant(place / file) is None]
         if not missing:
             return place
         if len(missing) < len(files):
-            raise DataError(f"{dataset} in {place} is incomplete: {', '.join(missing)} missing (.gz and .xz will do)")
+            raise DataError(f"{dataset} in {place} is incomplete: add {', '.join(missing)} (or .gz, .xz)")
     looked = ", ".join(map(str, places))
-    raise DataError(f"no {dataset} in {root}: looked for {files[0]} (or .gz, .xz) in {looked}")
+    raise DataError(f"{dataset} is not in {root}: put {files[0]} (or .gz, .xz) into one of {looked}")
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
-    """Return the first of these files that is in `root` or in its subfolder."""
+    """Return the first of these files that exists in `root` or in its subfolder."""
     if root is None:
         raise DataError(f"{dataset} cannot be downloaded: name a folder with {' or '.join(files)}: --data DIR")
     paths = (place / file for place in (root, root / subfolder) for file in files)
@@ -74,11 +77,11 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
 
 
 def _download(dataset: str) -> None:
-    """Download torchvision's dataset of this class name to the cache folder."""
+    """Download a data set to the cache folder, with the class of this name in `torchvision.datasets`."""
     cache = cache_folder()
     if not _downloads.get():
         raise DataError(
-            f"{dataset} is not in {cache}, and nodes do not download: set its folder, data = ... (or data-path)"
+            f"{dataset} is not in {cache}, and nodes do not download data: set its folder, data = ... (or data-path)"
         )
     try:
         import torchvision  # imported late because it fails if its build does not match torch's
@@ -93,7 +96,7 @@ def _download(dataset: str) -> None:
 
 @contextmanager
 def _opened(file: Path, **options: str) -> Iterator[Any]:
-    """Context with an open file, unpacked if only its `.gz` or `.xz` variant exists."""
+    """Context manager that opens a file, or its `.gz` or `.xz` variant, which is decompressed."""
     if (packed := variant(file)) is None:
         raise DataError(f"{file} is missing")
     try:
@@ -104,14 +107,14 @@ def _opened(file: Path, **options: str) -> Iterator[Any]:
 
 
 def read(file: Path) -> bytes:
-    """Return the contents of a file, unpacked if necessary."""
+    """Return the contents of a file, decompressed if necessary."""
     with _opened(file, mode="rb") as opened:
         content: bytes = opened.read()
         return content
 
 
 def rows_of(file: Path) -> Iterator[str]:
-    """Iterate over the lines of a text file in UTF-8, unpacked if necessary."""
+    """Iterate over the lines of a UTF-8 text file, decompressed if necessary."""
     with _opened(file, mode="rt", encoding="utf-8") as lines:
         yield from lines
 
@@ -144,7 +147,10 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a batch file of CIFAR's python version."""
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a batch file of CIFAR's "python version".
+
+    `labelled` is the name of the labels in the file.
+    """
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
@@ -160,6 +166,6 @@ def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple
 
 
 def check_labels(file: Path, labels: Tensor, classes: int) -> None:
-    """Check that a file has labels, all from 0 to classes - 1."""
+    """Check that the labels from a file are not empty and lie between 0 and classes - 1; else raise a `DataError`."""
     if labels.numel() == 0 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"{file}: expected labels from 0 to {classes - 1}")

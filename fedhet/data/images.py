@@ -1,4 +1,6 @@
-"""Handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100, from the authors' files.
+"""Image data sets: handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100.
+
+All but the digits are read from the files that their authors published.
 
 Loaders raise a `DataError` if a file is missing or damaged, or if a data set cannot be downloaded.
 """
@@ -39,7 +41,7 @@ def _images(
     white: int = 255,
     classes: int = 10,
 ) -> DataSet:
-    """Return a data set of training and test images of one class each."""
+    """Return a classification data set from its training and test images."""
     (train, test), task = parts, Task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
     return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
@@ -47,9 +49,9 @@ def _images(
 
 @register_dataset("digits")
 def digits(folder: Path | None) -> DataSet:
-    """1,797 grey images of 8 x 8 of 10 digits (UCI, 1998), embedded in scikit-learn.
+    """Load the digits of scikit-learn (UCI, 1998): 1,797 grey images, 8 x 8 pixels, 10 classes.
 
-    Every fifth image of each digit in the file is a test example (355), so most writers are in both parts.
+    Every fifth image of each digit is a test example (355 in all), so most writers are in both parts.
     """
     try:
         # `sklearn.datasets.load_digits` reads the same file, but importing scikit-learn takes seconds.
@@ -66,14 +68,14 @@ def digits(folder: Path | None) -> DataSet:
 
 @register_dataset("mnist")
 def mnist(folder: Path | None) -> DataSet:
-    """MNIST (LeCun et al., 1998): 60,000 and 10,000 grey images of 28 x 28 of 10 digits, idx files, also packed."""
+    """Load MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images, grey, 28 x 28 pixels, 10 classes."""
     place = locate(folder, MNIST_FOLDERS, MNIST_FILES, "MNIST")
     return _from_idx("mnist", place, Normalise(255.0, mean=(0.1307,), std=(0.3081,)))
 
 
 @register_dataset("fashion-mnist")
 def fashion_mnist(folder: Path | None) -> DataSet:
-    """Fashion-MNIST (Xiao et al., 2017): grey images of 10 kinds of clothing, in number and size as MNIST."""
+    """Load Fashion-MNIST (Xiao et al., 2017): images of 10 kinds of clothing, as many and as large as MNIST's."""
     place = locate(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
     return _from_idx("fashion-mnist", place, Normalise(255.0, mean=(0.2860,), std=(0.3530,)))
 
@@ -95,9 +97,9 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
 
 @register_dataset("cifar10", augments=True)
 def cifar10(folder: Path | None) -> DataSet:
-    """CIFAR-10 (Krizhevsky, 2009): 50,000 and 10,000 colour images of 32 x 32 of 10 classes, python version.
+    """Load CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images, colour, 32 x 32 pixels, 10 classes.
 
-    Mean, standard deviation and augmentation (reflected borders of 4, random crop, flip) are those of FedMA's code.
+    Mean, standard deviation and augmentation (padding by reflection, random crop, flip) are those of FedMA's code.
     """
     place = locate(folder, CIFAR10_FOLDERS, [*CIFAR10_TRAIN, "test_batch"], "CIFAR10")
     images, labels = zip(*(read_cifar(place / file) for file in CIFAR10_TRAIN), strict=True)
@@ -108,7 +110,7 @@ def cifar10(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar100", augments=True)
 def cifar100(folder: Path | None) -> DataSet:
-    """CIFAR-100 (Krizhevsky, 2009): as CIFAR-10, with 100 classes; images are augmented in the same way."""
+    """Load CIFAR-100 (Krizhevsky, 2009): as CIFAR-10 in size and augmentation, with 100 classes."""
     place = locate(folder, CIFAR100_FOLDERS, CIFAR100_FILES, "CIFAR100")
     parts = [Examples(*read_cifar(place / file, "fine_labels", 100)) for file in CIFAR100_FILES]
     transform = Normalise(255.0, (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255))
@@ -117,13 +119,13 @@ def cifar100(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar10-fedhenn", augments=True)
 def cifar10_fedhenn(folder: Path | None) -> DataSet:
-    """CIFAR-10 as in the code of FedHeNN's authors: ImageNet's mean and standard deviation, black borders."""
+    """Load CIFAR-10 as in the code of FedHeNN's authors: ImageNet's mean and standard deviation, padding with zeros."""
     return _by_imagenet("cifar10-fedhenn", folder, partial(crop_and_flip, reflect=False))
 
 
 @register_dataset("cifar10-fedharm", augments=True)
 def cifar10_fedharm(folder: Path | None) -> DataSet:
-    """CIFAR-10 with FedHARM's augmentation, and ImageNet's mean and standard deviation as in its authors' code."""
+    """Load CIFAR-10 with FedHARM's augmentation, and ImageNet's mean and standard deviation as in its authors' code."""
     return _by_imagenet("cifar10-fedharm", folder, flip_crop_brighten_blur)
 
 
@@ -150,22 +152,22 @@ def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator)
 
 @register_dataset("cifar10-domains", augments=True)
 def cifar10_domains(folder: Path | None) -> DataSet:
-    """The skewed CIFAR-10 of FedMA, section 3 ("Handling data bias").
+    """Load CIFAR-10 with the colour bias of FedMA, section 3 ("Handling data bias").
 
-    A fixed random half of the classes has 95 % grey training images, the other half 5 %; half of the test images are
-    grey. The partition `natural` has two clients, one for each half of the classes.
+    In a fixed random half of the classes, 95 % of the training images are grey, in the other half 5 %. Half of the test
+    images are grey. The partition `natural` has two clients, one for each half of the classes.
     """
     return _domains("cifar10-domains", folder, 0.95)
 
 
 @register_dataset("cifar10-domains-balanced", augments=True)
 def cifar10_domains_balanced(folder: Path | None) -> DataSet:
-    """FedMA's control for `cifar10-domains`: half of each class's training and test images are grey."""
+    """Load the control for `cifar10-domains` in FedMA's paper: half of each class's images are grey."""
     return _domains("cifar10-domains-balanced", folder, 0.5)
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """Return CIFAR-10 with this share of grey training images in half of the classes, of colour ones in the others."""
+    """Return CIFAR-10 with a share of grey training images in half of the classes, and 1 - share in the other half."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

@@ -1,8 +1,8 @@
 """Convert a user's data from the usual forms to `ClientData`.
 
-A part (training, test, common, validation) is a pair (inputs, labels) of tensors, arrays or lists; columns by name; a
-torch `Dataset`, a Hugging Face partition or another sequence of rows; or a `DataLoader`. Rows are read on demand (see
-`fedhet.data.reading`). Forms that can be read in two ways are refused.
+Each part (training, test, common test and validation examples) is a pair (inputs, labels) of tensors, arrays or lists;
+a mapping with columns by name; a torch `Dataset`, a Hugging Face partition or another sequence of rows; or a
+`DataLoader`. Rows are read on demand (see `fedhet.data.reading`). Ambiguous forms are refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,9 +48,9 @@ def as_client_data(client: str, value: Any) -> ClientData:
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
-    """Read a whole public dataset, given as inputs alone or in any form of a part; return None if `value` is None.
+    """Convert a user's public dataset, given as inputs alone or in any form of a part, and read it into memory.
 
-    Raises a `DataError` for other forms, and for numbers that are not finite.
+    Returns None if `value` is None. Raises a `DataError` for other forms, and for numbers that are not finite.
     """
     return None if value is None else _part("a public dataset", value, public=True)
 
@@ -79,7 +79,7 @@ def _client_data(value: Any) -> ClientData:
 
 
 def _part(name: str, value: Any, *, public: bool) -> Any:
-    """Convert a part to `Examples` or a `PublicDataset`, and check that its numbers in memory are finite."""
+    """Convert a part of a client's data to `Examples` or `PublicDataset`; check that numbers in memory are finite."""
     try:
         part = _public(value) if public else _examples(value)
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
@@ -115,13 +115,16 @@ def _examples(value: Any) -> Examples:
     if isinstance(value, tuple | list) and len(value) == 2 and not _two_rows(*value):
         inputs, labels = as_tensor(value[0]), as_labels(value[1])
         if len(inputs) != len(labels):
-            raise DataError(f"has {len(inputs)} inputs and {len(labels)} labels: give one label for each input")
+            raise DataError(f"has {len(inputs)} inputs but {len(labels)} labels: give one label for each input")
         return Examples(inputs, labels)
     return _rows(value, None)
 
 
 def _two_rows(first: Any, second: Any) -> bool:
-    """Whether these are two rows and not inputs and labels; raises a `DataError` if they can be both."""
+    """Return whether two objects are two rows (input, label), rather than inputs and labels.
+
+    Raises a `DataError` if they can be either.
+    """
     if isinstance(first, Mapping):
         return isinstance(second, Mapping)
     if not all(isinstance(each, tuple | list) and len(each) == 2 for each in (first, second)):
@@ -138,8 +141,8 @@ def _two_rows(first: Any, second: Any) -> bool:
 def _sampled(loader: DataLoader[Any]) -> Tensor:
     """Return the rows that a loader's sampler yields, ascending, including those that `drop_last` drops.
 
-    Raises a `DataError` for a sampler that repeats rows or yields other rows each time, and for batches that the loader
-    does not make of rows.
+    Raises a `DataError` for a sampler that repeats rows or yields different rows in each epoch, and for a loader whose
+    batches do not come from a batch sampler.
     """
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         kind = "has batch_size = None" if loader.batch_sampler is None else "has an __iter__ of its own"
@@ -158,9 +161,9 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
     random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
     if again or random or rows != others or len(set(rows)) < len(rows):
         raise DataError(
-            f"has a sampler, {type(sampler).__name__}, that repeats rows or draws others in each epoch, but fedhet "
-            "needs one fixed set of examples: give that set (torch.utils.data.Subset), and weights of classes as "
-            "fedhet.Task(class_weights=...)"
+            f"has a sampler, {type(sampler).__name__}, that repeats rows or draws different rows in each epoch, but "
+            "fedhet needs a fixed set of examples: give a torch.utils.data.Subset without a sampler, and class weights "
+            "as fedhet.Task(class_weights=...)"
         )
     return torch.tensor(rows, dtype=torch.int64)
 
@@ -168,7 +171,7 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
 def _rows(
     value: Any, collate: Callable[[Sequence[Any]], Any] | None, loader: DataLoader[Any] | None = None
 ) -> Examples:
-    """Return all rows of a dataset as examples, or those that a loader's sampler yields."""
+    """Return the rows of a dataset as examples: all, or those that the sampler of `loader` yields."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise DataError(
             f"is of type {type(value).__name__}, whose rows cannot be read by number: give a pair (inputs, labels), a "
@@ -183,9 +186,9 @@ def _rows(
 
 
 def _in_memory(value: Any) -> Examples | None:
-    """Return the examples of a `TensorDataset` of two tensors, or of a `Subset` of one; None for others.
+    """Return the examples of a `TensorDataset` of two tensors, or of a `Subset` of such; None for other datasets.
 
-    Subclasses are not taken apart, since they can change their rows.
+    Subclasses are read row by row instead, since they can change their rows.
     """
     if type(value) is Subset and (whole := _in_memory(value.dataset)) is not None:
         return whole.subset(torch.as_tensor(value.indices, dtype=torch.int64))
@@ -195,16 +198,16 @@ def _in_memory(value: Any) -> Examples | None:
 
 
 def _as_augment(augment: Any) -> Augment | None:
-    """Return a function of a batch and a generator, which `augment` gets if it has a parameter `generator`."""
+    """Convert a user's `augment`, with or without a parameter `generator`, to a function of a batch and a generator."""
     if augment is None:
         return None
     if not callable(augment):
-        raise DataError("augment must be a function of a batch of inputs")
+        raise DataError(f"augment must be a function of a batch of inputs, not a {type(augment).__name__}")
     taken, needed = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
     if further := [each.name for each in needed[1:] if each.name != "generator"]:
         raise DataError(
-            f"augment needs {', '.join(further)}, but is called with a batch of inputs and `generator` only: set the "
-            "others with functools.partial"
+            f"augment requires the arguments {', '.join(further)}, but is called with a batch of inputs and "
+            "`generator` only: set the others with functools.partial"
         )
     if any(each.name == "generator" for each in taken[1:]):
         return lambda inputs, generator: augment(inputs, generator=generator)
@@ -212,9 +215,9 @@ def _as_augment(augment: Any) -> Augment | None:
 
 
 def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:
-    """Return a function's parameters that `functools.partial` has not set, and those of them that are required.
+    """Return the parameters of a function that `functools.partial` has not set, and those of them that are required.
 
-    Built-in functions have no known parameters.
+    Both lists are empty for built-in functions, whose parameters are unknown.
     """
     try:
         parameters = signature(function).parameters.values()

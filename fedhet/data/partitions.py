@@ -1,6 +1,6 @@
-"""Partitions: rules by which the examples of a data set are dealt to clients.
+"""Partitions: rules that assign the examples of a data set to clients.
 
-A partition deals training and test examples by one rule, so a client is tested on what it is trained for.
+The same rule assigns training and test examples, so that a client's test examples are distributed as its training data.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,12 +28,12 @@ class Part(NamedTuple):
 
 
 Dealt = list[list[Indices]]
-"""Each client's training examples, and each client's test examples."""
+"""Indices of each client's training examples, and of each client's test examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The arguments of a partition, with the indices of the training and test examples to deal."""
+    """The arguments of a partition, with the indices of the training and test examples to assign."""
 
     dataset: DataSet
     examples: tuple[Indices, Indices]
@@ -43,9 +43,9 @@ class Job:
     rng: np.random.Generator
 
     def labels(self) -> list[Indices]:
-        """Return classes of training and of test examples; raises a `DataError` for several labels per example."""
+        """Return the classes of the training and of the test examples; raises a `DataError` for multi-label data."""
         if self.dataset.train.labels.ndim != 1:
-            raise DataError(f"{self.dataset.name} has several labels for an example: partition it by iid or natural")
+            raise DataError(f"{self.dataset.name} has several labels per example: set partition to iid or natural")
         parts = zip((self.dataset.train, self.dataset.test), self.examples, strict=True)
         return [part.labels.numpy()[indices] for part, indices in parts]
 
@@ -54,7 +54,7 @@ class Job:
         return [np.bincount(labels, minlength=self.dataset.classes) for labels in self.labels()]
 
     def by_owner(self, owners: Owners) -> list[dict[int, Indices]]:
-        """Return the training and the test examples of each owner."""
+        """Return the indices of each owner's examples by the owner's number, for training and for test."""
         parts = []
         for indices, owner in zip(self.examples, owners, strict=True):
             numbers, starts = np.unique(np.sort(owner[indices]), return_index=True)
@@ -63,7 +63,11 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Deal random examples of each class by their counts, (clients, classes) for training and for test."""
+        """Assign random examples of each class to clients, as many as `counts` says.
+
+        Args:
+            counts: numbers of training examples (clients, classes), and of test examples.
+        """
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -92,7 +96,7 @@ def partition(
     test_share: float = 0.0,
     available: Indices | None = None,
 ) -> list[Part]:
-    """Deal a data set to clients; no example is in two parts.
+    """Assign the examples of a data set to clients; each example belongs to one client at most.
 
     Args:
         dataset: The data set.
@@ -103,8 +107,9 @@ def partition(
         alpha: Concentration, for `dirichlet`; the smaller, the more clients differ.
         samples_per_client: Largest number of training examples of a client, stratified by class; 0 for all.
         halved_clients: Fraction of the clients that keep half of their training examples.
-        test_share: With `samples_per_client`, largest fraction of test examples among a client's examples; 0 for any.
-        available: Training examples to deal; all by default.
+        test_share: With `samples_per_client`, largest fraction of test examples among a client's examples; 0 for no
+            limit.
+        available: Indices of the training examples to assign; all by default.
 
     Raises:
         DataError: The partition is unknown, or leaves a client without training or test examples.
@@ -140,7 +145,16 @@ def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator)
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
-    """Return positions (min(n, size),) of a random sample; each class (of labels (n,)) has its share, to within one."""
+    """Draw a random sample of at most `size` examples, stratified by class.
+
+    Args:
+        labels: Classes (n,).
+        size: Size of the sample.
+        rng: Random generator.
+
+    Returns:
+        Positions (min(n, size),). The number of each class is its share of `size`, to within one.
+    """
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
         # Spread each class evenly over (0, 1); the first `size` of all together then contain each class's share.
@@ -153,14 +167,14 @@ def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> 
 
 
 def iid(job: Job) -> Dealt:
-    """Shuffle examples and split them evenly; those of one owner (a patient) stay together."""
+    """Shuffle examples and split them evenly among clients; examples of one owner, such as a patient, stay together."""
     if job.dataset.together is not None:
         return [_evenly(job, list(owned.values())) for owned in job.by_owner(job.dataset.together)]
     return [np.array_split(job.rng.permutation(indices), job.clients) for indices in job.examples]
 
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
-    """Assign whole units of examples to clients: the largest first, each to the client with the fewest examples."""
+    """Assign groups of examples to clients: the largest group first, each to the client with the fewest examples."""
     shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
@@ -171,13 +185,14 @@ def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
 
 
 def by_classes(job: Job) -> Dealt:
-    """Give every client examples of k classes, the same in training and test; a `DataError` if there are fewer.
+    """Assign to every client examples of k classes (`classes_per_client`), the same in training and test.
 
-    Clients choose in turn among the classes that the fewest have chosen, ties at random; a class is dealt evenly.
+    Clients choose in turn the classes that the fewest clients have chosen, with ties at random. A class is divided
+    evenly among its clients. Raises a `DataError` if there are fewer than k classes.
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:
-        raise DataError(f"classes-per-client must be 1 to {classes}, the classes of {job.dataset.name}, not {k}")
+        raise DataError(f"classes-per-client = {k}: must be from 1 to {classes}, the classes of {job.dataset.name}")
     holds = np.zeros((job.clients, classes), dtype=bool)
     for client in range(job.clients):
         holds[client, np.lexsort((job.rng.random(classes), holds.sum(0)))[:k]] = True
@@ -185,7 +200,16 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Return numbers of examples, (clients, classes); remainders go to the clients with the fewest so far."""
+    """Divide each class evenly among its clients; remainders go to the clients with the fewest examples so far.
+
+    Args:
+        holds: whether a client has a class (clients, classes).
+        sizes: number of examples of each class.
+        rng: random generator for ties.
+
+    Returns:
+        Numbers of examples (clients, classes).
+    """
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])
@@ -196,10 +220,10 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
 
 
 def dirichlet(job: Job) -> Dealt:
-    """Deal each class in proportions p ~ Dir(alpha) over clients, the same p in training and test.
+    """Divide each class among clients in proportions p ~ Dir(alpha), the same p in training and test.
 
-    As in FedMA (section 3) and its code, a client with its fair share of the examples gets nothing of the classes that
-    follow, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST` examples. Raises a `DataError`
+    As in FedMA (section 3) and its code, a client that has 1 / clients of all examples receives none of the remaining
+    classes, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST` examples. Raises a `DataError`
     after `DIRICHLET_TRIES` draws.
     """
     sizes = job.class_sizes()
@@ -229,17 +253,17 @@ def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
 
 
 def natural(job: Job) -> Dealt:
-    """Use the data set's own clients, such as speaking roles, drawn at random if there are more than needed.
+    """Use the data set's own division into clients, such as users, of whom `clients` are drawn at random.
 
-    Raises a `DataError` if there are none, or too few.
+    Raises a `DataError` if the data set has no such division, or too few clients.
     """
     groups = job.dataset.groups
     train, test = job.by_owner(groups) if groups is not None else ({}, {})
     owners = np.array(sorted(owner for owner in train.keys() & test.keys() if owner >= 0))
     if not len(owners):
-        raise DataError(f"{job.dataset.name} has no natural clients; partition it by iid, classes or dirichlet")
+        raise DataError(f"{job.dataset.name} has no natural clients: set partition to iid, classes or dirichlet")
     if job.clients > len(owners):
-        raise DataError(f"{job.dataset.name} has {len(owners)} natural clients, not {job.clients}: use at most as many")
+        raise DataError(f"{job.dataset.name} has {len(owners)} natural clients, not {job.clients}: set fewer clients")
     chosen = np.sort(job.rng.choice(owners, job.clients, replace=False)).tolist()
     return [[part[owner] for owner in chosen] for part in (train, test)]
 

@@ -1,6 +1,7 @@
 """Read rows of a user's dataset on demand, and convert columns, images and labels to tensors.
 
-Messages of a `DataError` continue a sentence that starts with the name of the client's part.
+A `DataError` raised here has a message without subject, such as "has sparse inputs"; callers put the name of the
+client's part, such as "train", in front.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +25,10 @@ Collate = Callable[[Sequence[Any]], Any]
 
 @dataclass(eq=False)
 class LazyInputs:
-    """Inputs of some rows of a dataset, used like a tensor (n, ...) and read on demand.
+    """Inputs of some rows of a dataset, read on demand; used like a tensor (n, ...).
 
-    Without `collate`, inputs are stacked. `relabel` converts labels that are read together with inputs, and `part`
-    names the client's part in messages.
+    If `collate` is None, inputs are stacked. `relabel` converts the labels that are read together with inputs, and
+    `part` is the name of the client's part in messages, such as `train`.
     """
 
     dataset: Any
@@ -41,7 +42,7 @@ class LazyInputs:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """Read the inputs of some rows, like `pairs`."""
+        """Read the inputs of some rows; see `pairs`."""
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
@@ -62,11 +63,11 @@ class LazyInputs:
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def subset(self, rows: Tensor) -> "LazyInputs":
-        """Return some of the rows, without reading them."""
+        """Return the inputs of some of the rows, without reading them."""
         return replace(self, rows=self.rows[rows])
 
     def to(self, device: torch.device) -> "LazyInputs":
-        """Return the inputs with batches on a device."""
+        """Return inputs whose batches are moved to a device when they are read."""
         return replace(self, device=device)
 
 
@@ -78,9 +79,10 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the list of labels of a torchvision or Hugging Face dataset, or of a `Subset` of one; None for others.
+    """Return the list of labels of a torchvision or Hugging Face dataset, or of a `Subset` of such; None for others.
 
-    The list of another class, or under a transform of the labels, can differ from the labels in its rows.
+    None is returned for other classes and for datasets that transform labels: their lists of labels, if any, can differ
+    from the labels of their rows.
     """
     if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
@@ -131,15 +133,15 @@ def not_finite(tensor: Tensor) -> tuple[int, float] | None:
 def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
     """Raise a `DataError` that names the row if a tensor of inputs or labels has NaN or infinity."""
     if (odd := not_finite(tensor)) is not None:
-        raise DataError(f"has {odd[1]} in the {kind} of row {rows[odd[0]]}: leave such rows out or fill them in")
+        raise DataError(f"has {odd[1]} in the {kind} of row {rows[odd[0]]}: remove such rows, or replace the values")
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of a pair, or of columns by name."""
+    """Return inputs and labels, given as a pair or as a mapping with columns by name."""
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
-        raise DataError(f"has rows of type {type(row).__name__}: give pairs (input, label), or dicts of both")
+        raise DataError(f"has rows of type {type(row).__name__}: give pairs (input, label), or dicts with both")
     others = [name for name in row if name not in LABELS]
     if "input_ids" in row and len(others) > 1:
         raise _several(others)
@@ -153,14 +155,14 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     for kind, names in (("inputs", inputs), ("labels", labels)):
         if len(names) > 1:
             raise DataError(
-                f"has columns {' and '.join(names)}, and either can be the {kind}: keep one of them, or give pairs "
+                f"has columns {' and '.join(names)}, each of which can be the {kind}: keep one of them, or give pairs "
                 "(input, label)"
             )
     return row[inputs[0]], row[labels[0]]
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Convert inputs to a tensor: a PIL image to bytes (channels, height, width), a dict to its only entry."""
+    """Convert inputs to a tensor; a PIL image becomes uint8 (channels, height, width), a dict must have one entry."""
     if isinstance(value, Mapping):
         if len(value) != 1:
             raise _several(value)
@@ -181,7 +183,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str) -> Any:
-    """Return a pandas object as an array, and anything else unchanged.
+    """Convert a pandas object to an array, and return anything else unchanged; `what` is `inputs` or `labels`.
 
     Raises a `DataError` for sparse and nested tensors, sparse matrices and rows of different lengths.
     """
@@ -189,7 +191,7 @@ def _dense(value: Any, what: str) -> Any:
         raise DataError(f"has nested {what}: pad the rows to one length (to_padded_tensor)")
     if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout is not torch.strided):
         dense = "to_dense" if isinstance(value, Tensor) else "toarray"
-        raise DataError(f"has sparse {what}, a {type(value).__name__}: make them dense, {what}.{dense}()")
+        raise DataError(f"has sparse {what} of type {type(value).__name__}: make them dense with {what}.{dense}()")
     if hasattr(value, "to_numpy") and not isinstance(value, Tensor):
         return value.to_numpy()
     if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
@@ -200,7 +202,7 @@ def _dense(value: Any, what: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Return the type of the first entry that is not a number."""
+    """Return the type's name of the first entry that is not a number, for messages."""
     entries = np.asarray(value, object).flat
     return type(next((each for each in entries if not isinstance(each, int | float | np.number)), value)).__name__
 
@@ -217,7 +219,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
 
 
 def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the numbers in a form that torch takes: no Python objects, foreign byte order or negative strides."""
+    """Convert an array to a form that torch accepts: without Python objects, foreign byte order or negative strides."""
     if array.dtype == object:
         array = np.array(array.tolist())  # raises a ValueError for different shapes
     if not array.dtype.isnative:
@@ -227,7 +229,7 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _several(names: Iterable[str]) -> DataError:
     return DataError(
-        f"has inputs of several tensors ({', '.join(names)}), but networks receive one: stack them in each row "
+        f"has several input tensors ({', '.join(names)}), but networks receive one: stack them in each row "
         "(torch.stack), and split them in the network (inputs.unbind(1))"
     )
 
@@ -235,7 +237,7 @@ def _several(names: Iterable[str]) -> DataError:
 def as_labels(value: Any) -> Tensor:
     """Convert labels to a tensor: (n,) int64 classes, (n, labels) of 0 and 1 or floats, or (n, h, w) for pixels.
 
-    Labels of pixels keep an integer type, and lose an axis of one channel.
+    Labels of pixels keep their integer type; an axis of one channel is removed.
     """
     value = _dense(value, "labels")
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):

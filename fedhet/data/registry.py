@@ -20,11 +20,11 @@ _AUGMENTED: set[str] = set()
 
 
 def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader], Loader]:
-    """Register a loader under `name`; `augments` says whether its data set has an augmentation."""
+    """Return a decorator that registers a loader under `name`; `augments`: whether its data set has an augmentation."""
 
     def register(loader: Loader) -> Loader:
         if name in _LOADERS:
-            raise DataError(f"data set {name!r} is registered already")
+            raise DataError(f"a data set named {name!r} is registered already: choose another name")
         _LOADERS[name] = loader
         if augments:
             _AUGMENTED.add(name)
@@ -39,7 +39,7 @@ def names() -> list[str]:
 
 
 def augments(name: str) -> bool:
-    """Whether a data set has an augmentation, without loading it."""
+    """Return whether a data set has an augmentation, without loading the data set."""
     return name in _AUGMENTED
 
 
@@ -64,6 +64,9 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
 
 def _resized(dataset: DataSet, size: int) -> DataSet:
     if size < 0 or len(dataset.input_shape) != 3:
-        raise DataError(f"data set {dataset.name!r} with examples of {dataset.input_shape} cannot be resized to {size}")
+        raise DataError(
+            f"input-size = {size}: examples of {dataset.name}, of shape {dataset.input_shape}, cannot be resized: "
+            "use a data set of images and a positive size"
+        )
     transform = partial(resized, transform=dataset.transform, size=size)
     return replace(dataset, input_shape=(dataset.input_shape[0], size, size), transform=transform)

@@ -1,4 +1,4 @@
-"""Test sets, public datasets, validation parts and clients' parts that are drawn from a data set by a seed."""
+"""Split a data set by a seed into test set, public dataset, validation examples and clients' parts."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +15,11 @@ from fedhet.utils.randomness import numpy_generator
 
 
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
-    """Return the training examples of a public dataset, stratified by class, and those left for the clients.
+    """Draw `size` training examples for a public dataset; return their indices and those left for the clients.
 
-    If examples belong together, such as those of a patient, whole owners are chosen; the remaining examples of the last
-    owner are not used at all. Raises a `DataError` if nothing is left for the clients.
+    The draw is stratified by class. If examples belong together, such as those of a patient, all examples of randomly
+    chosen owners are drawn; if the last owner has more than needed, the surplus is not used. Raises a `DataError` if
+    nothing is left for the clients.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -32,8 +33,8 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     rest = np.flatnonzero(~np.isin(owners, owners[public]))
     if not len(rest):
         raise DataError(
-            f"public-samples = {size} takes examples of all {len(np.unique(owners))} owners of {dataset.name}: set a "
-            "smaller number"
+            f"public-samples = {size} takes examples of all {len(np.unique(owners))} owners of {dataset.name}, and "
+            "leaves none for clients: set a smaller number"
         )
     return public, rest
 
@@ -44,10 +45,11 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
 
 
 def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) -> PublicDataset:
-    """Return training images of another data set, converted to size, channels and range of the clients' images.
+    """Return a public dataset from the training images of another data set.
 
-    They are drawn by the seed, stratified by class. They keep their labels if both data sets have the same number of
-    classes and the same task. Raises a `DataError` if one of the data sets has no images.
+    `size` images are drawn by the seed, stratified by class, and converted to the size, channels and range of the
+    clients' images in `dataset`. They keep their labels if both data sets have the same number of classes and the same
+    task. Raises a `DataError` if one of the data sets has no images.
     """
     for each in (dataset, other):
         if len(each.input_shape) != 3:
@@ -70,15 +72,16 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
 
 
 def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> DataSet:
-    """Return the data set with a test set of the same size, or of this share, drawn by the seed from all its examples.
+    """Return the data set with a test set that is drawn by the seed from all its examples.
 
-    The test set is stratified by class, or has whole owners if examples belong together. Raises a `DataError` for
-    natural clients whose test examples are fixed, such as the ends of texts.
+    The test set has its previous size or, if `share` is not 0, this fraction of the examples. It is stratified by
+    class, or consists of whole owners if examples belong together. Raises a `DataError` for data sets with natural
+    clients whose test examples are fixed, such as the ends of texts.
     """
     if dataset.groups is not None and dataset.together is None:
         raise DataError(
             f"test-split = drawn cannot be used with {dataset.name}, whose natural clients have fixed test examples: "
-            "leave it out"
+            "leave test-split out"
         )
     both = _both(dataset.train, dataset.test)
     groups, together = (owned and np.concatenate(owned) for owned in (dataset.groups, dataset.together))
@@ -93,9 +96,10 @@ def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> Data
 
 
 def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float = 0.0) -> ClientData:
-    """Return a client's data with a test part of the same size, or of this share, drawn from all its examples.
+    """Return a client's data with a test part that is drawn by the seed from the client's training and test examples.
 
-    Raises a `DataError` for parts that are not in memory or differ in shape or dtype.
+    The test part has its previous size or, if `share` is not 0, this fraction of the examples. Raises a `DataError` for
+    parts that are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data
@@ -106,7 +110,7 @@ def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float 
 
 
 def _both(train: Examples, test: Examples) -> Examples:
-    """Return training and test examples, in this order."""
+    """Concatenate training and test examples."""
     inputs = [part.inputs for part in (train, test) if isinstance(part.inputs, Tensor)]
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
@@ -117,12 +121,12 @@ def _both(train: Examples, test: Examples) -> Examples:
 
 
 def _size(labels: Tensor, share: float) -> int:
-    """Return this share as a number of examples, at least one and not all; 0 without a share."""
+    """Convert a share to a number of examples, at least one and not all; 0 if the share is 0."""
     return min(max(1, round(share * len(labels))), len(labels) - 1) if share else 0
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw `size` examples, or their whole owners; return the other indices and the drawn ones, both ascending."""
+    """Draw `size` examples, or whole owners with about as many; return the other and the drawn indices, ascending."""
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:
@@ -132,7 +136,7 @@ def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Each client's part of a data set, the public dataset and the common validation examples (None without)."""
+    """A split data set: each client's part and, if configured, the public dataset and common validation examples."""
 
     dataset: DataSet
     parts: list[Part]
@@ -151,9 +155,17 @@ def split(
     validation: float = 0.0,
     **options: Any,
 ) -> Split:
-    """Hold out a public dataset of `public_samples` by `seed`, and `partition` the rest by `partition_seed` or `seed`.
+    """Hold out a public dataset and common validation examples, and assign the rest to clients.
 
-    A `validation` share of the examples that clients can keep is held out as common validation examples.
+    Args:
+        dataset: The data set.
+        name: Name of the partition.
+        clients: Number of clients.
+        seed: Seed of the examples that are held out.
+        partition_seed: Seed of the partition; by default `seed`.
+        public_samples: Size of the public dataset.
+        validation: Common validation examples, as a fraction of the training examples that clients keep.
+        options: Further arguments of `partition`.
     """
     held_out, available = hold_out(dataset, public_samples, seed)
     public = common = None
@@ -173,10 +185,10 @@ def split(
 def with_validation(
     data: ClientData, share: float, seed: int, client: str, *, owners: Indices | None = None
 ) -> ClientData:
-    """Return a client's data with a share of its training examples, at least one, set apart for validation.
+    """Return a client's data with a share of its training examples, at least one, held out for validation.
 
-    With `owners` (n,) of examples that belong together, whole owners are set apart. Data that have a validation part,
-    one example or one owner stay as they are.
+    If `owners` (n,) is given, since examples belong together, whole owners are held out. Data that already have a
+    validation part, or have a single example or owner, are returned unchanged.
     """
     if not share or len(data.train) < 2 or data.validation is not None:
         return data

@@ -1,4 +1,4 @@
-"""Shakespeare by speaking role, with LEAF's next-character task."""
+"""Shakespeare's plays, divided by speaking role, with the next-character task of LEAF."""
 
 import re
 from collections import defaultdict
@@ -38,23 +38,24 @@ _POEMS = ("THE SONNETS", "A LOVER'S COMPLAINT")
 
 
 def encode(text: str) -> Tensor:
-    """Convert a text to indices into `CHARACTERS`, (characters,) uint8; as in LEAF, white space becomes one space."""
+    """Convert a text to indices into `CHARACTERS`, (characters,) uint8; white space becomes one space, as in LEAF."""
     plain = " ".join(text.split()).encode("latin-1", "replace")
     return torch.from_numpy(_CODES[np.frombuffer(plain, np.uint8)])
 
 
 def speeches(text: str) -> Speeches:
-    """Return the lines of each role, in order, of the complete works (roles are `play: role`) or tiny-shakespeare.
+    """Return the lines of each role, in order, from the text of the complete works or of tiny-shakespeare.
 
-    The complete works are Project Gutenberg's Etext 100 of 1994, as in LEAF. Raises a `DataError` for other texts.
+    The complete works are Project Gutenberg's Etext 100 of 1994, as in LEAF; their roles are named `play: role`. Raises
+    a `DataError` for other texts.
     """
     # The complete works repeat a copyright notice in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
     roles = _of_complete_works(lines) if any(_BY_LINE in line for line in lines) else _of_tiny(lines)
     if not roles:
         raise DataError(
-            f"neither the complete works (plays opened by a line {_BY_LINE!r}, speeches by two spaces, role and full "
-            "stop) nor tiny-shakespeare (speeches opened by a line 'Role:')"
+            f"this is neither the complete works (plays start with a line {_BY_LINE!r}, speeches with two spaces, role "
+            "and full stop) nor tiny-shakespeare (speeches start with a line 'Role:'): download one of them"
         )
     return roles
 
@@ -93,7 +94,7 @@ def _of_tiny(lines: list[str]) -> Speeches:
 
 
 def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
-    """Return every window of each text with the character after it, and the number of its text, (n,)."""
+    """Return all windows of the texts with the next character as label, and the number of each window's text, (n,)."""
     windows = [text.unfold(0, WINDOW + 1, 1) for text in texts if len(text) > WINDOW]
     owners = [number for number, text in enumerate(texts) if len(text) > WINDOW]
     together = torch.cat([torch.empty(0, WINDOW + 1, dtype=torch.uint8), *windows])
@@ -103,11 +104,11 @@ def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
 
 @register_dataset("shakespeare")
 def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet:
-    """Shakespeare's plays with a natural client for each role: 80 characters, and the next one (LEAF; FedMA, 4).
+    """Load Shakespeare's plays as in LEAF and in FedMA, section 4: windows of 80 characters and the next character.
 
-    The first 80 % of each role's text are training data, so that windows of both parts do not overlap. Roles with fewer
-    than `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if the text is missing, damaged or has
-    another layout, or if no role has enough text.
+    Each role is a natural client. The first 80 % of its text are training data, so that windows of training and test
+    data do not overlap. Roles with fewer than `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if
+    the text is missing, damaged or has another layout, or if no role has enough text.
     """
     path = locate_one(folder, "shakespeare", FILES, "shakespeare")
     try:
@@ -119,7 +120,7 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet
     train, train_owners = _windows([text[: int(0.8 * len(text))] for text in texts.values()])
     test, test_owners = _windows([text[int(0.8 * len(text)) :] for text in texts.values()])
     if not len(train) or not len(test):
-        raise DataError(f"{path}: none of {len(roles)} roles has {min_characters} characters")
+        raise DataError(f"{path}: none of {len(roles)} roles has {min_characters} characters: use the whole text")
     return DataSet(
         name="shakespeare",
         train=train,

@@ -10,10 +10,10 @@ from fedhet.utils.machine import brought
 
 
 class Normalise:
-    """Transform of images to float32, `(images / scale - mean) / std` for each channel."""
+    """Convert images to float32 and normalise each channel: `(images / scale - mean) / std`."""
 
     def __init__(self, scale: float, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)):
-        """Set the scale (255 for bytes), and mean and standard deviation of each channel, or one for all."""
+        """Set the scale (255 for bytes), and the mean and standard deviation of each channel, or one value for all."""
         # A scalar for one channel, because broadcasting costs more than the addition.
         shape = (-1, 1, 1) if len(mean) > 1 else ()
         self._factor = torch.tensor([1 / (scale * s) for s in std]).view(shape)
@@ -33,12 +33,12 @@ def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) ->
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
-    """Augment images as usual for CIFAR: pad the borders by 4, crop the original size at random, flip half of them.
+    """Augment images as usual for CIFAR: pad by 4 pixels, crop the original size at random, flip half of the images.
 
     Args:
-        images: (n, channels, height, width) of any dtype. Each image has its own draw.
-        generator: Generator on the CPU, so that every device draws the same.
-        reflect: Whether to pad with the reflected image or with zeros.
+        images: (n, channels, height, width) of any dtype. Random values are drawn for each image.
+        generator: Random generator on the CPU, so that results do not depend on the device.
+        reflect: Pad with the reflected image; otherwise with zeros.
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)
@@ -53,10 +53,11 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool =
 
 
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Augment images (n, channels, height, width) uint8 as FedHARM does; arguments as for `crop_and_flip`.
+    """Augment images (n, channels, height, width) uint8 as FedHARM does; see `crop_and_flip` for the arguments.
 
-    The paper gives flips both ways, random crop, brightness by up to 20 % and Gaussian blur. Here each flip and the
-    blur (3 x 3, standard deviation of 0.1 to 1 pixel) affect half of the images.
+    As in the paper, this flips images horizontally and vertically, crops them at random, changes the brightness by up
+    to 20 % and applies a Gaussian blur. The paper does not give probabilities: here each flip and the blur (3 x 3,
+    standard deviation of 0.1 to 1 pixel) affect half of the images.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)
@@ -74,5 +75,5 @@ def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tenso
 
 
 def _reflected(positions: Tensor, size: int) -> Tensor:
-    """Mirror positions outside of 0..size - 1 at the first and last pixel."""
+    """Reflect positions outside 0 to size - 1 at the first and the last pixel."""
     return (size - 1) - ((size - 1) - positions.abs()).abs()

@@ -1,4 +1,4 @@
-"""Sentiment140: tweets by user, as words of a vocabulary or as frozen word vectors."""
+"""Sentiment140: tweets by user, as indices of words in a vocabulary or as frozen word vectors."""
 
 import csv
 import html
@@ -45,7 +45,7 @@ _WORD = re.compile(r"https?://\S+|www\.\S+|@\w+|[\w']+|[.,!?;]")
 
 
 def words_of(tweet: str) -> list[str]:
-    """Split a tweet into lower-case words and marks, with `<url>` for links and `<user>` for names as in GloVe."""
+    """Split a tweet into lower-case words and punctuation; as in GloVe, links become `<url>`, user names `<user>`."""
     found = _WORD.findall(html.unescape(tweet).lower())
     return [
         "<user>" if word[0] == "@" else "<url>" if "://" in word or word.startswith("www.") else word for word in found
@@ -54,20 +54,22 @@ def words_of(tweet: str) -> list[str]:
 
 @register_dataset("sentiment140")
 def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Tweets with two sentiments (Go et al., 2009: 1,600,000), as indices of their words in a vocabulary.
+    """Load Sentiment140 (Go et al., 2009): 1,600,000 positive or negative tweets, as indices of words in a vocabulary.
 
-    Natural clients are users with at least `min_tweets` (LEAF's `-k`). Every fifth tweet, sorted by user, is a test
-    example. The vocabulary has the most frequent words of the training part (`VOCABULARY`, with padding and unknown).
-    Raises a `DataError` if the file (see `FILES`, also packed) is missing, damaged or has another layout.
+    Natural clients are users with at least `min_tweets` tweets (LEAF's option `-k`). Every fifth tweet, sorted by user,
+    is a test example. The vocabulary has `VOCABULARY` entries: padding, unknown, and the most frequent words of the
+    training part. Raises a `DataError` if the file (see `FILES`, can be compressed) is missing, damaged or has another
+    layout.
     """
     return _tweets(folder, min_tweets)[0]
 
 
 @register_dataset("sentiment140-glove")
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Sentiment140 as frozen vectors of its words (25, width), which are read from the same folder (see `VECTORS`).
+    """Load Sentiment140 as in `sentiment140`, with a frozen word vector for each of 25 words, (25, width).
 
-    Words without a vector, unknown words and padding are zeros. Arguments and errors are those of `sentiment140`.
+    The file of word vectors (see `VECTORS`) is in the same folder. Vectors of padding, unknown words and words that the
+    file does not contain are zeros. Arguments and errors are those of `sentiment140`.
     """
     dataset, vocabulary = _tweets(folder, min_tweets)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
@@ -81,10 +83,10 @@ def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
 
 
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
-    """Read the vectors (2 + words, width) float32 of a vocabulary; the first two, of padding and unknown, are zeros.
+    """Read the word vectors of a vocabulary, (2 + words, width) float32; the first two, padding and unknown, are zeros.
 
-    Raises a `DataError` if the file, in GloVe's text format (a word and its numbers per line), is damaged or has none
-    of the words.
+    The file has GloVe's text format, with a word and its numbers on each line. Raises a `DataError` if it is damaged or
+    contains none of the words.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
     vectors, found, width = np.zeros((0, 0), np.float32), 0, 0
@@ -98,16 +100,16 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
         try:
             vectors[numbers[word]] = np.array(values, np.float32).reshape(width)  # not broadcast
         except ValueError as error:
-            raise DataError(f"{file}: line {row} is not a word and {width} numbers, as line 1 is") from error
+            raise DataError(f"{file}: line {row} is not a word and {width} numbers: download the file again") from error
         found += 1
     if not found or not np.isfinite(vectors).all():
-        what = "is not finite" if found else f"has none of the {len(numbers)} words of the tweets"
-        raise DataError(f"{file} {what}: word vectors in GloVe's text format are needed")
+        what = "has numbers that are not finite" if found else f"has none of the {len(numbers)} words of the tweets"
+        raise DataError(f"{file} {what}: use word vectors in GloVe's text format")
     return torch.from_numpy(vectors)
 
 
 def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
-    """Return the data set, and its vocabulary from index 2 on."""
+    """Return the data set, and the words of its vocabulary, whose indices start at 2."""
     path = locate_one(folder, "sentiment140", FILES, "sentiment140")
     known: dict[str, str] = {}  # one object for each word
     labels, users, texts = [], [], []
@@ -143,7 +145,7 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
 
 
 def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
-    """Iterate over polarity, user and text of the tweets."""
+    """Iterate over the tweets in a file: polarity, user and text."""
     number = 0
     try:
         for row in csv.reader(io.StringIO(read(path).decode("latin-1"), newline="")):
@@ -152,6 +154,6 @@ def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
                 raise csv.Error("polarity (0 or 4), id, date, query, user and text are expected")
             yield row[0], row[4], row[5]
     except csv.Error as error:
-        raise DataError(f"{path}: row {number} is damaged ({error}): get the file again") from error
+        raise DataError(f"{path}: row {number} is damaged ({error}): download the file again") from error
     if number < 5:
-        raise DataError(f"{path} has {number} tweets, too few for a training and a test part")
+        raise DataError(f"{path} has {number} tweets, too few for a training and a test part: use the whole file")

@@ -1,1 +1,1 @@
-"""Methods: their declaration (`Method`, `Traits`), their keys (`option`), what they share, and the registry."""
+"""Methods: their declarations (`Method`, `Traits`), keys (`option`) and sharing maps (`Sharing`), and the registry."""

@@ -52,18 +52,19 @@ def option(
         above: exclusive lower limit.
         at_most: largest accepted number.
         below: exclusive upper limit.
-        about: the subject: the clients' data (`data`), training (`training`, `optimiser`), waiting at the server
-            (`server`), computing on a client's machine (`node`), where a run takes place (`place`), or its measurements
-            (`output`). A comparison sets keys about data, place and output for all variants.
-        at_node: a node may set it for itself.
-        resumable: it may change when a run is resumed.
-        path: it is a path, which only its own machine may choose.
-        needs: other keys and the values with which this key has an effect, as a tuple or as limits (`{"below": 1}`); an
-            empty tuple stands for all values except 0 and "".
-        trait: the trait of a method (`Traits`) with which this key has an effect: true, or a tuple with its value.
-        replaced_by: this key has no effect if the user passes all of these.
-        at_need: values of a method's own key that `fedhet recommend` sets if the method cannot serve the clients
-            otherwise.
+        about: the subject: the clients' data (`data`), training (`training`, `optimiser`), how long the server waits
+            for clients (`server`), computation on a client's machine (`node`), the place of a run (`place`), or its
+            measurements and files (`output`). A comparison sets keys about data, place and output for all variants.
+        at_node: whether a node may set the key for itself, in its node config.
+        resumable: whether the value may change when a run is resumed.
+        path: whether the value is a path, which must be set on the machine where it is used.
+        needs: other keys, each with the values at which this key has an effect: a tuple of values, or limits such as
+            `{"below": 1}`. An empty tuple stands for all values except 0 and "".
+        trait: the name of an attribute of `Traits`; the key has an effect if that is true or, if it is a tuple,
+            contains the key's value.
+        replaced_by: parts that the user passes; if all of them are passed, the key has no effect.
+        at_need: values of a method's own key that `fedhet recommend` tries if the method is not applicable with the
+            default.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {
@@ -95,7 +96,7 @@ def takes(key: Field[Any]) -> str:
 
 
 def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float]) -> str:
-    """Return how to set a key to one of the wanted values (`option(needs=...)`); empty if it has one."""
+    """Return an instruction to set a key to one of the wanted values (`option(needs=...)`), or "" if it has one."""
     if isinstance(wanted, Mapping):
         met = all(_LIMITS[limit][1](value, bound) for limit, bound in wanted.items())
         words = " and".join(f" {_LIMITS[limit][2]} {bound:g}" for limit, bound in wanted.items())
@@ -106,7 +107,7 @@ def unmet(key: str, value: Value, wanted: tuple[Value, ...] | Mapping[str, float
 
 
 def kebab(name: str) -> str:
-    """Return a field's name as a key."""
+    """Convert a field's name to a key: `local_epochs` to `local-epochs`."""
     return name.replace("_", "-")
 
 
@@ -116,10 +117,14 @@ def fits(number: int) -> bool:
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Value:
-    """Return a key's value in the type of its default; raises a ConfigError that names accepted values."""
+    """Convert a value to the type of the key's default and check it.
+
+    Raises:
+        ConfigError: the value is not accepted; the message says which values are.
+    """
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
-        raise ConfigError(f"{key}: must be a whole number of at most 64 bits, not of {value.bit_length()}")
+        raise ConfigError(f"{key}: must be a whole number of at most 64 bits, but has {value.bit_length()} bits")
     if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
         value = wanted(value)
     if must_be := _must_be(value, spec):
@@ -128,7 +133,7 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
 
 
 def _must_be(value: Any, spec: Field[Any]) -> str:
-    """Describe what the value must be; empty if the key accepts it."""
+    """Return a description of the accepted values, or an empty string if the key accepts this value."""
     wanted, choices = type(default_of(spec)), spec.metadata["choices"]
     if type(value) is not wanted:
         return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[wanted]

@@ -1,4 +1,4 @@
-"""The declaration of a method: its name, its keys and its traits. Server and clients import their own side by name."""
+"""The declaration of a method: its name, its keys and its traits, with the names of its server and client classes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ widths, which are always sent."""
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure in the report of a method.
+    """A figure in the report of a run, drawn from matrices that the method records.
 
     Attributes:
         figure: `"package.module:function"`, which returns a matplotlib Figure for the matrices; imported when needed.
@@ -46,21 +46,22 @@ class Traits:
         networks: how networks may differ: not at all (`"equal"`), in their `"widths"`, or in any way (`"any"`).
         shares: which arrays of a client's network are shared, and how.
         keeps: what a client keeps between rounds: its whole `"model"`, the `"rest"` that is not shared, or `"nothing"`.
-        scored: the evaluation that counts: of the network that clients `"received"`, or of the one that they
-            `"trained"`, which they must keep.
+        scored: which network is evaluated for the method's results: the one that clients `"received"`, or the one that
+            they `"trained"`; the latter requires `keeps="model"`.
         common_init: clients start from the same initialization, if `shared-init` is set; otherwise from their own.
         public: what the method needs of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
         public_at_server: the server needs the inputs of the public dataset, too.
-        communicates: clients exchange something; False for local training.
-        serves_clients: clients use what the server computes; False if it is a model at the server only, whose score on
-            the common test set is the method's.
-        other_arrays: how the server aggregates arrays other than weights: their `mean`; an average of `entries`, to
-            which `aggregation` applies; something else of `whole` arrays, to be clipped (`clip-norm`); or neither.
+        communicates: clients exchange arrays or values with the server; False for local training.
+        serves_clients: clients use what the server computes; False if the result is a model at the server only, which
+            is evaluated on the common test set.
+        other_arrays: how the server aggregates arrays other than weights: by their `"mean"`; by an average of
+            `"entries"`, to which the key `aggregation` applies; by another function of `"whole"` arrays, whose norm
+            `clip-norm` can limit; or `""` if there are none or neither key applies.
         sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
-            client sends. Shared arrays are the group `model`, of kind weights by default.
+            client sends. Shared arrays are the group `model`, by default of kind `weights`.
 
     Raises:
-        ConfigError: a method that is scored on trained networks does not keep them.
+        ConfigError: `scored` is `"trained"`, but clients do not keep the model.
     """
 
     networks: Literal["equal", "widths", "any"] = "any"
@@ -78,17 +79,17 @@ class Traits:
     def __post_init__(self) -> None:
         """Check that the traits do not contradict each other."""
         if self.scored == "trained" and self.keeps != "model":
-            raise ConfigError('a method scored on what clients "trained" must have them keep their "model"')
+            raise ConfigError('Traits(scored="trained") also needs keeps="model", so that clients keep the network')
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Return the kinds of values that leave the client."""
+        """Return the kinds (`fedhet.client.policy.KINDS`) of the arrays and values that clients send."""
         weights = {"weights"} if self.shares.keys != "nothing" and "model" not in self.sends else set()
         return frozenset({*self.sends.values()} | weights)
 
     @property
     def averages(self) -> bool:
-        """Whether the server averages arrays entry by entry, so that `aggregation` has an effect."""
+        """Return whether the server averages arrays entry by entry, so that the key `aggregation` has an effect."""
         shared = self.shares.averaged and self.shares.keys != "nothing" and self.networks != "widths"
         return shared or "model" in self.sends or self.other_arrays == "entries"
 
@@ -99,22 +100,22 @@ class Traits:
 
     @property
     def bounded(self) -> bool:
-        """Whether `clip-norm` can be applied to what a client sends."""
+        """Return whether the key `clip-norm` can limit the norm of the arrays that a client sends."""
         return self.averages or self.other_arrays == "whole"
 
     @property
     def aggregations(self) -> tuple[str, ...]:
-        """Return the values of `aggregation` that have an effect."""
+        """Return the values of the key `aggregation` that the method supports."""
         return AGGREGATIONS if self.averages else ("mean", "norm-clipped") if self.bounded else ("mean",)
 
     @property
     def whole(self) -> bool:
-        """Whether all clients share one network, the global model."""
+        """Return whether all clients share one network, the global model."""
         return self.networks != "any" and self.shares.averaged and self.shares.keys == "everything"
 
     @property
     def starts_unseen_clients(self) -> bool:
-        """Whether an unseen client receives weights, or clients train locally anyway."""
+        """Return whether a client that joins after the last round receives weights, or clients train locally anyway."""
         return (
             not self.communicates
             or self.scored == "received"
@@ -130,15 +131,16 @@ class Method:
         name: the name in configurations, and the prefix of its own keys.
         traits: the traits, or a function that returns them for the method's own keys.
         Parameters: frozen dataclass of the method's own keys, with the paper's values.
-        server: `"package.module:Class"` of the server side. By default the class of the method's name in `strategies/`,
-            or else `fedhet.server.FederatedStrategy`, which averages what is shared.
-        client: `"package.module:Class"` of the client side. By default the class of the method's name in
-            `client_apps/`, or else `fedhet.client.ClientSide`, which trains the network on the client's examples.
+        server: `"package.module:Class"` of the server side. By default the class with the method's name in
+            `strategies/` or, without one, `fedhet.server.FederatedStrategy`, which averages shared arrays.
+        client: `"package.module:Class"` of the client side. By default the class with the method's name in
+            `client_apps/` or, without one, `fedhet.client.ClientSide`, which trains the network on the client's
+            examples.
         common: the paper's values of common keys.
         own: values for the user's own models and data that differ from `OWN_SETTINGS`.
         drawings: figures of the report by the name of their matrices.
-        trains: what clients train if it is not their network. In a comparison such a method has its own optimizer and
-            learning rate.
+        trains: what clients train, such as a hypernetwork, if it is not their network. In a comparison such a method
+            has its own optimizer and learning rate.
         family: the prefix of the method's keys: its name, or that of the method that it is a `variant` of.
     """
 
@@ -154,12 +156,12 @@ class Method:
     family: str = ""
 
     def __post_init__(self) -> None:
-        """Set the family of a method that is not a variant."""
+        """Set `family` to the method's name if it is empty, as for methods that are not variants."""
         if not self.family:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """Return a method with the same keys that differs in other attributes, such as a control in a study.
+        """Return a method with the same keys and other attributes, such as a control in a study.
 
         Args:
             name: the name of the variant.
@@ -172,14 +174,14 @@ class Method:
 
     @property
     def settles_rounds(self) -> bool:
-        """Whether it determines the number of rounds itself (`rounds = 0`)."""
+        """Return whether the method determines the number of rounds itself (`rounds = 0`)."""
         return self.common.get("rounds") == 0
 
     @property
     def one_shot(self) -> bool:
-        """Whether it has a single round in its paper."""
+        """Return whether the method has a single round by default, as in its paper."""
         return self.common.get("rounds") == 1
 
     def traits_of(self, parameters: options.Parameters) -> Traits:
-        """Return the traits with these values of the method's own keys."""
+        """Return the method's traits, given the values of its own keys."""
         return self.traits(parameters) if callable(self.traits) else self.traits

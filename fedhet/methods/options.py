@@ -1,4 +1,4 @@
-"""The configuration: its common keys are the fields of `Config`, a method's own keys the fields of its `Parameters`."""
+"""The configuration: common keys are the fields of `Config`, and a method's own keys the fields of its `Parameters`."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ class Parameters:
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Return the sizes that a node may choose, the largest first."""
+        """Return the sizes that a node may choose (ranks, depths or widths), the largest first."""
         return tuple(sorted({*self.all_widths}, reverse=True))
 
     @property
@@ -59,12 +59,12 @@ class Parameters:
 
     @property
     def changes_heads(self) -> bool:
-        """Whether clients' networks get other heads, so that what they share is known after the handshake only."""
+        """Return whether the method changes heads of networks, so that shared arrays are known after the handshake."""
         return False
 
     @property
     def makes_public_dataset(self) -> bool:
-        """Whether the method has a source of public examples other than `public-samples`."""
+        """Return whether the method creates a public dataset itself, so that `public-samples` is not needed."""
         return False
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
@@ -75,7 +75,7 @@ class Parameters:
             unlabelled: the public examples have no labels.
 
         Returns:
-            The value and the reason by key, which is one of the method's or a common one.
+            A value and the reason for it, by key: one of the method's own keys or a common key.
         """
         return {}
 
@@ -84,13 +84,13 @@ class Parameters:
 
 
 def width(value: object, name: str) -> float:
-    """Parse a fraction of a layer's units; raises a ConfigError that names the setting."""
+    """Parse a width, a fraction of a layer's units; raises a ConfigError that names the setting if it is invalid."""
     try:
         share = float(str(value))
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ConfigError(f"{name}: {value} is not a fraction of a layer's units: a width is above 0 and at most 1")
+        raise ConfigError(f"{name}: {value} is not a valid width: set the fraction of units, above 0 and at most 1")
     return share
 
 
@@ -278,16 +278,16 @@ class Config:
         return {**fields_of(Config), **of_method}
 
     def flat(self) -> dict[str, Value]:
-        """Return every key and value, as `fedhet.config.configuration.resolve` accepts them."""
+        """Return all keys with their values, in the form that `fedhet.config.configuration.resolve` accepts."""
         return {key: getattr(self.parameters if "." in key else self, f.name) for key, f in self.specs().items()}
 
     @cached_property
     def text(self) -> str:
-        """Return `flat` as a line of JSON for messages to clients; the method goes by its own name."""
+        """Return `flat` as a line of JSON for messages to clients, with the method's name in place of a reference."""
         return json.dumps(self.flat() | {"method": self.method_name})
 
     def on_own_test_parts(self) -> "Config":
-        """Return the configuration for data without a common test set."""
+        """Return the configuration for data without a common test set: clients evaluate on their own test parts."""
         why = "clients are scored on their own test examples (test-on = local), since the data have no common test set"
         return self.replace(test_on="local", remarks=(*self.remarks, ("test-on", why)))
 
@@ -303,13 +303,13 @@ def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
 
 
 def listed(value: str) -> list[str]:
-    """Return the parts of a comma-separated value, without spaces."""
+    """Split a comma-separated value into its parts, and remove spaces."""
     return [part for part in value.replace(" ", "").split(",") if part]
 
 
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
-    """Return the common keys about these subjects."""
+    """Return the common keys about these subjects (`option(about=...)`)."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
 
 

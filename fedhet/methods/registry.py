@@ -1,8 +1,8 @@
 """Look up methods by name.
 
-A method (`fedhet.methods.method.Method`) is one of those in `fedhet/methods/included/`, one of an installed package
-with an entry point of the group `fedhet.methods`, one that was registered in this process, or `package.module:name` or
-`FILE.py:NAME`.
+A method (`fedhet.methods.method.Method`) is included in fedhet (`fedhet/methods/included/`), is provided by an
+installed package (entry point group `fedhet.methods`), is registered in this process (`register`), or is imported from
+`package.module:name` or `FILE.py:NAME`.
 """
 
 import importlib
@@ -54,15 +54,15 @@ def methods() -> list[str]:
 
 
 def register(method: Method) -> None:
-    """Make a method known in this process by its name; it replaces one that was registered by the same name.
+    """Register a method under its name in this process, in place of any that was registered under the same name.
 
     Raises:
         ConfigError: fedhet or an installed package has a method of this name.
     """
     if not isinstance(method, Method):
-        raise ConfigError(f"a method is a fedhet.methods.method.Method, not a {type(method).__name__}")
+        raise ConfigError(f"a method must be a fedhet.methods.method.Method, not a {type(method).__name__}")
     if method.name in _installed():
-        raise ConfigError(f"there is a method {method.name!r} already: give yours another name")
+        raise ConfigError(f"a method named {method.name!r} is installed already: give yours another name")
     _registered[method.name] = method
 
 
@@ -72,12 +72,12 @@ def registered() -> list[Method]:
 
 
 def method(reference: str, *, trusted: bool = True) -> Method:
-    """Return a method.
+    """Return the method of a name or reference.
 
     Args:
         reference: a name, `package.module:name` or `FILE.py:NAME`. The latter two are imported, also from the working
             folder, and registered.
-        trusted: the reference may be imported.
+        trusted: whether code that the reference names may be imported.
 
     Raises:
         ConfigError: there is no such method.
@@ -90,13 +90,13 @@ def method(reference: str, *, trusted: bool = True) -> Method:
         register(imported)
         return imported
     raise ConfigError(
-        f"{nearest('method', reference, methods())}; a method of yours is package.module:name or FILE.py:NAME, an "
-        f"entry point of the group {GROUP}, or passed to make_client_app and make_server_app"
+        f"{nearest('method', reference, methods())}; name your own method as package.module:name or FILE.py:NAME, "
+        f"install it with an entry point of the group {GROUP}, or pass it to make_client_app and make_server_app"
     )
 
 
 def of_data(reference: str, place: Path) -> Method:
-    """Return the method that a file names without importing anything; raises a ConfigError if it is unknown here."""
+    """Return the method that a run's file names, without importing new code; raises a ConfigError if it is unknown."""
     if reference in methods() or _imported_before(reference):
         return method(reference, trusted=False)
     raise ConfigError(
@@ -120,13 +120,13 @@ def strategy(name: str) -> type[Any]:
 
 
 def client_side(name: str) -> type[Any]:
-    """Return a method's client side, a `fedhet.client.ClientSide`; no new method is imported."""
+    """Return a method's client side, a `fedhet.client.ClientSide`; references to unknown code are not imported."""
     return _side(method(name, trusted=False), "client")
 
 
 @cache
 def _default_strategy(name: str) -> type[Any]:
-    """Return the default class under the name of an included method that has no file in `strategies/`."""
+    """Return a subclass of the default strategy, named after an included method that has no file in `strategies/`."""
     side = _side(method(name), "server")
     names = {method: class_name for class_name, method in strategy_classes().items()}
     own = {"method": method(name), "__module__": side.__module__, "__doc__": f"The server side of {name}, the default."}
@@ -135,9 +135,10 @@ def _default_strategy(name: str) -> type[Any]:
 
 @cache
 def strategy_classes() -> dict[str, str]:
-    """Return the included methods by the name of their classes.
+    """Map the class name of each included method to the method's name, such as `FedHeNN` to `fedhenn`.
 
-    The files of either side define the name; a method without a file has its own name in capitals (`SecondLast`).
+    A class in `strategies/` or `client_apps/` determines the class name. For a method without such a file, it is the
+    method's name in title case without hyphens (`SecondLast`).
     """
     found: dict[str, str] = {}
     names = {name.replace("-", ""): name for name in own_methods()}
@@ -172,12 +173,12 @@ def _loaded(name: str) -> Method:
     point = _installed()[name]
     method = _method_at(f"{point.module}:{point.attr}", f"method {name!r} of an installed package ({point.value})")
     if method.name != name:
-        raise ConfigError(f"method {name!r} calls itself {method.name!r}: the names must be the same")
+        raise ConfigError(f"the entry point {name!r} is a method named {method.name!r}: give both the same name")
     return method
 
 
 def _imported(reference: str) -> Method:
-    """Import a method; the working folder is searched, too, as for a script."""
+    """Import the method of `package.module:name` or `FILE.py:NAME`; the working folder is searched as for a script."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     if not all(_place(reference)):
@@ -209,7 +210,7 @@ def _object(reference: str, subject: str) -> Any:
 
 
 def _place(reference: str) -> tuple[str, str]:
-    """Return module and name; the module of a file is its absolute path, which is the same in all processes."""
+    """Split a reference into module and name; for a file, the module is its absolute path."""
     module, _, name = reference.rpartition(":")
     return str(Path(module).resolve()) if module.endswith(".py") else module, name
 
@@ -231,7 +232,7 @@ def module_of(name: str) -> ModuleType:
 
 
 def _side(method: Method, which: str) -> type[Any]:
-    """Return a method's class for one side: the one that it names, or that of its name, or the default."""
+    """Return a method's class for `server` or `client`: the declared one, the one with its name, or the default."""
     package, default = SIDES[which]
     if not (reference := getattr(method, which)):
         module = f"{package}.{method.family.replace('-', '_')}"
@@ -242,11 +243,11 @@ def _side(method: Method, which: str) -> type[Any]:
     subject = f"the {which} side of method {method.name!r}, {reference!r},"
     side: type[Any] = _object(reference, subject)
     if getattr(side, "role", None) != which:
-        raise ConfigError(f"{subject} is not a {default.replace(':', '.')}")
+        raise ConfigError(f"{subject} must be a subclass of {default.replace(':', '.')}")
     return side
 
 
 def _class_named(module: ModuleType, method: str) -> str:
-    """Return the name of the class with the name of a method, such as FedHeNN for fedhenn."""
+    """Return the name of a module's class that equals a method's name except for case and hyphens, such as FedHeNN."""
     classes = [name for name, each in vars(module).items() if isinstance(each, type)]
     return next(name for name in classes if name.lower() == method.replace("-", ""))

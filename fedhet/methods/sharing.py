@@ -1,7 +1,7 @@
-"""Sharing maps: a map from the arrays of a client's network to shared keys.
+"""Sharing maps: which arrays of a client's network are shared, and under which keys.
 
-The server averages each key over the clients that have it, and each client receives its keys. FedAvg, FedRep,
-LG-FedAvg, averages within architectures and averages by layer are five such maps.
+The server averages the arrays of each shared key over the clients that have it, and each client receives the arrays of
+its keys. FedAvg, FedRep, LG-FedAvg, averages within architectures and averages by layer differ only in this map.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # methods name their map, and are listed without torch
 
 @dataclass(frozen=True, eq=False)
 class NetworkDescription:
-    """A client's network with the names of its head's module and of its architecture, the input of a sharing map."""
+    """The input of a sharing map: a client's network, the name of the module that is its head, and its architecture."""
 
     model: "nn.Module"
     head: str
@@ -27,7 +27,7 @@ class NetworkDescription:
 
     @cached_property
     def kinds(self) -> "Mapping[str, Kind]":
-        """The kind of each array of the network's state dict."""
+        """The kind of each array of the state dict, by name: trained, frozen, a running statistic or another buffer."""
         from fedhet.models.arrays import kinds_of
 
         return kinds_of(self.model)
@@ -46,16 +46,16 @@ class Sharing:
     """A sharing map, and how the server uses it.
 
     Attributes:
-        keys: the map, or `"everything"`, each array under its own name, or `"nothing"`. Only a method that shares
-            everything has a global model.
-        averaged: whether the server averages each key, so that its arrays must be alike for all clients; otherwise
-            arrays are only sent.
-        statistics: whether running statistics are always sent, or as configured (`batch-norm`).
-        units: if clients may have parts of arrays, the units of each hidden layer that they have; the server then
-            averages each entry over the clients that have it.
+        keys: the map from arrays to shared keys; `"everything"` shares each array under its own name, `"nothing"` none.
+            Only a method that shares everything has a global model.
+        averaged: whether the server averages the arrays of each key, which must then have the same shape for all
+            clients; otherwise clients send arrays that a method uses in another way.
+        statistics: whether running statistics are always sent, or only if the key `batch-norm` says so.
+        units: a function that returns which units of a hidden layer a client has, if clients have parts of arrays. The
+            server then averages each entry over the clients that have it.
 
     Raises:
-        ValueError: clients have parts of arrays that are not averaged.
+        ValueError: `units` is given, but arrays are not shared and averaged.
     """
 
     keys: Keys | Literal["everything", "nothing"]
@@ -66,10 +66,10 @@ class Sharing:
     def __post_init__(self) -> None:
         """Check that the fields fit together."""
         if self.units and not (self.averaged and self.keys != "nothing"):
-            raise ValueError("clients have parts of arrays where these are shared and averaged")
+            raise ValueError("Sharing(units=...) needs shared and averaged arrays: set keys, and averaged=True")
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
-        """Return the shared key of each shared array of a state dict, by name, in its order.
+        """Map the name of each shared array to its shared key, in the order of the state dict.
 
         Args:
             network: the client's network.
@@ -104,7 +104,11 @@ def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Tensor]]]":
-    """Yield each layer's kind (class, options and shapes of arrays) and arrays by name, in the model's order."""
+    """Iterate over a network's layers in the order of the model.
+
+    Yields:
+        A text that describes the layer (class, shapes of arrays, options), and the layer's arrays by name.
+    """
     for name, module in network.model.named_modules():
         arrays = {key: tensor for key, tensor in module.state_dict().items() if "." not in key}
         if arrays:
@@ -115,7 +119,10 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Key arrays by the layer's kind and its number in it; normalisations belong to the layer before them."""
+    """Return a function that maps an array's name to a key, made of its layer's kind and the count of that kind so far.
+
+    A normalisation layer belongs to the layer before it.
+    """
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -130,7 +137,10 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Key arrays by the kinds of their layer and all earlier ones, so that networks share only equal first layers."""
+    """Return a function that maps an array's name to a key, made of the kinds of its layer and of all earlier layers.
+
+    So networks share their first layers as far as these are equal.
+    """
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

@@ -1,4 +1,4 @@
-"""Tasks: the loss, the metric and the prediction for each kind of output."""
+"""Tasks: the loss, the metric and the meaning of a network's outputs."""
 
 from fedhet.tasks.classes import IGNORED as IGNORED
 from fedhet.tasks.kind import Outputs as Outputs

@@ -1,4 +1,4 @@
-"""Outputs that are scores of exclusive classes, for each example, token or pixel."""
+"""Kinds of outputs that are scores of exclusive classes, for each example, token or pixel."""
 
 import math
 from typing import ClassVar
@@ -15,13 +15,13 @@ IGNORED = -100
 
 
 class Classification(Outputs):
-    """One of several classes: logits (n, classes), labels (n,) int64; cross entropy and accuracy."""
+    """Classification into several classes: logits (n, classes), labels (n,) int64; cross entropy and accuracy."""
 
     name = "classification"
     metric = "accuracy"
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (predictions, classes) and classes (predictions,)."""
+        """Return logits (predictions, classes) and labels (predictions,)."""
         return outputs.flatten(0, -2), labels.flatten()
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -29,17 +29,17 @@ class Classification(Outputs):
         return F.cross_entropy(self.scores(outputs).flatten(0, -2), labels.flatten(), weights)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of cross entropy, the number of predictions, and as a column the number of correct ones."""
+        """Return the sum of the cross entropy, the number of predictions, and the number of correct predictions."""
         scores = self.scores(outputs)
         loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the accuracy in [0, 1], weighted by the number of predictions."""
+        """Return the accuracy in [0, 1], with the number of predictions as its weight."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Labels must be integers from 0, smaller than the number of outputs."""
+        """Return a message unless labels are integers from 0 that are smaller than the number of outputs."""
         if labels.is_floating_point():
             return _FLOATS
         if outputs.ndim != labels.ndim + 1 or outputs.shape[1:-1] != labels.shape[1:]:
@@ -48,30 +48,30 @@ class Classification(Outputs):
 
 
 class Binary(Classification):
-    """Yes or no: one logit, (n, 1) or (n,), labels (n,) of 0 and 1; binary cross entropy and accuracy.
+    """Binary classification: a logit, (n, 1) or (n,), labels (n,) of 0 and 1; binary cross entropy and accuracy.
 
-    Methods exchange a logit z as the scores (0, z) of two classes, and may give such scores as outputs.
+    Methods exchange a logit z as the scores (0, z) of two classes. Outputs can also be such scores, (n, 2).
     """
 
     name = "binary"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return two scores, (n, 2)."""
+        """Return the scores of both classes, (n, 2)."""
         return outputs if outputs.ndim > 1 and outputs.shape[-1] == 2 else _two_scores(outputs.reshape(-1, 1), -1)
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return classes 0 and 1, (n,) int64."""
+        """Return labels as classes 0 and 1, (n,) int64."""
         alone = labels.numel() == len(labels) and not (labels.ndim == 1 and labels.dtype == torch.int64)
         return labels.reshape(-1).long() if alone and zeros_and_ones(labels) else labels
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the network's logits, and labels as floats of the same shape."""
+        """Return logits, and labels as floats of the logits' shape."""
         if outputs.ndim > 1 and outputs.shape[-1] == 2:
             outputs = outputs.diff(dim=-1)
         return outputs, labels.reshape(outputs.shape).to(outputs.dtype)
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """There must be one output and one label for each example."""
+        """Return a message unless each example has one output and one label, 0 or 1."""
         if outputs[0].numel() != 1:
             return f"a binary task has one output, but its outputs are {sizes(outputs)}: for two use classification"
         if labels.numel() != len(labels):
@@ -80,32 +80,35 @@ class Binary(Classification):
 
 
 class NextCharacter(Classification):
-    """The next character of a text: logits (n, characters), labels (n,); or (n, steps, characters), (n, steps)."""
+    """Prediction of the next character of a text: logits (n, characters) and labels (n,), or a prediction at each step.
+
+    With a prediction at each step, logits are (n, steps, characters) and labels (n, steps).
+    """
 
     name = "next-character"
     places = "tokens"
 
 
 class TokenClassification(Classification):
-    """A class for each token: logits (n, tokens, classes), labels (n, tokens), where -100 is ignored."""
+    """Classification of each token: logits (n, tokens, classes), labels (n, tokens); the label -100 is ignored."""
 
     name = "token-classification"
     places: ClassVar[Places] = "tokens"
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean cross entropy over the labels that are not ignored; 0 if all are."""
+        """Return the mean cross entropy over the labels that are not ignored; 0 if all labels are ignored."""
         scores, labels = self.scores(outputs).flatten(0, -2), labels.flatten().long()
         total = F.cross_entropy(scores, labels, weights, reduction="sum", ignore_index=IGNORED)
         counted = labels[labels != IGNORED]
         return total / (weights[counted].sum() if weights is not None else torch.tensor(len(counted))).clamp(min=1e-9)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the same as for classification, over the labels that are not ignored."""
+        """Return sum of the cross entropy, number of predictions and of correct ones, without ignored labels."""
         loss, _, columns = super().evaluate(outputs, labels.long())
         return loss, int((labels != IGNORED).sum()), columns
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """There must be a label for each prediction, a class or -100."""
+        """Return a message unless each prediction has a label, which is a class or -100."""
         scores = self.scores(outputs)
         if scores.ndim != labels.ndim + 1 or scores.shape[1:-1] != labels.shape[1:]:
             return _unlike(outputs, labels)
@@ -119,9 +122,9 @@ class TokenClassification(Classification):
 
 
 class Segmentation(TokenClassification):
-    """A class for each pixel: logits (n, classes, h, w), labels (n, h, w), where -100 is ignored; mean IoU.
+    """Classification of each pixel: logits (n, classes, h, w), labels (n, h, w); mean IoU. The label -100 is ignored.
 
-    Any number of axes can follow the classes. One channel is the logit of class 1 against class 0.
+    Any number of axes can follow the axis of classes. A single channel is the logit of class 1 against class 0.
     """
 
     name = "segmentation"
@@ -129,21 +132,21 @@ class Segmentation(TokenClassification):
     places: ClassVar[Places] = "pixels"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return scores (n, h, w, classes)."""
+        """Return class scores (n, h, w, classes)."""
         return (_two_scores(outputs, 1) if outputs.shape[1] == 1 else outputs).movedim(1, -1)
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return integer labels."""
+        """Return labels as integers, if they are floats 0 and 1."""
         return labels.to(torch.uint8) if labels.is_floating_point() and zeros_and_ones(labels) else labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of classes."""
+        """Return the number of classes, since each class has its IoU."""
         return classes
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (n, classes, h, w) and classes (n, h, w), or for one channel labels as floats (n, 1, h, w).
 
-        Ignored pixels of one channel are left out of both, because binary cross entropy cannot ignore labels.
+        For one channel, ignored pixels are removed, because binary cross entropy cannot ignore labels.
         """
         if outputs.shape[1] > 1:
             return outputs, labels.long()
@@ -152,7 +155,11 @@ class Segmentation(TokenClassification):
         return (outputs, labels) if bool(counts.all()) else (outputs[counts], labels[counts])
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return as columns, for each class, the pixels of intersection and union, and the examples with any."""
+        """Return the sum of the cross entropy, the number of predictions, and three columns with a number per class.
+
+        The columns are the pixels in the intersection of labels and predictions, those in the union, and the examples
+        in which the union is not empty.
+        """
         labels, scores = labels.long(), self.scores(outputs)
         loss, count, _ = super().evaluate(outputs, labels)
         counts, classes = labels != IGNORED, scores.shape[-1]
@@ -167,7 +174,7 @@ class Segmentation(TokenClassification):
         return loss, count, (both.sum(0), union.sum(0), (union > 0).sum(0))
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return intersection over union of each class, weighted by the pixels of the union."""
+        """Return the intersection over union of each class, with the number of pixels in the union as its weight."""
         both, union = (torch.stack(column).sum(0).double() for column in columns[:2])
         return Metric(tuple((both / union).tolist()), tuple(union.tolist()))
 
@@ -176,7 +183,7 @@ _FLOATS = "its labels are floats, not classes: give classes as integers, or set 
 
 
 def _two_scores(logits: Tensor, axis: int) -> Tensor:
-    """Return scores of two classes: 0 and the logit."""
+    """Return the scores of two classes, 0 and the logit, along an axis."""
     return torch.cat([torch.zeros_like(logits), logits], axis)
 
 

@@ -14,10 +14,10 @@ Columns = tuple[Tensor, ...]
 
 
 class Outputs(ABC):
-    """A kind of outputs: its loss, its metric, and the shapes of outputs and labels.
+    """A kind of network outputs, such as class scores: its loss, its metric, and the shapes of outputs and labels.
 
     Attributes:
-        name: Name of the task.
+        name: Name of the task, such as `classification`.
         metric: `accuracy`, `auc`, `iou` or `r2`.
         places: Whether an example has one prediction, or one for each token or pixel.
         meaning: Whether outputs are scores of exclusive classes, scores of several labels, or numbers.
@@ -29,20 +29,20 @@ class Outputs(ABC):
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return outputs with the scores or numbers of a prediction in the last axis."""
+        """Return outputs with the axis of class scores, or of the values of a prediction, moved to the end."""
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels in the form that methods use; the same object if nothing changes or they do not fit."""
+        """Convert labels to the form that methods use; labels that need no conversion or do not fit stay unchanged."""
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of values of the metric."""
+        """Return the number of values of the metric, such as one for each class."""
         return 1
 
     @abstractmethod
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and labels in the form of PyTorch's loss of the kind."""
+        """Return outputs and labels in the form that the corresponding loss of PyTorch expects."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -50,19 +50,19 @@ class Outputs(ABC):
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions and the metric's columns."""
+        """Return the sum of a batch's losses, the number of predictions, and the columns that `measure` needs."""
 
     @abstractmethod
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the metric of `count` predictions from the columns of their batches."""
+        """Compute the metric of `count` predictions from the columns that `evaluate` returned for their batches."""
 
     @abstractmethod
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return why outputs of a few examples and labels of all do not fit the kind, or an empty string."""
+        """Return a message if outputs of a few examples or labels of all do not fit the kind; else an empty string."""
 
 
 def zeros_and_ones(labels: Tensor) -> bool:
-    """Whether all labels are 0 or 1."""
+    """Return whether all labels are 0 or 1."""
     return bool(((labels == 0) | (labels == 1)).all())
 
 

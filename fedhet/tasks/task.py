@@ -26,11 +26,11 @@ OUTPUTS: dict[str, Outputs] = {kind.name: kind() for kind in _KINDS}
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
-    """Infer the name of the kind from outputs of a few examples and labels of all; `Outputs.problem` checks the rest.
+    """Infer the name of the task from outputs of a few examples and labels of all.
 
-    One output per example and labels of 0 and 1 are binary. Several labels of 0 and 1 with as many outputs are
-    multi-label. Classes of tokens and pixels are recognised by the axes. Other floats are targets, other integers
-    classes.
+    One output per example and labels of 0 and 1 mean `binary`; several labels of 0 and 1 with as many outputs mean
+    `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise float labels mean
+    `regression` and integers `classification`. Whether outputs and labels fit the task is checked by `Outputs.problem`.
     """
     known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
     if known and one_each and len(outputs) and outputs[0].numel() == 1:
@@ -48,10 +48,10 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """The sum of losses over `count` predictions, and the columns of each batch for the metric; scores add up.
+    """The result of evaluating `count` predictions, from which loss and metric are computed; scores can be added.
 
-    An example has several predictions if it has several characters, tokens or pixels. Values are copied from the device
-    when `loss` or `metric` is read.
+    An example has several predictions if it has several characters, tokens or pixels. `batches` has the columns of each
+    batch for the metric. Values are copied from the device when `loss` or `metric` is read.
     """
 
     task: "Task"
@@ -66,7 +66,7 @@ class Score:
 
     @property
     def metric(self) -> Metric:
-        """Metric of the task with its weights."""
+        """Values of the task's metric, such as one for each class, with their weights."""
         return self.task.outputs.measure(self.count, *zip(*self.batches, strict=True))
 
     @property
@@ -76,14 +76,14 @@ class Score:
 
     @property
     def examples_behind(self) -> list[int] | None:
-        """Number of examples with each class, for the IoU; None for other metrics."""
+        """Number of examples with which the IoU of each class is computed; None for other metrics."""
         if self.task.metric != "iou":
             return None
         behind: list[int] = torch.stack([batch[2] for batch in self.batches]).sum(0).tolist()
         return behind
 
     def __add__(self, other: "Score") -> "Score":
-        """Return the score of the examples of both."""
+        """Return the score of the examples of both scores together."""
         batches = self.batches + other.batches
         return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
 
@@ -104,7 +104,7 @@ class Task:
             the outputs' shape), `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes,
             or keywords of a `functools.partial`) are ignored in the metric, too.
 
-    Evaluations report the same loss; a module is in evaluation mode there.
+    Evaluations report this loss, too; a loss that is a module is then in evaluation mode.
 
     Raises:
         ConfigError: The task is unknown, or weights or loss cannot be used.
@@ -127,7 +127,7 @@ class Task:
             raise ConfigError(f"loss must be a function of outputs and labels, not a {type(loss).__name__}")
         if self.class_weights and (loss is not None or name == "regression"):
             why = "a loss of your own has its own weights" if loss is not None else "a regression has no classes"
-            raise ConfigError(f"class_weights are for the task's own loss, but {why}")
+            raise ConfigError(f"class_weights cannot be used, since {why}: leave them out")
 
     def __str__(self) -> str:
         parts = [self.name or "inferred"]
@@ -149,7 +149,7 @@ class Task:
 
     @property
     def plain(self) -> bool:
-        """Whether the loss is the task's own without class weights."""
+        """Return whether the user has given neither a loss nor class weights."""
         return self.own_loss is None and not self.class_weights
 
     def of(self, outputs: Tensor, labels: Tensor) -> "Task":
@@ -173,7 +173,7 @@ class Task:
         return self.outputs.loss(outputs, labels, weights)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> Score:
-        """Return the score of a batch."""
+        """Return the score of a batch of outputs and labels."""
         if self.own_loss is None:
             loss, count, columns = self.outputs.evaluate(outputs, labels)
             return Score(self, loss if self.plain else self.loss(outputs, labels) * count, count, (columns,))
@@ -191,7 +191,7 @@ class Task:
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return why outputs of a few examples and labels of all do not fit the task, or an empty string."""
+        """Return a message if outputs of a few examples or labels of all do not fit the task; else an empty string."""
         known = labels
         if self.own_loss is not None and (left_out := self._left_out(labels)).any():
             if left_out.all():
@@ -218,28 +218,30 @@ class Task:
             except Exception as error:  # whatever a user's loss raises
                 shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
                 raise ConfigError(
-                    f"the task's loss {name} fails for outputs, {shapes[0]}, and labels, {shapes[1]}: "
+                    f"the task's loss {name} fails for outputs ({shapes[0]}) and labels ({shapes[1]}): "
                     f"{type(error).__name__}: {error}"
                 ) from error
         if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
             got = f"a {type(value).__name__}"
             if isinstance(value, Tensor):
                 got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
-            raise ConfigError(f"the task's loss {name} returned {got}: return the differentiable mean over a batch")
+            raise ConfigError(
+                f"the task's loss {name} returned {got}: return a differentiable scalar, the mean over a batch"
+            )
         if any(each is not leaf for each in _trained_by(value)):
             raise ConfigError(
-                f"the task's loss {name} has parameters, which no client trains: move them into the network, or freeze "
-                "them (requires_grad_(False))"
+                f"the task's loss {name} has parameters, which clients do not train: move them into the network, or "
+                "freeze them (requires_grad_(False))"
             )
         if any(not torch.equal(before[key], buffer) for key, buffer in buffers.items()):
             raise ConfigError(
-                f"the task's loss {name} changes its buffers, which clients of one process share: compute them from "
-                "the batch alone"
+                f"the task's loss {name} changes its buffers, which clients in a process share: compute these values "
+                "from each batch instead"
             )
 
 
 def _trained_by(loss: Tensor) -> list[Tensor]:
-    """Return the leaf tensors that the backward pass of a loss would reach."""
+    """Return the leaf tensors that would receive gradients in the backward pass of a loss."""
     nodes, waiting = set[Any](), [loss.grad_fn]
     while waiting:
         if (node := waiting.pop()) is not None and node not in nodes:
@@ -258,7 +260,7 @@ def _ignored(loss: object) -> tuple[int, ...]:
 
 @contextmanager
 def _evaluating(loss: object) -> Iterator[None]:
-    """Context in which a loss that is a module is in evaluation mode."""
+    """Context manager that puts a loss into evaluation mode if it is a module."""
     modes = [(module, module.training) for module in loss.modules()] if isinstance(loss, nn.Module) else []
     try:
         for module, _ in modes:
@@ -274,5 +276,5 @@ def _name(loss: object) -> str:
 
 
 def as_task(task: str | Task | None) -> Task:
-    """Return a user's task, given as a task, by its name, or as None to infer it."""
+    """Convert a user's `task` to a Task: it is a Task, a name, or None for a task that is inferred from the data."""
     return task if isinstance(task, Task) else Task(task or "")

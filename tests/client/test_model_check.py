@@ -163,7 +163,7 @@ def leaves_later() -> nn.Module:
     ("function", "sentence"),
     [
         (lazy, "the model function returned a Sequential whose 0.weight has no shape yet"),
-        (scripted, "hidden by TorchScript"),
+        (scripted, "whose modules TorchScript hides"),
         (frozen, "the model function returned a Sequential without a parameter that requires gradients"),
         (no_row_each, "its Mean returned a single number for 8 examples"),
         (one_row, "its Sum returned outputs of shape (1, 3) for 8 examples"),

@@ -82,13 +82,13 @@ class TestMnist:
     def test_missing_files_and_folders(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"nowhere does not exist"):
             data.load("mnist", tmp_path / "nowhere")
-        with pytest.raises(DataError, match=r"no MNIST in .*looked for train-images-idx3-ubyte"):
+        with pytest.raises(DataError, match=r"MNIST is not in .*put train-images-idx3-ubyte"):
             data.load("mnist", tmp_path)
         write_mnist(tmp_path / "MNIST" / "raw")
         labels = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
         content = labels.read_bytes()
         labels.unlink()
-        with pytest.raises(DataError, match="incomplete: t10k-labels-idx1-ubyte missing"):
+        with pytest.raises(DataError, match="incomplete: add t10k-labels-idx1-ubyte"):
             data.load("mnist", tmp_path)
         labels.with_name(labels.name + ".gz").write_bytes(gzip.compress(content)[:-10])
         with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz is damaged"):
@@ -288,13 +288,13 @@ class TestShakespeare:
     def test_errors(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="name a folder"):
             data.load("shakespeare")
-        with pytest.raises(DataError, match=r"looked for t8\.shakespeare\.txt"):
+        with pytest.raises(DataError, match=r"put t8\.shakespeare\.txt"):
             data.load("shakespeare", tmp_path)
         self.write(tmp_path, {"A": 2000})
         with pytest.raises(DataError, match=r"tinyshakespeare-input\.txt: none of 1 roles has 10000 characters"):
             data.load("shakespeare", tmp_path)
         (tmp_path / "t8.shakespeare.txt").write_text("no play\n  at all")
-        with pytest.raises(DataError, match=r"t8\.shakespeare\.txt: neither the complete works"):
+        with pytest.raises(DataError, match=r"t8\.shakespeare\.txt: this is neither the complete works"):
             data.load("shakespeare", tmp_path)
         (tmp_path / "t8.shakespeare.txt").unlink()
         self.write(tmp_path, {"A": 15_000})

@@ -159,9 +159,9 @@ def test_random_transforms_stay_random():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Rows(lambda i: ({"input_ids": 1, "mask": 1}, i)), r"has inputs of several tensors \(input_ids, mask\)"),
+        (Rows(lambda i: ({"input_ids": 1, "mask": 1}, i)), r"has several input tensors \(input_ids, mask\)"),
         (Rows(lambda i: {"input_ids": 1, "mask": 1, "label": i}), r"has .* one: stack them in each row"),
-        (Rows(lambda i: ((torch.ones(1), torch.ones(1)), i)), r"has inputs of several tensors \(2 in a tuple\)"),
+        (Rows(lambda i: ((torch.ones(1), torch.ones(1)), i)), r"has several input tensors \(2 in a tuple\)"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
             "has columns height, width, label: rename the inputs",
@@ -208,7 +208,7 @@ def test_arguments_of_an_augmentation(form):
 
 @pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x, lambda x, p: x])
 def test_an_augmentation_that_needs_more_is_refused(augment):
-    with pytest.raises(DataError, match=r"augment needs p, but is called .* set the others with functools\.partial"):
+    with pytest.raises(DataError, match=r"requires the arguments p, .* set the others with functools\.partial"):
         as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
 
 
@@ -344,7 +344,7 @@ def test_a_collate_function_that_drops_rows_is_refused():
         ),
         (
             ({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE),
-            "label and labels, and either can be the label",
+            "label and labels, each of which can be the label",
         ),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows \(input, label\) or the inputs and the labels"),
     ],

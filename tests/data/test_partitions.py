@@ -129,8 +129,8 @@ def test_dirichlet_keeps_its_minimum(alpha: float, clients: int, seed: int) -> N
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("classes", {"classes_per_client": 11}, "classes-per-client must be 1 to 10"),
-        ("classes", {"classes_per_client": 0}, "classes-per-client must be 1 to 10"),
+        ("classes", {"classes_per_client": 11}, "classes-per-client = 11: must be from 1 to 10"),
+        ("classes", {"classes_per_client": 0}, "classes-per-client = 0: must be from 1 to 10"),
         ("dirichlet", {"alpha": 0.0}, "alpha 0 gives each of 20 clients at least 10"),
         ("dirichlet", {"alpha": float("nan")}, "alpha nan gives each of"),
         ("dirichlet", {"alpha": 1e-6}, "alpha 1e-06 gives each of 20 clients at least 10"),
@@ -153,7 +153,7 @@ def test_impossible_partitions(name: str, options: dict[str, float], message: st
 def test_several_labels_cannot_be_partitioned_by_class() -> None:
     examples = Examples(torch.zeros(40, 1), torch.randint(2, (40, 3)))
     dataset = DataSet("many", examples, examples, 3, Task("multi-label"), (1,), torch.Tensor.float)
-    with pytest.raises(DataError, match="many has several labels for an example"):
+    with pytest.raises(DataError, match="many has several labels per example"):
         data.partition(dataset, "dirichlet", clients=2, seed=0)
     parts = data.partition(dataset, "iid", clients=2, seed=0, samples_per_client=5)
     assert [len(part.train) for part in parts] == [5, 5]

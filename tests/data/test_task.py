@@ -194,8 +194,8 @@ def test_a_loss_is_in_training_mode_in_training_only():
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which no client trains"),
-        (Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which no client trains"),
+        (Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which clients do not train"),
+        (Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which clients do not train"),
         (Own(calls=torch.zeros(())), "changes its buffers, which clients"),
         (Own(scale=nn.Parameter(torch.ones(()), requires_grad=False)), ""),
     ],

@@ -89,7 +89,7 @@ def test_frozen_vectors_stand_for_words(tmp_path: Path) -> None:
     [
         ("day 1 2\ngood 1\n", r"glove\.6B\.50d\.txt: line 2 is not a word and 2 numbers"),
         ("night 1 2\n", "has none of the 2 words of the tweets"),
-        ("day 1 nan\n", "is not finite"),
+        ("day 1 nan\n", "numbers that are not finite"),
     ],
 )
 def test_a_damaged_file_of_vectors_is_one_sentence(tmp_path: Path, content: str, message: str) -> None:

@@ -71,7 +71,7 @@ def test_an_empty_configuration_is_no_run(done):
         ({"aggregation": "best"}, "must be one of mean, median"),
         ({"threads-per-client": 10**6}, "threads-per-client = 1000000: must be at most 1024"),
         ({"method": "fedproto", "fedproto.width": 10**9}, "fedproto.width = 1000000000: must be at most 65536"),
-        ({"input-size": 2048, "architectures": "vgg9"}, "training vgg9 needs three times its 34.4 GB of weights"),
+        ({"input-size": 2048, "architectures": "vgg9"}, "vgg9 has 34.4 GB of weights, and training needs three times"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(settings, reason, tmp_path, monkeypatch):

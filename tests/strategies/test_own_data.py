@@ -180,7 +180,7 @@ def test_own_data_have_their_own_name(run):
     assert (done.summary["dataset"], settings["dataset"], settings["partition"]) == ("own", "own", "iid")
     assert read_run(done.folder).title == "fedhenn on own data"
     for data in (None, without_common):
-        with pytest.raises(ConfigError, match=r"need a model of your own: .*model=my_model, data=my_data"):
+        with pytest.raises(ConfigError, match=r"your own model: .*model=my_model, data=my_data"):
             fedhet.run({"method": "local", "dataset": "own"}, data=data)
 
 
@@ -212,7 +212,7 @@ REPLACED = [
     ("dataset", "mnist", "data of your own and models of your own", {}),
     ("samples-per-client", 10, "data of your own", {}),
     ("architectures", "mlp", "models of your own", {"data": None}),
-    ("batch-size", 4, "a DataLoader, whose own batch_size counts", {"data": loaders}),
+    ("batch-size", 4, "a DataLoader, which has its own batch_size", {"data": loaders}),
 ]
 
 

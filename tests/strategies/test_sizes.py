@@ -300,14 +300,14 @@ def test_width_of_a_node(federate):
     assert [client_setup.width_of(info) for info in infos] == [1.0, 1.0, 0.5, 0.5]
     own = client_setup.ClientInfo("0", 0, 4, config, {"width": "0.25"})
     assert client_setup.width_of(own) == 0.25
-    with pytest.raises(ConfigError, match="the node's width: 2 is not a fraction"):
+    with pytest.raises(ConfigError, match="the node's width: 2 is not a valid width"):
         client_setup.width_of(client_setup.ClientInfo("0", 0, 4, config, {"width": 2}))
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"heterofl.widths": "1,1.5"}, "widths: 1.5 is not a fraction"),
+        ({"heterofl.widths": "1,1.5"}, "widths: 1.5 is not a valid width"),
         ({"shared-init": False}, "initial weights of the whole"),
     ],
 )

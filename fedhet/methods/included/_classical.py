@@ -1,4 +1,4 @@
-"""The methods that use scikit-learn, without networks or peers. Keys about training have no effect."""
+"""Declarations of the scikit-learn baselines, which train without networks or communication."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,13 +11,13 @@ TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "loc
 
 @dataclass(frozen=True)
 class ClassicalParameters(Parameters):
-    """Keys without effect on methods of scikit-learn."""
+    """The scikit-learn baselines have no keys of their own; the keys in `without` have no effect on them."""
 
     without = TRAINING
 
 
 def classical(name: str, public: Literal["none", "inputs"] = "none") -> Method:
-    """Return a method whose client side is a class in `client_apps/classical.py`."""
+    """Return the declaration of a scikit-learn baseline; its client side is a class in `client_apps/classical.py`."""
     return Method(
         name,
         traits=Traits(keeps="model", scored="trained", public=public, communicates=False),

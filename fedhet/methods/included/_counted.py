@@ -1,4 +1,4 @@
-"""Keys of methods whose clients have a number of ranks or blocks of one network."""
+"""Keys of methods whose clients differ in a whole number: the rank of their adapters, or the number of their blocks."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -9,10 +9,11 @@ from fedhet.methods.options import Parameters, listed
 
 
 class CountedParameters(Parameters):
-    """A client's size is a whole number; the largest is that of the whole network.
+    """Base of the keys of methods whose clients have a size, a whole number; the whole network has the largest size.
 
     Attributes:
-        counted: the key that lists the sizes, such as `lora.ranks`; a node's config has `rank`.
+        counted: the key that lists the sizes, such as `lora.ranks`. A node's own size has the singular name, `rank`, in
+            its node config.
     """
 
     counted: ClassVar[str]
@@ -26,17 +27,17 @@ class CountedParameters(Parameters):
 
     @property
     def size_name(self) -> str:  # type: ignore[override]
-        """Return the name of the node's setting."""
+        """Return the name of the setting in a node's config, such as `rank`."""
         return self.counted.rpartition(".")[2].removesuffix("s")
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Return the sizes, the largest first."""
+        """Return the sizes that a node may choose, the largest first."""
         return tuple(sorted({*self.all_sizes}, reverse=True))
 
     @property
     def all_widths(self) -> tuple[float, ...]:
-        """Return the sizes as fractions of the largest."""
+        """Return the sizes to assign to clients as fractions of the largest."""
         return tuple(size / max(self.all_sizes) for size in self.all_sizes)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
@@ -45,7 +46,7 @@ class CountedParameters(Parameters):
         return self._size(node_config[name], f"the node's {name}", most) / most if name in node_config else None
 
     def _size(self, value: object, name: str, most: int = 2**16) -> int:
-        """Parse a size; raises a ConfigError that names the setting."""
+        """Parse a size from 1 to `most`; raises a ConfigError that names the setting for any other value."""
         text = str(value)
         if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
             raise ConfigError(

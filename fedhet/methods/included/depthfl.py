@@ -1,4 +1,4 @@
-"""DepthFL (Kim et al., ICLR 2023): clients have the first blocks of one network, with an exit after each."""
+"""DepthFL (Kim et al., ICLR 2023): clients have the first blocks of one network, with a classifier after each block."""
 
 from dataclasses import dataclass
 
@@ -19,14 +19,17 @@ class DepthParameters(CountedParameters):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Find the blocks of the user's models, since a preset names modules of its own network."""
+        """Reset `blocks` for the user's own models, since a preset names the modules of its own network."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
 
     def check(self, config: Config) -> None:
-        """Check the depths, and that all arrays of the whole network have initial values."""
+        """Check the depths, and that `shared-init` is set, so that the whole network has initial weights."""
         _ = self.all_sizes
         if not config.shared_init:
-            raise ConfigError(f"shared-init = false: {config.method} needs initial weights of the whole network")
+            raise ConfigError(
+                f"shared-init = false: {config.method} needs initial weights of the whole network: "
+                "set shared-init = true"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ensemble: the mean of the clients' predictions, a baseline of FedMA's paper (tables 1 and 2)."""
+"""Ensemble: the mean of the predictions of all clients' networks, a baseline of FedMA's paper (tables 1 and 2)."""
 
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.sharing import Sharing

@@ -28,7 +28,7 @@ class FedDFParameters(ScoresParameters):
 
 
 def traits(parameters: FedDFParameters) -> Traits:
-    """Return the traits; without `teach`, clients do not use the server's network."""
+    """Return the traits for these keys; without `teach`, clients do not use the server's network."""
     return Traits(
         keeps="model",
         scored="trained",

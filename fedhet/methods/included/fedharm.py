@@ -44,7 +44,7 @@ class FedHARMParameters(Parameters):
     )
 
     def __post_init__(self) -> None:
-        """Check that the slots are a list of numbers."""
+        """Check that `slots` lists positive whole numbers."""
         if not all(part.strip().isdecimal() and int(part) for part in self.slots.split(",")):
             raise ConfigError(f"fedharm.slots = {self.slots!r}: must be positive whole numbers separated by commas")
 
@@ -55,12 +55,12 @@ class FedHARMParameters(Parameters):
 
     @property
     def aligns(self) -> bool:
-        """Whether the distance has a weight above 0."""
+        """Return whether the distance between clients' representations has a weight above 0."""
         return self.alpha < 1
 
     @property
     def aligns_blocks(self) -> bool:
-        """Whether the distance is between blocks."""
+        """Return whether the distance compares blocks; otherwise it compares posteriors."""
         return self.aligns and self.align != "spectral"
 
     @property

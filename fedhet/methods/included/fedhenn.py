@@ -62,7 +62,7 @@ class FedHeNNParameters(Parameters):
     probe: int = option(256, "number of public examples for the CKA matrices of the report; 0: none", at_least=0)
 
     def __post_init__(self) -> None:
-        """Set `eta0` and `schedule` for the target if they are not chosen, and refuse contradictions."""
+        """Set `eta0` and `schedule` to the defaults for `target` if they are not set; refuse contradictory keys."""
         spectral = self.target == "spectral"
         if self.eta0 < 0:
             object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
@@ -70,7 +70,7 @@ class FedHeNNParameters(Parameters):
             object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
         if self.kernel == "procrustes" and self.setting != "homogeneous":
             raise ConfigError(
-                "fedhenn.kernel = 'procrustes' compares equally wide representations of one global model: it needs "
+                "fedhenn.kernel = 'procrustes' compares representations of equal width: it needs "
                 "fedhenn.setting = 'homogeneous'"
             )
         if 0 < self.rad_batch < LEAST_ROWS:
@@ -82,19 +82,22 @@ class FedHeNNParameters(Parameters):
 
     @property
     def homogeneous(self) -> bool:
-        """Whether weights are averaged as well."""
+        """Return whether the weights are averaged as well, in addition to the alignment of representations."""
         return self.setting == "homogeneous"
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send for the RAD; empty if each computes the global model's kernel."""
+        """Name of the arrays that clients send for the alignment examples (RAD).
+
+        It is empty if there is no proximal term, or if each client computes the target from the global model.
+        """
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
 
     @property
     def makes_public_dataset(self) -> bool:
-        """Whether the representation alignment dataset (RAD) is drawn from the training examples of all clients."""
+        """Return whether the alignment examples (RAD) are drawn from the training examples of all clients."""
         return self.rad_source == "train-union"
 
 

@@ -10,7 +10,7 @@ FIRST, LAST = 0.95, 0.98
 
 
 def energy(round: int, rounds: int) -> float:
-    """Return the fraction of the squared singular values that is sent in a round (from 1); it grows linearly."""
+    """Return the fraction of energy (sum of squared singular values) sent in a round (from 1); it grows linearly."""
     return FIRST + min(round / max(rounds, 1), 1.0) * (LAST - FIRST)
 
 

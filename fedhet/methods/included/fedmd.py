@@ -7,7 +7,7 @@ from fedhet.methods.options import Parameters, Value, option
 
 
 class ScoresParameters(Parameters):
-    """Values of methods whose clients send class scores of a public dataset.
+    """Attributes of methods whose clients send class scores for a public dataset; subclasses can make them keys.
 
     Attributes:
         public_batch: public examples in a mini-batch.
@@ -20,7 +20,10 @@ class ScoresParameters(Parameters):
 
 @dataclass(frozen=True)
 class FedMDParameters(ScoresParameters):
-    """FedMD's own keys, with the values of the authors' code; `local-epochs` are those of the revisits."""
+    """FedMD's own keys, with the values of the authors' code.
+
+    The common key `local-epochs` is the number of epochs on the client's examples in each round ("revisit").
+    """
 
     public_batch: int = option(256, "number of public examples per mini-batch", at_least=1)
     subset: int = option(5000, "maximum number of public examples whose scores are exchanged in a round", at_least=1)
@@ -36,7 +39,7 @@ class FedMDParameters(ScoresParameters):
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Leave out the epochs on public labels if there are none."""
+        """Set the number of epochs on public labels to 0 if the public examples have no labels."""
         without = unlabelled and self.public_epochs
         return {"public-epochs": (0, "since the public examples have no labels")} if without else {}
 

@@ -19,7 +19,7 @@ class WidthParameters(Parameters):
     )
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Keep a preset's width, with a remark, since it changes the user's models."""
+        """Keep the preset's `width`, with a remark, since it adds a layer to the user's models."""
         if not own_models or not self.width:
             return {}
         why = (
@@ -29,7 +29,7 @@ class WidthParameters(Parameters):
 
     @property
     def changes_heads(self) -> bool:
-        """Whether `width` gives networks other heads."""
+        """Return whether `width` adds a projection layer, and with it new heads."""
         return self.width > 0
 
 

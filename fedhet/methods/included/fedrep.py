@@ -10,7 +10,11 @@ from fedhet.methods.sharing import BODY
 
 @dataclass(frozen=True)
 class FedRepParameters(Parameters):
-    """FedRep's own keys. `local-epochs` is the sum of the head's and the body's epochs, `closing-epochs` the head's."""
+    """FedRep's own keys.
+
+    The common key `local-epochs` is the number of epochs of head and body together; after the last round, only the head
+    is trained, for `closing-epochs`.
+    """
 
     body_epochs: int = option(
         1, "number of epochs per round that train the body; the others train the head", at_least=1

@@ -1,4 +1,4 @@
-"""FedRolex (Alam et al., NeurIPS 2022): clients have a window of each hidden layer, which moves in every round."""
+"""FedRolex (Alam et al., NeurIPS 2022): clients have a window of each hidden layer's units, which moves every round."""
 
 from dataclasses import replace
 

@@ -10,7 +10,10 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class FjORDParameters(SizedParameters):
-    """FjORD's own keys, with the paper's values. `widths` are also the widths that clients draw."""
+    """FjORD's own keys, with the paper's values.
+
+    In each training step a client draws one of `widths` up to its own.
+    """
 
     distil: bool = option(True, "smaller networks learn from the outputs of the client's widest network")
 

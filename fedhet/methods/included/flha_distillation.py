@@ -12,7 +12,7 @@ from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class FLHADistillationParameters(Parameters):
-    """FLHA-distillation's own keys; `learning-rate` is the teacher's."""
+    """FLHA-distillation's own keys; the common key `learning-rate` is for training the teacher."""
 
     uses = ("architectures",)  # of the additional network
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
@@ -24,7 +24,7 @@ class FLHADistillationParameters(Parameters):
     )
 
     def teaching(self, rounds: int) -> int:
-        """Return the number of first rounds, at least one, that train the teacher."""
+        """Return how many of the first rounds, at least one, train the teacher."""
         return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
 
 

@@ -1,6 +1,6 @@
 """FLHA-GHN (Litany et al., "Federated Learning with Heterogeneous Architectures using Graph HyperNetworks", 2022).
 
-The design of the hypernetwork is `fedhet.algorithms.hypernets.Design`.
+`fedhet.algorithms.hypernets.Design` describes the hypernetwork.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FLHAGHNParameters(Parameters):
-    """FLHA-GHN's own keys, with the paper's values except for the head: the paper's is `dense`, ten times as large."""
+    """FLHA-GHN's own keys, with the paper's values except for the head: the paper's, `dense`, is ten times larger."""
 
     head: Literal["base-lowrank", "dense", "tiled"] = option(
         "base-lowrank",
@@ -35,11 +35,11 @@ class FLHAGHNParameters(Parameters):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return `architectures`, unless the head is tiled: their layer types have heads."""
+        """Return `architectures`, unless the head is tiled: other heads need the layer types of the architectures."""
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Generate the user's own models from tiles."""
+        """Use a tiled head for the user's own models."""
         if not own_models:
             return {}
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
@@ -50,7 +50,7 @@ class FLHAGHNParameters(Parameters):
 
     @property
     def design(self) -> "Design":
-        """Return the design of the hypernetwork."""
+        """Return the design of the hypernetwork for these keys."""
         from fedhet.algorithms.hypernets import Design
 
         return Design(self.head, normalise=self.normalise)

@@ -10,7 +10,7 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class SizedParameters(Parameters):
-    """The key of methods whose clients have fractions of one network's units."""
+    """The key of methods whose clients have a fraction of the units of each hidden layer of one network."""
 
     uses = ("assign",)
 
@@ -20,12 +20,12 @@ class SizedParameters(Parameters):
     )
 
     def check(self, config: Config) -> None:
-        """Check the widths, and that all entries of the whole network have initial values."""
+        """Check the widths, and that `shared-init` is set, so that the whole network has initial weights."""
         _ = self.all_widths
         if not config.shared_init:
             raise ConfigError(
-                f"shared-init = false: {config.method_name} needs initial weights of the whole network, since in a "
-                "round some of them may belong to no client"
+                f"shared-init = false: {config.method_name} needs initial weights of the whole network, because "
+                "some of them may not be trained by any client: set shared-init = true"
             )
 
 

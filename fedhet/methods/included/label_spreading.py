@@ -1,4 +1,4 @@
-"""Label spreading from a client's own examples over the public dataset: a control without networks or peers."""
+"""Label spreading from a client's own examples to the public dataset: a baseline without networks or communication."""
 
 from fedhet.methods.included._classical import classical
 

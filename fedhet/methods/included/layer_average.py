@@ -1,8 +1,9 @@
-"""Averages of single layers over clients whose networks differ, by layer type and order, or of common first layers.
+"""Layer average: average single layers over clients whose networks differ.
 
-The common first layers are FlexiFed's (Wang et al., "FlexiFed: Personalized Federated Learning for Edge Clients with
-Heterogeneous Model Architectures", WWW 2023), whose authors compare layers by name and position; here they are alike if
-class, options and shapes are. Layers are taken in the order in which the model defines them.
+Layers are matched by type and order, or as common first layers. The latter is FlexiFed's rule (Wang et al., "FlexiFed:
+Personalized Federated Learning for Edge Clients with Heterogeneous Model Architectures", WWW 2023). Its authors compare
+layers by name and position; here, layers match if their class, options and shapes are equal. Layers are in the order in
+which the model defines them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_AR
 
 @dataclass(frozen=True)
 class LayerAverageParameters(Parameters):
-    """The method's own keys."""
+    """Layer average's own keys."""
 
     by: str = option(
         "type-order",

@@ -1,4 +1,4 @@
-"""LG-FedAvg: local representations, a global head (Liang et al., "Think Locally, Act Globally", 2020)."""
+"""LG-FedAvg (Liang et al., "Think Locally, Act Globally", 2020): local representations and a shared, averaged head."""
 
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.sharing import HEAD

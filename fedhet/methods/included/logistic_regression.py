@@ -1,4 +1,4 @@
-"""Logistic regression on a client's own examples: a control without networks or peers."""
+"""Logistic regression on a client's own examples: a baseline without networks or communication."""
 
 from fedhet.methods.included._classical import classical
 

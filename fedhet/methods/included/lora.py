@@ -1,4 +1,4 @@
-"""Low-rank adapters of unlike ranks on a frozen network.
+"""LoRA: low-rank adapters on a frozen network, whose ranks differ between clients.
 
 HetLoRA (Cho et al., EMNLP 2024), FlexLoRA (Bai et al., NeurIPS 2024) and FLoRA (Wang et al., NeurIPS 2024).
 """
@@ -17,7 +17,7 @@ A, B = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class LoRAParameters(CountedParameters):
-    """The method's own keys."""
+    """The own keys of the method `lora`."""
 
     counted = "lora.ranks"
 
@@ -33,10 +33,12 @@ class LoRAParameters(CountedParameters):
     train_head: bool = option(False, "train and average the head as well")
 
     def check(self, config: Config) -> None:
-        """Check the ranks, and that all clients start from one frozen network."""
+        """Check the ranks, and that `shared-init` is set, so that all clients have the same frozen network."""
         _ = self.all_sizes
         if not config.shared_init:
-            raise ConfigError("shared-init = false: lora's clients need one frozen network, with the same weights")
+            raise ConfigError(
+                "shared-init = false: lora needs the same frozen network for all clients: set shared-init = true"
+            )
 
 
 method = Method(

@@ -1,4 +1,4 @@
-"""Nearest neighbour on a client's own examples: a control without networks or peers."""
+"""Nearest-neighbour classification from a client's own examples: a baseline without networks or communication."""
 
 from fedhet.methods.included._classical import classical
 

@@ -1,4 +1,4 @@
-"""pFedHN (Shamsian et al., ICML 2021) for networks that differ, as FLHA-GHN compares with it."""
+"""pFedHN (Shamsian et al., ICML 2021) for networks that differ, as in the comparisons of FLHA-GHN's paper."""
 
 from dataclasses import dataclass, replace
 

@@ -10,7 +10,7 @@ from fedhet.methods.sharing import Sharing
 
 @dataclass(frozen=True)
 class PFNMParameters(Parameters):
-    """The keys of matching, which FedMA has, too, with FedMA's values."""
+    """PFNM's own keys, which are about the matching of units; FedMA inherits them. The defaults are FedMA's values."""
 
     gamma: float = option(
         7.0, "mass of the beta process; larger values create more global units (LSTMs: 0.001)", above=0
@@ -30,7 +30,7 @@ class PFNMParameters(Parameters):
     )
 
     def check(self, config: Config) -> None:
-        """Check that the limit is not below the widest client's width."""
+        """Check that `max-growth` is 0 or at least 1, so that a layer can be as wide as the widest client's."""
         if 0 < self.max_growth < 1:
             raise ConfigError(
                 f"{config.family}.max-growth = {self.max_growth:g}: must be at least 1, or 0 for no limit"
