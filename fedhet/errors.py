@@ -36,7 +36,7 @@ class UserCodeError(DataError, ModelError):
 
     @classmethod
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
-        """Create the error from a user's exception; the message starts with the activity and ends with `after`."""
+        """Create the error from a user's exception; `doing` (the activity) starts the message, and `after` ends it."""
         frames = traceback.extract_tb(error.__traceback__)
         own = next((each for each in frames if not Path(each.filename).is_relative_to(Path(__file__).parent)), None)
         where = f" ({Path(own.filename).name}, line {own.lineno})" if own else ""

@@ -243,7 +243,7 @@ class TestSides:
         with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is not a fedhet.client"):
             registry.client_side("crossed")
         registry.register(Method("value", server="fedhet.server.round:P"))
-        with pytest.raises(ConfigError, match="is not a fedhet.server"):
+        with pytest.raises(ConfigError, match="must be a subclass of fedhet.server"):
             registry.strategy("value")
 
 

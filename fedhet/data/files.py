@@ -38,7 +38,7 @@ def nothing_downloaded(really: bool = True) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for downloaded data sets and decoded images."""
+    """Return the folder in the user's cache for downloaded data sets and decoded images."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhet"
 
 
@@ -142,7 +142,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not allowed")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 

@@ -103,7 +103,7 @@ class TokenClassification(Classification):
         return total / (weights[counted].sum() if weights is not None else torch.tensor(len(counted))).clamp(min=1e-9)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return sum of the cross entropy, number of predictions and of correct ones, without ignored labels."""
+        """Return the sum of the cross entropy, and the numbers of predictions and of correct ones; ignore labels -100."""
         loss, _, columns = super().evaluate(outputs, labels.long())
         return loss, int((labels != IGNORED).sum()), columns
 
@@ -136,7 +136,7 @@ class Segmentation(TokenClassification):
         return (_two_scores(outputs, 1) if outputs.shape[1] == 1 else outputs).movedim(1, -1)
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels as integers, if they are floats 0 and 1."""
+        """Return labels as integers if they are the floats 0 and 1; otherwise return them unchanged."""
         return labels.to(torch.uint8) if labels.is_floating_point() and zeros_and_ones(labels) else labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
@@ -188,9 +188,11 @@ def _two_scores(logits: Tensor, axis: int) -> Tensor:
 
 
 def _unlike(outputs: Tensor, labels: Tensor) -> str:
-    several = "; several labels of 0 and 1 an example need an output each (task = multi-label)"
+    several = "; for several labels of 0 and 1 per example, set task = multi-label, with an output for each"
     several = several if labels.ndim == 2 and labels.shape[1] > 1 and zeros_and_ones(labels) else ""
-    return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: give one class a prediction{several}"
+    return (
+        f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: give one class per prediction{several}"
+    )
 
 
 def _outside(labels: Tensor, classes: int) -> str:

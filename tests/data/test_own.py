@@ -52,7 +52,7 @@ def test_forms_of_a_public_dataset(value):
     [
         ("all of them", "a public dataset must be a tensor of inputs or a pair .*, not a str"),
         ((INPUTS,), "not a tuple"),
-        ((INPUTS, LABELS[:2]), "a public dataset has 3 inputs and 2 labels"),
+        ((INPUTS, LABELS[:2]), "a public dataset has 3 inputs but 2 labels"),
     ],
 )
 def test_invalid_public_datasets(value, message):
@@ -223,8 +223,8 @@ SAMPLERS = {
     "all, shuffled": ({"shuffle": True, "batch_size": 5, "drop_last": True}, list(range(12))),
     "all, in an order of weights": ({"sampler": WeightedRandomSampler(range(1, 13), 12, False)}, list(range(12))),
     "weights": ({"sampler": WeightedRandomSampler([1.0] * 12, 12)}, "WeightedRandomSampler, that repeats rows"),
-    "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler, that repeats rows or draws others"),
-    "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler, that repeats rows or draws others"),
+    "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler, that repeats rows or draws different rows"),
+    "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler, that repeats rows or draws different rows"),
     "without end": ({"sampler": iter(lambda: 3, None)}, "that repeats rows"),
     "keys": ({"sampler": ["a", "b"]}, "has a sampler, list, that yields no row numbers"),
     "no batches": ({"batch_size": None}, "is a DataLoader that has batch_size = None, .* give its dataset"),
@@ -340,7 +340,7 @@ def test_a_collate_function_that_drops_rows_is_refused():
         ((WHOLE, WHOLE, (INPUTS, LABELS)), "return a mapping, {'train': ..., 'validation': ..., 'test': ...}"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "image and pixel_values, and either .* input",
+            "image and pixel_values, each of .* input",
         ),
         (
             ({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE),

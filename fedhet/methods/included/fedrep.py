@@ -25,7 +25,7 @@ class FedRepParameters(Parameters):
         if 0 < config.local_epochs <= self.body_epochs:
             raise ConfigError(
                 f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs} leave none for the "
-                "head: the head's and the body's epochs together are local-epochs"
+                "head: set body-epochs below local-epochs, which counts the epochs of both"
             )
 
 
