@@ -238,7 +238,9 @@ class TestSides:
     def test_an_object_that_is_not_a_side(self):
         server, client = "fedhet.server:FederatedStrategy", "fedhet.client:ClientSide"
         registry.register(Method("crossed", server=client, client=server))
-        with pytest.raises(ConfigError, match=f"server side of method 'crossed', '{client}', is not a fedhet.server"):
+        with pytest.raises(
+            ConfigError, match=f"server side of method 'crossed', '{client}', must be a subclass of fedhet.server"
+        ):
             registry.strategy("crossed")
         with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is not a fedhet.client"):
             registry.client_side("crossed")

@@ -103,7 +103,7 @@ class TokenClassification(Classification):
         return total / (weights[counted].sum() if weights is not None else torch.tensor(len(counted))).clamp(min=1e-9)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return sum of the cross entropy, and numbers of predictions and of correct ones, for labels other than -100."""
+        """Return the sum of the cross entropy, and the numbers of predictions and correct ones, without labels -100."""
         loss, _, columns = super().evaluate(outputs, labels.long())
         return loss, int((labels != IGNORED).sum()), columns
 
