@@ -210,7 +210,7 @@ def refused(method: str, *, width: int, outputs: int) -> bool:
         try:
             strategy.handshake(LocalGrid(make_client_app(model), 2))
         except FedhetError as error:
-            if "refusals leave" not in str(error):  # the first client is refused, too
+            if "left after refusals" not in str(error):  # the first client is refused, too
                 raise
             return True
     return bool(strategy.run.round.failures)

@@ -1,1 +1,1 @@
-"""The server sides of the methods, one file each; client_apps and fedhet/methods have files of the same names."""
+"""The server side of each method, in one file; `client_apps` and `fedhet/methods` have files of the same names."""

@@ -1,4 +1,4 @@
-"""Helpers of several methods: arrays by class, rows of the public dataset, and networks that the server trains."""
+"""Helpers that several methods use: arrays by class, rows of the public dataset, networks that the server trains."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -29,28 +29,31 @@ MOST_TOKENS = 2**16
 
 
 def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
-    """Return a client's class counts, (classes,) int64; raise a WireError if they do not fit its training examples."""
+    """Return a client's number of training examples of each class, (classes,) int64.
+
+    Raises a WireError if the counts do not add up to the client's number of training examples.
+    """
     arrays = reply.arrays.get("classes", {})
-    check(arrays, {"counts": ((classes,), "int64")}, "its class counts")
+    check(arrays, {"counts": ((classes,), "int64")}, "the client's class counts")
     counts = arrays["counts"]
     if counts.min(initial=0) < 0:
-        raise WireError("its class counts are negative")
+        raise WireError("the client's class counts are negative")
     if counts.sum(dtype=float) != reply.examples:
         raise WireError(
-            f"its class counts are of {counts.sum(dtype=float):g} examples, and it trains on {reply.examples}"
+            f"the client's class counts add up to {counts.sum(dtype=float):g}, and it has {reply.examples} examples"
         )
     return counts
 
 
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
-    """Return the mean vector of each class over clients, weighted by their numbers of examples.
+    """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
     Args:
         sent: for each client `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
-        known: the previous `classes` and `means`; a class that no client sent keeps its mean. May be empty.
+        known: the previous `classes` and `means`, or an empty dict; a class that no client sent keeps its mean.
 
     Returns:
-        `classes`, ascending, and `means` (k, d) float32.
+        `classes`, in ascending order, and `means` (k, d) float32.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -66,21 +69,21 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
 
 
 def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Return rows (n, d) that a client packed; raise a WireError if there are none or `check` raises a ValueError."""
+    """Unpack the array `name` of a client's reply, (n, d); raise a WireError if it is missing or `check` fails."""
     if name not in reply.arrays:
-        raise WireError(f"its {name} are missing")
+        raise WireError(f"the client's {name} are missing")
     try:
         rows = unpack(reply.arrays[name])
         check_received_features(rows, name)
         if check:
             check(rows)
     except ValueError as error:
-        raise WireError(f"its {name} cannot be read: {error}") from error
+        raise WireError(f"the client's {name} cannot be read: {error}") from error
     return rows
 
 
 def mean_distance(replies: Iterable[Reply]) -> float | None:
-    """Return the mean of the values `distance` of replies; None if no reply has one."""
+    """Return the mean of the value `distance` over the replies that have it; None if no reply has it."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
     return float(np.mean(distances)) if distances else None
 
@@ -89,12 +92,12 @@ def mean_distance(replies: Iterable[Reply]) -> float | None:
 
 
 def tokens_of(reply: Reply) -> int:
-    """Return the number of tokens of a client's examples, by default 1."""
+    """Return the number of tokens that each of a client's examples has; 1 if the client does not report it."""
     return reply.values.count("tokens", 1, at_least=1, at_most=MOST_TOKENS)
 
 
 def public_rows(generator: np.random.Generator, size: int, tokens: int, count: int) -> NDArray[Any]:
-    """Draw `count` different rows of a public dataset, or all if it has fewer.
+    """Draw `count` different rows of a public dataset of `size` examples, or all rows if there are fewer.
 
     A row is an example or, if examples have several tokens, a token: row r is token r % tokens of example r // tokens.
     """
@@ -107,7 +110,7 @@ def public_rows(generator: np.random.Generator, size: int, tokens: int, count: i
 
 
 def build_at_server(build: Callable[[], N], seed: int) -> N:
-    """Build a network of the server's, with initial weights drawn from the run's seed."""
+    """Build a network for the server, with initial weights drawn from the seed."""
     with seeded(seed, "initial weights", "server"):
         return build()
 
@@ -120,12 +123,12 @@ def train_at_server(
     round: int,
     transform: Callable[[Tensor], Tensor] = lambda batch: batch,
 ) -> dict[str, float] | None:
-    """Train a network of the server's on its device, with random streams of the seed and the round.
+    """Train a network at the server, with random numbers that depend on the seed and the round.
 
     `transform` turns a batch of raw inputs into the network's inputs.
 
     Returns:
-        The metric `server_loss`, if there is a loss; None if training diverges.
+        The mean loss as the metric `server_loss` (no metric without a step); None if training diverged.
     """
     task, generator = Task("classification"), torch_generator(seed, "server", round)
     try:

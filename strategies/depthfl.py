@@ -2,8 +2,8 @@
 
     W(t)[a] = sum_{i: a in A_i} n_i W_i(t)[a] / sum_{i: a in A_i} n_i
 
-where client i has the arrays A_i of its first d_i blocks and of their exits. The global model's scores are the mean of
-all exits'.
+where client i has the arrays A_i of its first d_i blocks and of the exits of these blocks (classifiers). The global
+model's scores are the mean of the scores of all exits.
 """
 
 from typing import TypeVar
@@ -21,10 +21,10 @@ T = TypeVar("T", bound=SubmodelState)
 
 
 class ByDepth(SubmodelStrategy[D, T]):
-    """Averages like FedAvg, each array over the clients that have it."""
+    """Averages like FedAvg, but each array over the clients whose network is deep enough to have it."""
 
     def with_exits(self) -> Exits | None:
-        """Return the whole network with its exits; None if there is none, or if statistics stay with clients."""
+        """Return the whole network with its exits; None if none is trained or clients keep BatchNorm's statistics."""
         if not self.has_global_model:
             return None
         groups = read_network(self.state.network)
@@ -37,10 +37,10 @@ class ByDepth(SubmodelStrategy[D, T]):
 
 
 class DepthFL(ByDepth[depthfl.DepthFLParameters, SubmodelState]):
-    """Averages by depth; the global model is the network with its exits."""
+    """Averages each array over the clients that have it; the global model is the whole network with its exits."""
 
     method = depthfl.method
 
     def global_model(self) -> nn.Module | None:
-        """Return the whole network with its exits; None if there is none, or if statistics stay with clients."""
+        """Return the whole network with its exits; None if none is trained or clients keep BatchNorm's statistics."""
         return self.with_exits()

@@ -1,4 +1,4 @@
-"""Ensemble, server side: the mean of the clients' predictions, to which FedMA's paper compares (tables 1 and 2).
+"""Ensemble, server side: the mean of the clients' predictions, a baseline in the FedMA paper (tables 1 and 2).
 
 Clients of any architecture train without each other and send their networks. The ensemble predicts the mean of their
 softmax (sigmoid for many labels) and is evaluated on the common test set.
@@ -19,24 +19,24 @@ from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 
 @dataclass
 class EnsembleState(State):
-    """`member` holds the latest network of each client."""
+    """The ensemble's state: `member` has the latest weights of each client's network."""
 
     member: ArraysBy = field(default_factory=dict)
 
 
 class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
-    """The global model predicts the mean of the members' predictions."""
+    """Keeps the clients' networks; the global model predicts the mean of their predictions."""
 
     method = ensemble.method
     state_class = EnsembleState
 
     def admit(self, reply: Reply) -> None:
-        """Check that the server can build the network, if it is to evaluate the ensemble."""
+        """Check that the server can build the client's network, if the server evaluates the ensemble."""
         if self.config.test_on != "local" and (self.run.model or not reply.report.own_data):
             self.networks.check(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep each client's latest network."""
+        """Keep the latest weights of each client's network."""
         self.state.member |= {client: reply.arrays["model"] for client, reply in replies.items()}
         return {}
 
@@ -56,14 +56,18 @@ class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
 
 
 class Mean(nn.Module):
-    """Predicts the log of the members' mean probabilities (log odds for labels and single outputs), or their mean."""
+    """Predicts the mean of several networks' predictions.
+
+    For classes, it returns the log of the mean softmax; for labels and single outputs, the logit of the mean sigmoid;
+    for regression, the mean output.
+    """
 
     def __init__(self, members: list[nn.Module], metric: str = "accuracy") -> None:
         super().__init__()
         self.members, self.metric = nn.ModuleList(members), metric
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs for a batch, in the shape of the members' outputs."""
+        """Return the ensemble's outputs for a batch, in the shape of one network's outputs."""
         batches = [in_precision(inputs, precision(member)) for member in self.members]
         outputs = torch.stack([member(batch) for member, batch in zip(self.members, batches, strict=True)])
         if self.metric == "r2":

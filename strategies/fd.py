@@ -1,4 +1,4 @@
-"""FD, server side: each client gets its peers' mean logits of each class (Jeong et al., 2018, algorithm 1)."""
+"""FD, server side: each client receives the other clients' mean logits by class (Jeong et al., 2018, algorithm 1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from .fedproto import ByClass, ClassState  # noqa: TID251
 
 @dataclass
 class FDState(ClassState):
-    """`own` holds the latest mean logits of each client."""
+    """The state of FD: `own` has the latest mean logits by class of each client."""
 
     own: ArraysBy = field(default_factory=dict)
 
 
 class FD(ByClass[fd.FDParameters, FDState]):
-    """Sends each client the mean over its peers, in which every peer that has the class counts the same."""
+    """Sends each client the mean logits of each class over the other clients that have the class, equally weighted."""
 
     method = fd.method
     state_class = FDState
@@ -29,7 +29,7 @@ class FD(ByClass[fd.FDParameters, FDState]):
     way_out = "all clients need the same classes"
 
     def payload_for(self, client: str) -> Payload:
-        """Return the mean over the other clients; nothing if no other client has sent any."""
+        """Return the mean logits over the other clients; an empty payload if no other client has sent any."""
         peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
         if not peers:
             return Payload()
@@ -37,6 +37,6 @@ class FD(ByClass[fd.FDParameters, FDState]):
         return Payload({"prototypes": class_means(vectors, {})})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep what each client sent."""
+        """Keep the mean logits that each client sent."""
         self.state.own |= {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         return {}

@@ -1,4 +1,4 @@
-"""FedDF, server side: a network at the server learns the mean of the clients' class scores (Lin et al., 2020).
+"""FedDF, server side: a network at the server is distilled from the clients' mean class scores (Lin et al., 2020).
 
 In round t, on the public examples X(t), the server's network w takes steps of Adam on
 
@@ -31,30 +31,30 @@ from .fedmd import Scores, ScoresState  # noqa: TID251
 
 @dataclass
 class FedDFState(ScoresState):
-    """`model` is the server's network, and `shape` the shape of one input."""
+    """The state of FedDF: `model` has the weights of the server's network, and `shape` is the shape of one input."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
 
 
 class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
-    """Trains the global model at the server; with the key `teach`, clients learn its scores."""
+    """Trains the global model at the server; with the key `teach`, clients then learn the global model's scores."""
 
     method = feddf.method
     state_class = FedDFState
 
     @property
     def public(self) -> Tensor:
-        """The raw public examples; a FedhetError if only the clients have them."""
+        """The inputs of the public dataset; raises a FedhetError if only the clients have it."""
         if self.run.public is None:
             raise FedhetError(
-                "feddf's server trains on the public dataset, and only clients have it: set public-samples, or give "
-                "make_server_app(public=...) or FedDF(public=...)"
+                "the server of feddf trains on the public dataset, but only clients have it: set public-samples, or "
+                "give make_server_app(public=...) or FedDF(public=...)"
             )
         return self.run.public.inputs
 
     def admit(self, reply: Reply) -> None:
-        """Check as FedMD; draw the network with the first client, which determines the number of classes."""
+        """Keep the numbers of classes and tokens as in FedMD; initialise the server's network for the first client."""
         super().admit(reply)
         state, own_data = self.state, self.run.own_data or reply.report.own_data
         if not state.model:
@@ -62,7 +62,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
             state.model = to_arrays(self.network().state_dict())
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Train the network; it does not change if training diverges."""
+        """Train the server's network on the clients' mean scores; it is unchanged if training diverges."""
         network, device = self.network(), device_of("cpu" if self.config.device == "cpu" else "auto")
         network.to(device)
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
@@ -78,7 +78,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         return metrics | trained
 
     def global_model(self) -> nn.Module | None:
-        """Return the server's network; None before the first client."""
+        """Return the server's network; None before a client is admitted."""
         return self.network() if self.has_global_model else None
 
     def network(self) -> nn.Module:

@@ -3,7 +3,7 @@ r"""FedGen, server side: a generator learns representations that the clients' he
     L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
 
 for noise e and classes y, drawn in proportion to the clients' examples. Heads h_i are linear, so the mean of their
-scores is that of the averaged head, which the clients receive with the generator.
+scores equals the scores of the averaged head, which clients receive with the generator.
 """
 
 from collections.abc import Mapping
@@ -32,32 +32,32 @@ from ._common import (  # noqa: TID251 - this folder is fedhet.strategies
 
 @dataclass
 class FedGenState(State):
-    """`classes` are each client's numbers of examples by class, `generator` the trained weights in float64."""
+    """The state of FedGen: `classes` has each client's class counts, `generator` the generator's float64 weights."""
 
     classes: ArraysBy = field(default_factory=dict)
     generator: Arrays = field(default_factory=dict)
 
 
 class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
-    """Averages heads like LG-FedAvg, and trains the generator on the averaged head."""
+    """Averages the clients' heads like LG-FedAvg, and trains the generator against the averaged head."""
 
     method = fedgen.method
     state_class = FedGenState
 
     def admit(self, reply: Reply) -> None:
-        """Keep the client's numbers of examples by class, one for each row of its head."""
+        """Keep the client's number of examples of each class; the classes are the rows of its head."""
         shape, _ = reply.report.spec.get("head.weight", ((), ""))
         if len(shape) != 2 or max(shape) > MOST_CLASSES:
-            raise ModelError(f"the server cannot train a generator for a head of shape {shape}")
+            raise ModelError(f"the client's head.weight has shape {shape}, and a generator needs (classes, width)")
         self.state.classes[reply.client] = {"counts": class_counts(reply, shape[0])}
 
     @property
     def counts(self) -> Tensor:
-        """Numbers of examples by class of all clients, (classes,) int64."""
+        """Number of training examples of each class over all clients, (classes,) int64."""
         return torch.stack([torch.from_numpy(each["counts"]) for each in self.state.classes.values()]).sum(0)
 
     def payload_for(self, client: str) -> Payload:
-        """Return the head and, once it is trained, the generator with the numbers of examples by class."""
+        """Return the averaged head and, once it is trained, the generator with the numbers of examples by class."""
         payload = super().payload_for(client)
         if self.state.generator:
             payload.arrays["generator"] = cast(self.state.generator, self.config.wire_dtype)
@@ -65,7 +65,7 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
         return payload
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the heads, and train the generator; it does not change if training diverges."""
+        """Average the heads and train the generator, which is unchanged if training diverges."""
         metrics, keys = super().aggregate_fit(round, replies), self.parameters
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
         generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()
@@ -88,6 +88,6 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
 
 
 def alike(noise: Tensor, outputs: Tensor) -> Tensor:
-    """Return the authors' diversity loss of noise (n, e) and outputs (n, d), small if outputs differ."""
+    """Return the diversity loss of the authors' code for noise (n, e) and outputs (n, d), small if outputs differ."""
     apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
     return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

@@ -1,4 +1,4 @@
-"""FedGH, server side: one head learns from clients' mean representations of classes (Yi et al., ACM MM 2023)."""
+"""FedGH, server side: one head is trained on clients' mean representations of classes (Yi et al., ACM MM 2023)."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ COPIES = 8
 
 @dataclass
 class LearnerState(ClassState):
-    """`outputs` is the number of classes, and `learner` the server's network in float64."""
+    """The state: `outputs` is the number of classes, and `learner` has the float64 weights of the server's network."""
 
     outputs: int = 0
     learner: Arrays = field(default_factory=dict)
@@ -35,59 +35,63 @@ L = TypeVar("L", bound=fedgh.LearnerParameters)
 
 
 class Learner(ByClass[L, LearnerState]):
-    """Trains a network by SGD on the mean representations that clients send, each an example of its class."""
+    """Trains a network at the server on the clients' mean representations, each used as an example of its class."""
 
     state_class = LearnerState
     vectors = "representation"
 
     @property
     def way_out(self) -> str:  # type: ignore[override]
-        """Advice for clients of unequal widths."""
-        return f"set {self.method.name}.width, to which all are then brought"
+        """Advice for clients whose representations have another width, for error messages."""
+        return f"set {self.method.name}.width, to which all representations are then projected"
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """Build the network; its weights are drawn from torch's global generator."""
+        """Build the server's network, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return the loss terms, if the loss is not the cross entropy of the network's outputs.
+        """Return the loss terms; an empty tuple, the default, means the cross entropy of the network's outputs.
 
         Args:
-            means: (n, width) float64, of all clients that are in the round.
-            classes: (n,) int64.
+            means: mean representations from all clients of the round, (n, width) float64.
+            classes: the class of each, (n,) int64.
         """
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the width, and the number of classes."""
+        """Return the width of representations and the number of outputs, which must be the same for all clients."""
         outputs = Common(reply.report.outputs, "all clients need an output for each of the same classes")
-        return {**super().common(reply), "network's number of outputs": outputs}
+        return {**super().common(reply), "number of network outputs": outputs}
 
     def admit(self, reply: Reply) -> None:
-        """Draw the server's network, if it can be trained."""
+        """Keep the client's width and number of classes, and initialise the server's network with the first client."""
         super().admit(reply)
         outputs, width = reply.report.outputs, self.state.width
         self.state.outputs = outputs
         if not 0 < outputs <= MOST_CLASSES:
-            raise ModelError(f"the server cannot train on representations of {outputs} classes")
-        check_room(COPIES * 8 * width * max(width, outputs), "for its classes and width the server needs")
+            raise ModelError(
+                f"the client's network has {outputs} outputs, and the server trains on 1 to {MOST_CLASSES} classes"
+            )
+        check_room(
+            COPIES * 8 * width * max(width, outputs), "the server needs memory for the client's classes and width:"
+        )
         if not self.state.learner:
             self.state.learner = to_arrays(self.learner().state_dict())
 
     def check_reply(self, reply: Reply) -> None:
-        """Check the prototypes, and that their classes are the network's."""
+        """Check the client's prototypes, and that the server's network has all of their classes."""
         super().check_reply(reply)
         if reply.arrays["prototypes"]["classes"].max(initial=0) >= self.state.outputs:
-            raise WireError(f"its prototypes have classes beyond {self.state.outputs - 1}")
+            raise WireError(f"the client's prototypes have classes beyond {self.state.outputs - 1}, the last class")
 
     def learner(self) -> nn.Module:
-        """Return the network with its current weights."""
+        """Return the server's network with its current weights."""
         network = build_at_server(self.network, self.config.seed).double()
         load_into(network.state_dict(), self.state.learner)
         return network
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Train the network; it does not change if training diverges."""
+        """Train the server's network on the clients' prototypes; it is unchanged if training diverges."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
@@ -102,12 +106,12 @@ class Learner(ByClass[L, LearnerState]):
 
 
 class FedGH(Learner[fedgh.FedGHParameters]):
-    """Trains the head, and sends it to the clients."""
+    """Trains a linear head at the server, and sends it to the clients."""
 
     method = fedgh.method
 
     def network(self) -> nn.Module:
-        """Build a linear layer."""
+        """Build the head, a linear layer."""
         return nn.Linear(self.state.width, self.state.outputs)
 
     def payload_for(self, client: str) -> Payload:

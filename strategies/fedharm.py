@@ -1,7 +1,9 @@
 """FedHARM, server side: the mean of the clients' descriptors of shared images (Kastellos et al., 2024, algorithm 1).
 
-A round takes one exchange: clients send descriptors in their replies, and receive the mean in the next message, which
-begins with the shared phase. The shared phase of the last round is therefore the closing round. No weights travel.
+A descriptor of an image has, for each block of a network, the activations that matter most for the image's class. A
+round takes one exchange: clients send descriptors in their replies, and receive the mean in the next message, which
+begins with the shared phase (training on the shared images). The shared phase of the last round is therefore the
+closing round. No weights are sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +26,13 @@ from ._common import mean_distance  # noqa: TID251 - this folder is fedhet.strat
 
 @dataclass
 class FedHARMState(State):
-    """The clients' descriptors, and facts about them.
+    """The state of FedHARM: the clients' descriptors, and their statistics for the report.
 
     Attributes:
-        sent: the latest packed descriptors, features or posteriors of each client, absent ones included.
-        slots: number of slots of each block, by client.
-        cosines: for the report, `round` and, by block, `same` and `other`, for each round.
+        sent: the latest packed descriptors, features or posteriors of each client; absent clients are included.
+        slots: for each client, the number of slots (positions of the descriptor) that each of its blocks fills.
+        cosines: for each round, `round` and, by block, the mean cosine between a client's descriptors and the other
+            clients' mean, for the same image (`same`) and for different images (`other`).
     """
 
     sent: ArraysBy = field(default_factory=dict)
@@ -38,13 +41,13 @@ class FedHARMState(State):
 
 
 class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
-    """F_E,j = 1/N sum_i F^i_E,j: the mean for each image and slot, over the clients that have the slot."""
+    """Averages descriptors, F_E,j = 1/N sum_i F^i_E,j: for each image and slot, over the clients that have the slot."""
 
     method = fedharm.method
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:
-        """Keep the numbers of slots that the client's blocks fill."""
+        """Keep how many descriptor slots each of the client's blocks fills; raise a FedhetError if they do not fit."""
         settings = self.parameters
         if not settings.aligns_blocks:
             return
@@ -52,13 +55,15 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         if len(slots) != len(settings.lengths) or not all(
             0 < n <= most for n, most in zip(slots, settings.lengths, strict=True)
         ):
-            raise FedhetError(f"its blocks fill {slots[:9]} of the slots {settings.slots}")
+            raise FedhetError(
+                f"the client's blocks fill {slots[:9]} descriptor slots, and fedharm.slots allows {settings.slots}"
+            )
         self.state.slots = {**self.state.slots, reply.client: slots}
 
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the target on the shared images from the second round on, and whether to send descriptors."""
+        """Return the same payload for all clients: from round 2 on the target, and whether to send descriptors."""
         common = Payload()
         if round > 1:
             common.values["shared"] = True
@@ -69,13 +74,13 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has descriptors of all shared images, with as many slots as the client has."""
+        """Check that the reply has descriptors of all shared images, with the client's number of slots."""
         reply.values.number("distance", 0.0)
         if self._sends(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("sent", {}))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep the clients' descriptors; return their agreement, and the mean alignment during the shared phase."""
+        """Keep the clients' descriptors; return how well they agree, and the mean alignment in the shared phase."""
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
         distance = mean_distance(replies.values())
         alignment = {} if distance is None else {"alignment": 1 - distance}
@@ -83,15 +88,15 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     @property
     def travels(self) -> bool:
-        """Whether clients send arrays about the shared images."""
+        """Whether clients send descriptors, features or posteriors of the shared images."""
         return "sent" in self.traits.sends
 
     def _sends(self, round: int) -> bool:
-        """Return whether replies of this round have descriptors: there is no target after the last round."""
+        """Return whether clients send descriptors in a round; not in the last round, since no target follows."""
         return self.travels and round != self.run.last_round
 
     def target(self, round: int) -> list[Tensor]:
-        """Return the parts of the target, from the latest descriptors of all clients."""
+        """Return the target by block, computed from the latest descriptors of all clients."""
         sent = {client: self._unpacked(client, self.state.sent[client]) for client in in_order(self.state.sent)}
         if not sent:
             return []
@@ -99,17 +104,17 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return target_of(self.parameters.align, list(sent.values()), generator=generator)
 
     def _unpacked(self, client: str, sent: Arrays) -> list[Tensor]:
-        """Unpack and check a client's descriptors, features or posteriors; raises WireError."""
+        """Unpack a client's descriptors, features or posteriors; raise a WireError if they are invalid."""
         settings = self.parameters
         try:
             parts = unpack_all(sent, settings.parts)
             check_sent(settings.align, parts, self.state.public_size, self.state.slots.get(client, ()))
         except ValueError as error:
-            raise WireError(f"its descriptors of the shared images cannot be used: {error}") from error
+            raise WireError(f"the client's descriptors of the shared images cannot be used: {error}") from error
         return parts
 
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Return cosines of descriptors of the same image and of different images (see `agreement`)."""
+        """Return mean cosines between clients' descriptors of the same image and of different images, and their gap."""
         sent = {client: reply.arrays["sent"] for client, reply in replies.items() if "sent" in reply.arrays}
         if self.parameters.align != "cosine" or len(sent) < 2 or self.state.public_size < 2:
             return {}
@@ -118,5 +123,5 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
 
     def matrices(self) -> dict[str, Any]:
-        """Return cosines by round and block."""
+        """Return the mean cosines between clients' descriptors, by round and block, for a figure in the report."""
         return {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}

@@ -1,8 +1,9 @@
 """FedHeNN, server side: clients align what their networks represent (Makhija et al., ICML 2022).
 
-Heterogeneous clients (algorithm 2): the server averages the kernels of the clients' representations of the RAD X(t),
-K-bar(t-1) = sum_j w_j K_j, and each client is pulled towards the mean. Homogeneous clients (algorithm 1): weights are
-averaged as in FedAvg, and each client is pulled towards the representation of the global model, which it computes.
+Heterogeneous clients (algorithm 2): the server averages the kernels of the clients' representations of the alignment
+examples X(t) (in the paper: RAD), K-bar(t-1) = sum_j w_j K_j, and each client is pulled towards the mean. Homogeneous
+clients (algorithm 1): weights are averaged as in FedAvg, and each client is pulled towards the representation of the
+global model, which it computes.
 
 A round takes one exchange: in round t a client receives the target on X(t) and returns its representation of X(t+1).
 With the spectral target, which is not in the paper, it returns its class posteriors instead.
@@ -31,12 +32,12 @@ from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa:
 
 @dataclass
 class FedHeNNState(State):
-    """The last target and, for the report, representations of some public examples.
+    """The state of FedHeNN: the last target and, for the report, representations of some public examples.
 
     Attributes:
-        target: the packed target on the RAD of `target_round`.
-        tokens: number of tokens of a public example; above 1, a row of the RAD is one token.
-        before, after: each client's representation before and after training.
+        target: the packed target on the alignment examples (RAD) of round `target_round`.
+        tokens: number of tokens of a public example; if above 1, a row of the RAD is one token.
+        before, after: each client's representation of some public examples, before and after training.
     """
 
     target: Arrays = field(default_factory=dict)
@@ -47,7 +48,7 @@ class FedHeNNState(State):
 
 
 class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
-    """Equations 5 and 6: F(W_i) + eta(t) d_CKA(K_i, K-bar(t-1))."""
+    """Computes the target for the clients' loss F(W_i) + eta(t) d_CKA(K_i, K-bar(t-1)) (equations 5 and 6)."""
 
     method = fedhenn.method
     state_class = FedHeNNState
@@ -57,31 +58,31 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         supplied = public is not None and public is not client_setup.public_dataset(self.config)
         if self.parameters.rad_source == "train-union" and supplied:
             raise ConfigError(
-                "fedhenn.rad-source = 'train-union' draws the RAD from the configured data set: leave it out, or give "
-                "no public dataset"
+                "fedhenn.rad-source = 'train-union' draws the alignment examples (RAD) from the clients' training "
+                "data: leave it out, or give no public dataset"
             )
 
     # ---- the handshake
 
     def public_dataset(self) -> PublicDataset | None:
-        """Return the examples from which all RADs are drawn."""
+        """Return the examples from which the alignment examples (RAD) of all rounds are drawn."""
         if self.parameters.rad_source == "train-union" and self.parameters.eta0:
             return client_setup.training_union(self.config)
         return super().public_dataset()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the number of tokens, if clients align."""
+        """Return the number of tokens in an example, if clients align their representations."""
         tokens = Common(tokens_of(reply), "all clients need the same number")
-        return {"number of tokens an example": tokens} if self.parameters.eta0 else {}
+        return {"number of tokens per example": tokens} if self.parameters.eta0 else {}
 
     def admit(self, reply: Reply) -> None:
-        """Check the size of the public dataset; keep the client's representation of some examples for the report."""
+        """Check that the public dataset is large enough, and keep the client's representations for the report."""
         if not self.parameters.eta0:
             return
         if self.state.public_size < fedhenn.LEAST_ROWS:
             raise FedhetError(
-                f"the public dataset has {self.state.public_size} examples: to align, at least "
-                f"{fedhenn.LEAST_ROWS} are needed"
+                f"the public dataset has {self.state.public_size} examples, and at least {fedhenn.LEAST_ROWS} are "
+                "needed: set public-samples higher, or fedhenn.eta0 = 0 for no alignment"
             )
         if self._has_probe(reply):
             self.state.before[reply.client] = reply.arrays["probe"]
@@ -90,7 +91,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     # ---- a round
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the target on X(t) and eta(t) from the second round on, and the rows of X(t+1) for the next target."""
+        """Return the target on the alignment examples X(t) with eta(t), from round 2 on, and the rows of X(t+1)."""
         payloads, common = super().configure_fit(round, clients), Payload()
         if not self.parameters.eta0:
             return payloads
@@ -106,14 +107,14 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has representations of the requested rows."""
+        """Check that the reply has representations of the requested alignment examples."""
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
         if self.sent in reply.arrays or self._sent_in(self.state.round + 1):
             self._check_rows(self.sent, reply, len(self.rad(1)))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average weights (homogeneous), and compute the next target."""
+        """Average the weights if clients are homogeneous, and compute the target for the next round."""
         if self.parameters.homogeneous:
             super().aggregate_fit(round, replies)
         sent = {client: reply.arrays[self.sent] for client, reply in replies.items() if self.sent in reply.arrays}
@@ -124,21 +125,21 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return {} if distance is None else {"alignment": 1 - distance}
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
-        """Return X(t), drawn from the seed: (L,) row numbers of the public dataset."""
+        """Return the row numbers of the alignment examples X(t) in the public dataset, (L,), drawn from the seed."""
         generator = numpy_generator(self.config.seed, "rad", round)
         return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.rad_size)
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send for the RAD: `features`, `posteriors`, or empty."""
+        """Name of the arrays that clients send for the alignment examples: `features`, `posteriors`, or empty."""
         return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
     def _sent_in(self, round: int) -> bool:
-        """Return whether replies of this round have arrays: there is no target after the last round."""
+        """Return whether clients send arrays in a round; not in the last round, since no target follows."""
         return bool(self.sent) and round != self.run.last_round
 
     def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the packed target on X(t) from the clients' arrays.
+        """Return the packed target on the alignment examples X(t), from the arrays that clients sent.
 
         The paper's target is K-bar = sum_j w_j K_j with uniform weights. The server sends a factor of it or, for the
         RBF kernel, its diagonal blocks.
@@ -156,7 +157,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         return pack(mean_target(peers))
 
     def _has_probe(self, reply: Reply) -> bool:
-        """Check the representation of some public examples in a reply; return whether there is one."""
+        """Return whether a reply has a representation of some public examples for the report, and check it."""
         if reply.arrays.get("probe"):
             self._check_rows("probe", reply, min(self.parameters.probe, self.state.public_size))
         return bool(reply.arrays.get("probe"))
@@ -164,17 +165,17 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def _check_rows(self, name: str, reply: Reply, rows: int) -> None:
         values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
         if len(values) != rows:
-            raise WireError(f"its {name} have {len(values)} rows, the RAD {rows}")
+            raise WireError(f"the client's {name} have {len(values)} rows, and {rows} were requested")
 
     # ---- report
 
     def take_last(self, reply: Reply) -> None:
-        """Keep the representation after training, for the report."""
+        """Keep the client's representation after training, for the report."""
         if self._has_probe(reply):
             self.state.after[reply.client] = reply.arrays["probe"]
 
     def matrices(self) -> dict[str, Any]:
-        """Return pairwise CKA between clients on rows of the public dataset, before and after training."""
+        """Return the pairwise CKA between clients on some public examples, before and after training."""
         before, after = self.state.before, self.state.after
         clients = [client for client in in_order(after) if client in before]
         if not clients:

@@ -1,4 +1,4 @@
-"""FedKD, server side: averages the changes of a small network, sent as truncated factors (Wu et al., 2022).
+"""FedKD, server side: averages the changes of a small network, sent as low-rank factors (Wu et al., 2022).
 
 Clients that trained in the last round receive the last change; others receive the whole network.
 """
@@ -15,20 +15,20 @@ from fedhet.server import FederatedStrategy, State
 
 @dataclass
 class FedKDState(State):
-    """The packed last change of the shared network, and the clients that have the network before it."""
+    """The state of FedKD: the packed last change of the shared network, and the clients that can apply this change."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
 
 
 class FedKD(FederatedStrategy[AuxiliaryParameters, FedKDState]):
-    """Averages the shared network's changes; clients' own networks stay with them."""
+    """Averages the changes of the small shared network; the clients' own networks are not sent."""
 
     method = fedkd.method
     state_class = FedKDState
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last change of the shared network, or all of it."""
+        """Return the last change of the shared network, or the whole network for a client without the previous one."""
         change = Payload({"model": self.state.update}, {"change": True})
         return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
 
@@ -37,15 +37,20 @@ class FedKD(FederatedStrategy[AuxiliaryParameters, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace a client's factors by the network that they describe; a client that lost the network sends none."""
+        """Check a client's update, and replace its factors by the updated shared network.
+
+        A client that lost the network does not train and sends no update.
+        """
         if "update" in reply.arrays:
             spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
-            reply.arrays["update"] = unpack(reply.arrays["update"], self.state.model, spec, dtype, "its update")
+            reply.arrays["update"] = unpack(
+                reply.arrays["update"], self.state.model, spec, dtype, "the client's update"
+            )
         elif reply.client not in self.state.holding or reply.report.lost_state < 0:
-            raise WireError("its update is missing")
+            raise WireError("the client's reply has no update of the shared network")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the changes, and apply the factors of their mean."""
+        """Average the clients' changes, and apply the low-rank factors of the mean to the shared network."""
         state, dtype = self.state, self.config.wire_dtype
         models = {client: reply.arrays["update"] for client, reply in replies.items() if "update" in reply.arrays}
         state.holding = list(models)

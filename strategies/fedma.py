@@ -1,10 +1,11 @@
 """FedMA, server side: clients' units are matched layer by layer (Wang et al., ICLR 2020, algorithm 1).
 
-A pass settles one permutation group a round (in a plain network: one layer), and the output layer in its last round,
-so it takes groups + 1 rounds. In round n of a pass clients send group n, with its inputs in the global order. The next
-message returns the settled group and each client's assignment, and clients train the layers behind it. A further pass
-("FedMA with communication") starts from local models that the clients cut out of the global one. A client that missed
-rounds sends all groups that it missed and is assigned to their settled rows, which do not change.
+A group is a set of hidden units that must be permuted together; in a plain network, the units of one layer. A pass
+matches one group per round and averages the output layer in its last round, so it takes groups + 1 rounds. In round n
+of a pass, clients send group n, with its inputs in the global order. The next message returns the matched group and
+each client's assignment (the global unit of each local unit), and clients train the later layers. A further pass
+("FedMA with communication") starts from local models that clients extract from the global model. A client that missed
+rounds sends all groups that it missed; its units are assigned to the global units, which do not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,15 +28,15 @@ from .pfnm import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is
 
 @dataclass
 class FedMAState(MatchedState):
-    """The groups that a pass has settled, and the clients' units in them.
+    """The state of FedMA: the groups that the current pass has matched, and the clients' units in them.
 
     Attributes:
         pass_: number of complete passes.
-        step: the next group.
-        participants: the clients of this pass.
-        places: the pass and the number of groups that each client had at its last reply.
-        group: global rows of each group and the parameters averaged with them, in the dtype in which they are sent.
-        match: counts, prior mean and variances of each group, for late clients.
+        step: index of the group that is matched next.
+        participants: the clients of the current pass.
+        places: for each client, the pass of its last reply and the number of groups that it had then.
+        group: the weights of each group's global units and the parameters averaged with them, in the dtype sent.
+        match: counts, prior mean and variances of each group, by which late clients are assigned.
         last: the output layer of the last complete pass.
     """
 
@@ -49,13 +50,13 @@ class FedMAState(MatchedState):
 
 
 class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
-    """Matched averaging; with `rounds = 0` (the default), a run has as many rounds as `fedma.passes` passes need."""
+    """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes."""
 
     method = fedma.method
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Return `rounds`, or the number that all passes need; raises a FedhetError if no pass can be completed."""
+        """Return `rounds`, or if it is 0 the rounds of all passes; raise a FedhetError if one pass needs more."""
         rounds, groups = self.config.rounds, len(self.groups)
         of_a_pass = groups + 1
         if rounds and rounds % of_a_pass:
@@ -72,26 +73,26 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
 
     @property
     def has_global_model(self) -> bool:
-        """Whether a pass is complete."""
+        """Whether a first pass is complete, so that there is a global model."""
         return self.state.pass_ > 0 and super().has_global_model
 
     @property
     def sizes(self) -> list[int]:
-        """Global widths of the groups settled in this pass."""
+        """Number of global units of each group that is matched in the current pass."""
         return [len(self.state.group[str(index)]["rows"]) for index in range(self.state.step)]
 
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Return the clients of the current pass, drawn once for the pass."""
+        """Return the clients of the current pass, which are drawn once per pass."""
         if not self.state.participants:
             self.state.participants = list(super().participants(self.state.pass_ + 1))
         return self.state.participants
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the groups settled since the client's last message, and the number of the next group.
+        """Return the groups matched since each client's last message, and the number of the next group.
 
-        A client that has no units in the global model and is wider than it starts from its own weights.
+        A client starts from its own weights if its units are not in the global model and a layer of it is wider.
         """
         payloads = {client: self._news(client) for client in clients}
         for client, payload in payloads.items():
@@ -101,16 +102,16 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return payloads
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the last complete global model, or its groups that a client lacks.
+        """Return the last complete global model, or only the part of it that a client does not have yet.
 
-        During training, payloads are empty in the middle of a pass, when there is no global model.
+        If other clients train in the middle of a pass, payloads are empty, since the global model is incomplete.
         """
         if self.state.step and amid_training:
             return {client: Payload() for client in clients}
         return {client: self._complete_model(client) for client in clients}
 
     def _news(self, client: str) -> Payload:
-        """Return the groups settled since a client's last message, or the last model before its first of a pass."""
+        """Return the groups matched since a client's last message; in its first message of a pass, the global model."""
         place = self.state.places.get(client)
         if place is None or place[0] != self.state.pass_:
             return self._complete_model(client)
@@ -134,30 +135,30 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return payload
 
     def _assignments(self, client: str) -> dict[int, Any]:
-        """Return a client's assignments for the groups of this pass that it has sent."""
+        """Return the global unit of each of a client's units, by group, for the groups that it sent in this pass."""
         if self.state.places.get(client, [None])[0] != self.state.pass_:
             return {}
         stored = self.state.assignments.get(client, {})
         return {index: stored[str(index)] for index in range(len(stored))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the update has all parameters of the groups that are due, with the right shapes."""
+        """Check that the client's update has all parameters that this round needs, with the right shapes."""
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.values.flag("lost", False):
             if "place" not in self._news(client).values:
-                raise WireError("it reports a lost state, but needed none in this round")
+                raise WireError("the client reports that it lost its state, but this round does not need a state")
             return
         done = len(self._assignments(client))
         widths = [*sizes[:done], *self.widths(client)[done:]]
         shapes, spec = self.groups.shapes(widths), self.federation.specs[client]
         names = due(self.groups, done, step, statistics=self.config.batch_norm == "aggregate")
         expected = narrowed({name: (shapes[name], spec[name][1]) for name in names}, self.config.wire_dtype)
-        check(reply.arrays.get("update", {}), expected, f"its update for group {step}")
+        check(reply.arrays.get("update", {}), expected, f"the client's update for group {step}")
         if step == len(self.groups):
             self.check_classes(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Match the next group, or average the output layer and complete the pass."""
+        """Match the next group of units, or average the output layer and complete the pass."""
         state, step = self.state, self.state.step
         there = {client: reply for client, reply in replies.items() if not reply.values.flag("lost", False)}
         for client in replies.keys() - there.keys():
@@ -171,7 +172,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
                 state.places[client] = [state.pass_, held]
                 late[client] = {i: assignment for i, assignment in self._assignments(client).items() if i >= held}
             except ValueError as error:
-                self.federation.refuse(client, f"waits for the next pass: {error}")
+                self.federation.refuse(client, f"the client is left out until the next pass: {error}")
         if not states:
             return {}
         if step < len(self.groups):
@@ -180,9 +181,9 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {}
 
     def _caught_up(self, client: str, update: Arrays, held: int, step: int) -> Arrays:
-        """Bring the settled groups of an update into the global order, and keep the client's assignments.
+        """Reorder a client's update to the global order of the matched groups, and keep the client's assignments.
 
-        Raises a ValueError if the client is wider than a settled group.
+        Groups that the client missed are assigned now; raises a ValueError if the client has more units than a group.
         """
         state = {
             name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in update.items()
@@ -208,7 +209,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         return {"group": float(step), "units": float(size), "growth": float(size / local)}
 
     def _random(self, step: int, *late: str) -> np.random.RandomState:
-        """Return the random state for matching a group in this pass, or for assigning a late client to it."""
+        """Return the random state for matching a group in this pass, or for assigning a late client's units to it."""
         return np.random.RandomState(derive_seed(self.config.seed, "matching", self.state.pass_, step, *late) % 2**32)
 
     def _settle(self, index: int, matched: GroupMatch, clients: int) -> None:
@@ -225,7 +226,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
         }
 
     def _settled(self, index: int) -> GroupMatch:
-        """Return a group of this pass as it was settled."""
+        """Return the stored result of matching a group in this pass."""
         arrays, settled = self.state.match[str(index)], dict(self.state.group[str(index)])
         assignments = [np.empty(0, np.intp)] * int(arrays["clients"][0])
         weights = settled.pop("rows").astype(np.float64)
@@ -235,7 +236,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     def _finish(
         self, states: Mapping[str, Arrays], replies: Mapping[str, Reply], late: Sequence[Mapping[int, Any]]
     ) -> None:
-        """Average the output layer, and assemble the global model."""
+        """Average the output layer, assemble the global model, and begin the next pass."""
         state = self.state
         rest = self.average_rest(list(states.values()), replies, late, self.sizes)
         dtypes = self.dtypes(replies)

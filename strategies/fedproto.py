@@ -1,4 +1,4 @@
-"""FedProto, server side: prototypes of classes are averaged, no weights (Tan et al., AAAI 2022, equation 6)."""
+"""FedProto, server side: class prototypes are averaged instead of weights (Tan et al., AAAI 2022, equation 6)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from ._common import MOST_CLASSES, class_means  # noqa: TID251 - this folder is 
 
 @dataclass
 class ClassState(State):
-    """`prototypes` are the global vectors: `classes` (k,) and `means` (k, width)."""
+    """The state: `prototypes` are the global vectors of known classes, as `classes` (k,) and `means` (k, width)."""
 
     width: int = 0
     prototypes: Arrays = field(default_factory=dict)
@@ -30,8 +30,8 @@ class ByClass(FederatedStrategy[P, C]):
     """The server side of FedProto and FD: averages the clients' vectors of each class.
 
     Attributes:
-        vectors: name of the vectors, for messages.
-        way_out: advice for clients with vectors of another width.
+        vectors: name of the vectors in error messages.
+        way_out: advice in error messages for a client whose vectors have another width.
     """
 
     state_class = ClassState
@@ -39,38 +39,43 @@ class ByClass(FederatedStrategy[P, C]):
     way_out: ClassVar[str]
 
     def payload_for(self, client: str) -> Payload:
-        """Return the global vectors, (known classes, width), and the classes' numbers."""
+        """Return the global vectors of all known classes, and the numbers of these classes."""
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the width of the vectors."""
-        return {f"{self.vectors}'s width": Common(_width(reply), self.way_out)}
+        """Return the width of the client's vectors, which must be the same for all clients."""
+        return {f"{self.vectors} width": Common(_width(reply), self.way_out)}
 
     def admit(self, reply: Reply) -> None:
-        """Keep the width of the vectors."""
+        """Keep the width of the client's vectors."""
         self.state.width = _width(reply)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the vectors are (k, width), with k classes and k numbers of examples."""
+        """Check that the client's vectors have shape (k, width), with k classes and k numbers of examples."""
         arrays = reply.arrays.get("prototypes", {})
         k = arrays["classes"].size if "classes" in arrays else 0
         means = ((k, self.state.width), "float32")
-        check(arrays, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "its prototypes")
+        check(
+            arrays, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "the client's prototypes"
+        )
         classes = arrays["classes"]
         if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
-            raise WireError("its prototypes have classes that are repeated or out of range")
+            raise WireError("the client's prototypes have classes that are repeated or out of range")
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
-            raise WireError("its prototypes have numbers of examples that do not fit its training examples")
+            raise WireError("the client's prototypes have numbers of examples that do not fit its training examples")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """C_j = sum_i n_ij C_ij / sum_i n_ij; a class that no client of the round has keeps its vector."""
+        """Average the vectors of each class, C_j = sum_i n_ij C_ij / sum_i n_ij.
+
+        A class that no client of the round has keeps its vector.
+        """
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         vectors = list(sent.values()) if self.aggregator.plain else [self.combined(sent)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
 
     def combined(self, sent: Mapping[str, Arrays]) -> Arrays:
-        """Return the vectors averaged by the key `aggregation`, with counts of 1: all clients count the same."""
+        """Return the vector of each class, aggregated by the rule `aggregation` with all clients weighted equally."""
         by_class = {
             client: dict(zip(arrays["classes"].tolist(), arrays["means"], strict=True))
             for client, arrays in sent.items()
@@ -87,8 +92,8 @@ def _width(reply: Reply) -> int:
 
 
 class FedProto(ByClass[fedproto.FedProtoParameters, ClassState]):
-    """Averages the clients' mean representation of each class."""
+    """Averages the clients' prototype (mean representation) of each class."""
 
     method = fedproto.method
     vectors = "representation"
-    way_out = "set fedproto.width, to which all are then projected"
+    way_out = "set fedproto.width, to which all representations are then projected"

@@ -1,10 +1,10 @@
-"""FedProx, server side: the same as FedAvg's (Li et al., MLSys 2020)."""
+"""FedProx, server side: the same aggregation as in FedAvg (Li et al., MLSys 2020)."""
 
 from fedhet.methods.included import fedprox
 from fedhet.server import FederatedStrategy, State
 
 
 class FedProx(FederatedStrategy[fedprox.FedProxParameters, State]):
-    """Averages like FedAvg; the clients' loss differs."""
+    """Averages like FedAvg; only the clients' loss differs."""
 
     method = fedprox.method

@@ -2,7 +2,7 @@
 
     W(t)[S] = sum_{i: S in S_i} n_i W_i(t)[S] / sum_{i: S in S_i} n_i
 
-where client i has the entries S_i: along each axis of units the first ceil(p_max K) of K, of its own widest network.
+where client i has the entries S_i: along each axis of K units the first ceil(p_max K), for its own largest width p_max.
 """
 
 from fedhet.methods.included import fjord
@@ -10,6 +10,6 @@ from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 
 
 class FjORD(SubmodelStrategy[fjord.FjORDParameters, SubmodelState]):
-    """Averages like FedAvg, each entry over the clients that have it."""
+    """Averages like FedAvg, but each entry of an array over the clients whose networks have it."""
 
     method = fjord.method

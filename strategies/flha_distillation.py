@@ -1,4 +1,4 @@
-"""FLHA-distillation, server side: FedAvg of a teacher, which each client then receives once to learn from."""
+"""FLHA-distillation, server side: a teacher is trained by FedAvg, and then sent to each client to learn from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from fedhet.server import FederatedStrategy, State, in_order
 
 @dataclass
 class FLHADistillationState(State):
-    """`taught` are the clients that have the final teacher."""
+    """The state: `taught` are the clients that have the final teacher."""
 
     taught: list[str] = field(default_factory=list)
 
 
 class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParameters, FLHADistillationState]):
-    """Averages the teacher until it is trained, and nothing afterwards."""
+    """Averages the teacher in the first rounds; afterwards clients train their own networks without averaging."""
 
     method = flha_distillation.method
     state_class = FLHADistillationState
@@ -27,22 +27,22 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
         return self.state.round < self.parameters.teaching(self.config.rounds)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the teacher; once it is trained, only to students that do not have it."""
+        """Return the teacher; once its training is over, only for clients that do not have the final teacher."""
         taught = () if self.teaching else self.state.taught
         return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the teacher while it is trained; afterwards clients are evaluated with their own networks."""
+        """Return the teacher while it is trained; afterwards nothing, since clients evaluate their own networks."""
         return {client: self.payload_for(client) if self.teaching else Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has a teacher while it is trained; afterwards, whether the student has it."""
+        """Check that the reply has a teacher while it is trained, and afterwards a flag: whether the client has it."""
         if self.teaching:
             super().check_reply(reply)
         reply.values.flag("taught", False)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the teachers; afterwards, keep which clients have the final one."""
+        """Average the clients' teachers; after the teacher's training, keep which clients have the final teacher."""
         if self.teaching:
             return super().aggregate_fit(round, replies)
         holding = {client for client, reply in replies.items() if reply.payload.values.get("taught")}

@@ -1,4 +1,4 @@
-"""FLHA-GHN, server side: averages the hypernetwork (Litany et al., 2022, algorithm 1)."""
+"""FLHA-GHN, server side: averages a graph hypernetwork, which generates weights (Litany et al., 2022, algorithm 1)."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -11,7 +11,7 @@ from fedhet.server import FederatedStrategy, RunningMean, State
 
 
 class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
-    """The uniform mean over the clients of a round, added up one reply at a time, since a hypernetwork may be large."""
+    """Averages clients' hypernetworks with equal weights, one reply at a time, since a hypernetwork may be large."""
 
     method = flha_ghn.method
     streams_replies = True
@@ -22,14 +22,14 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
         self.streams_replies = self.aggregator.plain  # other rules need all replies at once
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """Return the default and the arrays' shapes, since all clients hold the same arrays."""
+        """Return the default values and the shapes of the hypernetwork, which must be the same for all clients."""
         return super().compatibility(reply), tuple(reply.report.spec.items())
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Draw parameters from the seed by name and shape; raises WireError if a hypernetwork has no such parameter."""
+        """Draw the hypernetwork's weights from the seed; raise a WireError if a name or shape does not belong to it."""
         if self.state.model:
             raise WireError(
-                f"{next(iter(missing))[:100]} is none of the arrays of the hypernetwork that all clients hold"
+                f"the client's array {next(iter(missing))[:100]} is not in the hypernetwork that the other clients have"
             )
         try:
             drawn = partial(start, seed=self.config.seed, normalise=self.parameters.normalise)
@@ -38,16 +38,16 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
             raise WireError(str(error)) from error
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the hypernetwork."""
+        """Return the hypernetwork for each client, and start the sum of replies."""
         self._mean = RunningMean()
         return super().configure_fit(round, clients)
 
     def consume_reply(self, round: int, reply: Reply) -> None:
-        """Add a client's hypernetwork to the mean."""
+        """Add a client's hypernetwork to the running mean."""
         self._mean.add(reply.arrays.pop("model"), 1.0, self.federation.specs[reply.client])
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the hypernetworks uniformly, or by another rule."""
+        """Average the clients' hypernetworks with equal weights, or by the configured aggregation rule."""
         if self.streams_replies:
             mean = self._mean.mean()
         else:

@@ -1,7 +1,8 @@
 """InclusiveFL, server side: last blocks learn from the momentum of deeper clients (Liu et al., KDD 2022).
 
-Clients of depth d have a last block and exit of their own, W_d, and for these learn from the momentum m_d of the next
-deeper clients e of the last round:
+A client of depth d has the first d blocks of the network and an exit (classifier). Clients of depth d share their last
+block and exit, W_d, only with each other. W_d learns from the momentum m_d of the next deeper clients of the last
+round, whose depth is e:
 
     g_d       = W_d(t-1) - sum_{i: d_i = d} n_i W_i(t) / n_d
     W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     for arrays a of m_d, else W_d(t-1)[a] - g_d[a]
@@ -34,11 +35,11 @@ from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.strategies
 
 @dataclass
 class InclusiveFLState(SubmodelState):
-    """The state by depth.
+    """The state of InclusiveFL, by depth of clients.
 
     Attributes:
-        last: the last block, with its exit, of clients that do not have all blocks, by depth.
-        momentum: what these clients learn from deeper ones, for arrays of the last block.
+        last: for each depth except the full depth, the last block and exit of clients of this depth.
+        momentum: for each of these depths, the momentum of deeper clients for the arrays of the last block.
     """
 
     last: ArraysBy = field(default_factory=dict)
@@ -46,19 +47,19 @@ class InclusiveFLState(SubmodelState):
 
 
 class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
-    """Averages the clients of each depth, then the arrays that several depths share."""
+    """Averages last blocks over clients of equal depth, and earlier blocks over all clients that have them."""
 
     method = inclusivefl.method
     state_class = InclusiveFLState
 
     def admit(self, reply: Reply) -> None:
-        """Keep the description of the network, if its blocks can learn from each other."""
+        """Keep the description of the network; raise a FedhetError if its blocks cannot learn from each other."""
         if not self.state.network:
             check_alike(read_network(reply.report.groups))
         super().admit(reply)
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's part, with the last block that clients of its depth have."""
+        """Return the client's blocks, where the last block is the one that clients of the same depth share."""
         payload, state = super().payload_for(client), self.state
         if not state.last:
             return payload
@@ -106,7 +107,7 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
 
 @lru_cache(maxsize=1)
 def blocks_of(description: str) -> dict[str, int]:
-    """Return the number of each array's block, from 1, by a description of the network."""
+    """Return the number of each array's block, from 1; `description` has the network's permutation groups as JSON."""
     return {name: block for name, (_, block) in read_network(description).needs.items()}
 
 
@@ -115,13 +116,19 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group arrays of repeated layers: equal shapes, and names that differ in their first number only; no exits."""
+    """Group the arrays of repeated layers: equal shapes, and names that differ only in their first number.
+
+    Arrays of exits are left out.
+    """
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return, for the arrays of a last block, the mean change of like arrays in this block and deeper ones."""
+    """Return, for each array of the last block `last`, the mean change of like arrays from this block on.
+
+    Arrays are alike if they belong to repeated layers (see `alike`); `change` is the change in deeper clients.
+    """
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):
@@ -131,7 +138,7 @@ def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]
 
 
 def check_alike(groups: PermutationGroups) -> None:
-    """Raise a FedhetError unless each block has weights of the same shapes as the next block."""
+    """Raise a FedhetError unless each block has weights that correspond to weights of the next block (see `alike`)."""
     shapes = groups.shapes(groups.widths)
     weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
     found = [{groups.needs[name][1] for name in names} for names in alike(weights)]
@@ -139,6 +146,6 @@ def check_alike(groups: PermutationGroups) -> None:
         if not any(each.issuperset(pair) for each in found):
             raise FedhetError(
                 "inclusivefl needs blocks of repeated layers, whose weights have equal shapes, and names that differ "
-                f"in one number only; blocks {pair[0]} and {pair[1]} of its network have no such weights: name other "
-                "modules as the ends of blocks (inclusivefl.blocks)"
+                f"in one number only; blocks {pair[0]} and {pair[1]} of the client's network have no such weights: "
+                "name other modules as the ends of blocks (inclusivefl.blocks)"
             )

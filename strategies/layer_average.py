@@ -8,12 +8,12 @@ from fedhet.server import FederatedStrategy, State
 
 
 class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State]):
-    """Averages like FedAvg, each shared key over the clients that have it."""
+    """Averages like FedAvg, but each layer over the clients that have it."""
 
     method = layer_average.method
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's shared layers; by prefix, only those that all clients have."""
+        """Return the client's shared layers; with `by = prefix`, only the layers that all clients have."""
         payload = super().payload_for(client)
         if self.parameters.by != "prefix":
             return payload
@@ -22,14 +22,14 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
         return Payload({"model": model} if model else {}, {"common": len(common)})
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has the shared layers; by prefix, exactly the common ones."""
+        """Check that the reply has the shared layers; with `by = prefix`, exactly the layers that all clients have."""
         if self.parameters.by != "prefix":
             return super().check_reply(reply)
         spec = {key: of for key, of in self.federation.specs[reply.client].items() if key in self._common}
-        check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "its common layers")
+        check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "the client's common layers")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average each layer; by prefix, the common ones."""
+        """Average each layer over the clients that have it; with `by = prefix`, only layers that all clients have."""
         for reply in replies.values():
             if "common" in reply.arrays:
                 reply.arrays["model"] = reply.arrays.pop("common")
@@ -37,5 +37,5 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
 
     @property
     def _common(self) -> frozenset[str]:
-        """The keys that all clients have."""
+        """The names of the shared arrays that all clients have."""
         return frozenset.intersection(*map(frozenset, self.federation.specs.values()))

@@ -4,8 +4,8 @@
     svd         B(t) A(t) = the closest of rank r to sum_i p_i B_i A_i        FlexLoRA (Bai et al., NeurIPS 2024)
     stack       W(t) = W(t-1) + [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
 
-A client of rank r_i receives the first r_i rows of A(t) and columns of B(t). p_i is n_i / sum n.
-Ranks that no client of a round has stay as they were.
+A client of rank r_i receives the first r_i rows of A(t) and columns of B(t). p_i is n_i / sum n, where n_i is the
+client's number of examples. Rows and columns that no client of a round has keep their values.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class LoRAState(SubmodelState):
-    """`backbone` is the digest of the frozen network; with `stack`, `products` are the sums of products of each layer.
+    """The state of LoRA: `backbone` is the digest of the frozen network, `products` each layer's sum of products B A.
 
-    They are factors `lora_a` (r, in) and `lora_b` (out, r) while these are smaller, later whole, as `lora_b`.
+    `products` are used with `aggregate = stack`. A sum is kept as factors `lora_a` (r, in) and `lora_b` (out, r) while
+    these are smaller than the whole matrix, and then as the matrix, under the name `lora_b`.
     """
 
     backbone: str = ""
@@ -37,14 +38,14 @@ class LoRAState(SubmodelState):
 
 
 class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
-    """Averages adapters, and the head if it is trained."""
+    """Aggregates the clients' low-rank adapters, and averages the head if it is trained."""
 
     method = lora.method
     state_class = LoRAState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the digest of the frozen network."""
-        remedy = "all need the same layers and weights, for example of a trained network that model() loads"
+        """Return digests of the network's description and of its frozen weights, which all clients must share."""
+        remedy = "all clients need the same frozen layers and weights, for example a trained network that model() loads"
         return {**super().common(reply), "frozen network": Common(reply.values.line("backbone"), remedy)}
 
     def admit(self, reply: Reply) -> None:
@@ -53,7 +54,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
         self.state.backbone = reply.values.line("backbone")
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's part of the adapters, or with `stack` the products of all rounds."""
+        """Return the client's part of the adapters; with `aggregate = stack`, the sums of products B A so far."""
         if self.parameters.aggregate != "stack":
             return super().payload_for(client)
         head = {key: array for key, array in self.state.model.items() if not key.endswith((A, B))}
@@ -61,7 +62,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
         return Payload({name: cast(arrays, self.config.wire_dtype) for name, arrays in groups.items() if arrays})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Aggregate the adapters as configured, and the head as in FedAvg."""
+        """Aggregate the adapters by the method's key `aggregate`, and average the head as in FedAvg."""
         keys, config, before = self.parameters, self.config, self.state.model
         models = self._clipped({client: reply.arrays["model"] for client, reply in replies.items()})
         products = {client: _products(model) for client, model in models.items()}
@@ -83,9 +84,9 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
         return {}
 
     def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        """Return the clients' arrays in the dtypes of the state, clipped if that is configured.
+        """Return the clients' arrays in the dtypes of the state, with updates clipped if that is configured.
 
-        With `stack`, A is not clipped, since the server does not know the A from which a client started.
+        With `aggregate = stack`, A is not clipped, since the server does not know the A from which a client started.
         """
         before, left_out = self.state.model, A if self.parameters.aggregate == "stack" else None
         models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
@@ -94,7 +95,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
         return {client: model | clipped[client] for client, model in models.items()}
 
     def _add(self, layer: str, product: Array, models: Mapping[str, Arrays], weights: Mapping[str, float]) -> None:
-        """Add a round's mean product to a layer's sum, as factors while they are smaller (only with the plain mean)."""
+        """Add a round's mean product B A to a layer's sum; with the plain mean, as factors while these are smaller."""
         sums, a, b, total = self.state.products, layer + A, layer + B, sum(weights.values())
         if self.config.aggregation == "mean" and (a in sums or b not in sums):
             pairs = [(sums.pop(a), sums.pop(b))] if a in sums else []
@@ -108,19 +109,19 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
 
 
 def _layers(model: Arrays) -> list[str]:
-    """Return the layers that have an adapter, by the first part of their arrays' names."""
+    """Return the names of the layers that have an adapter."""
     return [key.removesuffix(A) for key in model if key.endswith(A)]
 
 
 def _products(model: Arrays) -> Arrays:
-    """Return B A of each adapter, (out, in), by layer."""
+    """Return the product B A of each adapter, (out, in), by layer."""
     with one_thread():
         pairs = {layer: [torch.from_numpy(model[layer + each]) for each in (B, A)] for layer in _layers(model)}
         return {layer: (b @ a).numpy() for layer, (b, a) in pairs.items()}
 
 
 def _factors(product: Array, rank: int) -> tuple[Array, Array]:
-    """Return A (rank, in) and B (out, rank) such that B A is the closest of this rank: V^T and U S."""
+    """Return A (rank, in) and B (out, rank) such that B A is the best approximation of `product` of this rank (SVD)."""
     with one_thread():
         u, s, v = (each.numpy() for each in torch.linalg.svd(torch.from_numpy(product).double(), full_matrices=False))
     a, b = _filled(v[:rank], (rank, product.shape[1])), _filled((u * s)[:, :rank], (len(product), rank))

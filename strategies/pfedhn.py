@@ -1,8 +1,8 @@
 """pFedHN, server side: a hypernetwork generates each client's weights (Shamsian et al., ICML 2021, algorithm 1).
 
-The hypernetwork phi is trained on the clients' updates: client i receives theta_i and its training changes them by
-delta_i, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper makes a step for each client; here a round
-is one step, with the mean over its clients.
+The hypernetwork phi is trained on the clients' updates: client i receives the weights theta_i and changes them by
+delta_i in training, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper takes a step for each client;
+here, a round is one step with the mean gradient over its clients.
 """
 
 from collections.abc import Mapping
@@ -24,34 +24,34 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """`hypernetwork` are parameters by name, `moments` Adam's state by name and kind."""
+    """The state of pFedHN: `hypernetwork` has the parameters by name, `moments` the state of Adam by name and kind."""
 
     hypernetwork: Arrays = field(default_factory=dict)
     moments: Arrays = field(default_factory=dict)
 
 
 class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
-    """Sends each client the weights that the hypernetwork generates for it."""
+    """Sends each client the weights that the hypernetwork generates for this client, and trains the hypernetwork."""
 
     method = pfedhn.method
     state_class = PFedHNState
     copies = 8  # weights, their gradients, and pieces of both
 
     def payload_for(self, client: str) -> Payload:
-        """Return the weights generated for this client."""
+        """Return the weights that the hypernetwork generates for a client."""
         with torch.no_grad(), one_thread():
             written = self._hypernetwork().write(client, self._shapes(client))
         return Payload({"model": to_arrays(written, self.config.wire_dtype)})
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has a change of every weight."""
+        """Check that the reply has the change of every weight in training."""
         spec = narrowed(self.federation.specs[reply.client], self.config.wire_dtype)
-        check(reply.arrays.get("delta", {}), spec, "its change of weights")
+        check(reply.arrays.get("delta", {}), spec, "the client's change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Take a step of Adam; parameters of absent clients and architectures do not change.
+        """Take a step of Adam on the hypernetwork; parameters for absent clients and architectures do not change.
 
-        With a rule other than the mean, the rule aggregates the clients' gradients of the hypernetwork's parameters.
+        An aggregation rule other than the mean is applied to the gradients that the clients' changes give.
         """
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
@@ -77,7 +77,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         return {}
 
     def _hypernetwork(self) -> PersonalHypernetwork:
-        """Return the current hypernetwork; it draws missing parameters when they are needed."""
+        """Return the current hypernetwork, which initialises missing parameters when they are needed."""
         tensors = {name: to_tensor(array).requires_grad_() for name, array in self.state.hypernetwork.items()}
         embedding = next(
             (tensor.shape[1] for name, tensor in tensors.items() if name.startswith("embedding/")),
@@ -86,7 +86,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
         return PersonalHypernetwork(tensors, self.config.seed, embedding)
 
     def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
-        """Return Adam with its last state."""
+        """Return Adam for the hypernetwork's parameters, with the state of the last round."""
         rate = self.parameters.server_learning_rate
         optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
         for key, array in self.state.moments.items():

@@ -1,6 +1,7 @@
 """PFNM, server side: whole networks are matched in one round (Yurochkin et al., ICML 2019; FedMA's one-shot baseline).
 
-The paper's method has one round. In further rounds, clients start from their units of the global model.
+Matching finds, for each hidden unit of a client, the global unit to average it with. The paper's method has one round.
+In further rounds, clients start from their units of the global model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +25,12 @@ from ._common import class_counts  # noqa: TID251 - this folder is fedhet.strate
 
 @dataclass
 class MatchedState(State):
-    """The state of a matching method.
+    """The state of a method that matches units.
 
     Attributes:
-        groups: the permutation groups of the clients' architecture, as the first client describes them.
-        classes: whether labels are classes; None before the first client.
-        assignments: the global unit of each unit, by client and group.
+        groups: the permutation groups of the clients' architecture (JSON), as the first client describes them.
+        classes: whether labels are classes; None before the first client is admitted.
+        assignments: by client and group, the global unit of each of the client's units.
     """
 
     groups: str = ""
@@ -47,7 +48,10 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return digests of the permutation groups (without widths if these may differ), and the kind of labels."""
+        """Return what must be the same for all clients: a digest of layers and connections, and the kind of labels.
+
+        The digest contains the layers' widths, unless these may differ.
+        """
         groups, equal = self._groups_of(reply), self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
@@ -58,24 +62,24 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         }
 
     def admit(self, reply: Reply) -> None:
-        """Keep the permutation groups and the kind of labels."""
+        """Keep the first client's permutation groups and kind of labels."""
         state = self.state
         if state.classes is None:
             state.groups, state.classes = reply.values.text("groups", longest=2**20), reply.values.flag("classes")
 
     def _groups_of(self, reply: Reply) -> PermutationGroups:
-        """Read the groups that a client describes; raise a WireError if they do not fit its arrays."""
+        """Read the permutation groups in a client's reply; raise a WireError if they do not fit the client's arrays."""
         shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
         try:
             groups = read_network(reply.values.text("groups", longest=2**20))
             expected = groups.shapes(widths_of(shapes, groups))
             needed = {name for name in expected if groups.kinds.get(name) != "statistic"}
             if needed - shapes.keys() or not groups.fixed:
-                raise ValueError("they name other arrays than it shares")
+                raise ValueError("the names of its arrays differ from the arrays that the client shares")
             if {name: expected[name] for name in shapes} != shapes:
-                raise ValueError("they are for arrays of other shapes than it shares")
+                raise ValueError("the shapes of its arrays differ from the arrays that the client shares")
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise WireError(f"its description of its layers cannot be used: {error}") from error
+            raise WireError(f"the client's description of its layers cannot be used: {error}") from error
         return groups
 
     @property
@@ -84,20 +88,20 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return read_network(self.state.groups)
 
     def widths(self, client: str) -> tuple[int, ...]:
-        """Return the number of units of each group that a client has."""
+        """Return the number of units that a client has in each permutation group."""
         return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
 
     def fits(self, client: str) -> bool:
-        """Return whether no layer of a client is wider than the global model's, so that it can start from it."""
+        """Return whether a client can start from the global model: none of its layers is wider than the global one."""
         shapes = {name: array.shape for name, array in self.state.model.items()}
         return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
     def matching(self) -> Matching:
-        """Return the matching that the keys configure."""
+        """Return the matching algorithm with the configured settings."""
         return Matching(**{each.name: getattr(self.parameters, each.name) for each in fields(pfnm.PFNMParameters)})
 
     def check_classes(self, reply: Reply) -> None:
-        """Raise a WireError if labels are classes and the client's class counts are wrong."""
+        """Check the client's class counts if labels are classes; raise a WireError if they are wrong."""
         if not self.state.classes:
             return
         classes = self.federation.specs[reply.client][self.groups.fixed[-1]][0][0]
@@ -110,7 +114,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         assignments: Sequence[Mapping[int, Any]],
         sizes: Sequence[int],
     ) -> Arrays:
-        """Average arrays that are not matched, with all groups in global order (see `average_rest`)."""
+        """Average the arrays that are not matched, such as the output layer, with all units in the global order."""
         answers = replies.values()
         return average_rest(
             states,
@@ -123,25 +127,25 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         )
 
     def dtypes(self, replies: Mapping[str, Reply]) -> dict[str, str]:
-        """Return the dtypes of the model's arrays, by name."""
+        """Return the dtype of each of the model's arrays, by name."""
         return {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
 
     def keep_assignments(self, client: str, assignments: "Mapping[int, np.ndarray[Any, Any]]") -> None:
-        """Keep the global unit of each of a client's units, by group, in int32."""
+        """Keep the global unit of each of a client's units, by group."""
         kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
         self.state.assignments[client] = kept
 
     # ---- results
 
     def global_model(self) -> nn.Module | None:
-        """Return the global model in its own widths; None before the first pass is complete."""
+        """Return the global model, which may be wider than the clients' networks; None before matching is complete."""
         if not self.has_global_model:
             return None
         model = self.networks.like(in_order(self.state.clients)[0])
         return resize(model, self.state.model)
 
     def matrices(self) -> dict[str, Any]:
-        """Return the clients of each global unit: by layer a matrix (clients, units), 1 where a client has the unit."""
+        """Return, for each layer, a matrix (clients, global units) that is 1 where a client has the unit."""
         assigned = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
         last = str(len(self.groups) - 1)
         assigned = {client: by_group for client, by_group in assigned.items() if last in by_group}
@@ -158,14 +162,14 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
 
 class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
-    """FedMA's matching of all layers in one round, without training in between."""
+    """Matches all layers in one round, without training in between."""
 
     method = pfnm.method
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the global model, and the client's units of it.
+        """Return the global model with each client's assignments, by which a client selects its units.
 
-        A client starts from its own weights if there is no global model yet, or if it has no units in it and is wider.
+        A client starts from its own weights if there is no global model, or if it has no assignments and is wider.
         """
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
@@ -176,12 +180,12 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
         return payloads
 
     def check_reply(self, reply: Reply) -> None:
-        """Check the whole network and the class counts."""
+        """Check that the reply has the whole network and valid class counts."""
         super().check_reply(reply)
         self.check_classes(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Match all groups in order, then average the output layer."""
+        """Match all groups of units in order, then average the output layer."""
         states = {
             client: {
                 name: array.astype(self.federation.specs[client][name][1])

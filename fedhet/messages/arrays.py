@@ -36,12 +36,12 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the arrays, which count as traffic."""
+        """Number of bytes of the payload's arrays, by which traffic is measured."""
         return sum(array.nbytes for group in self.arrays.values() for array in group.values())
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
-    """Convert tensors to arrays, without a copy if possible; floats are cast to `dtype` if that is given."""
+    """Convert tensors to NumPy arrays, without a copy if possible; floats are cast to `dtype`, if given."""
     there = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     # NumPy has no bfloat16.
     arrays = {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
@@ -49,7 +49,7 @@ def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:
-    """Cast floating arrays to `dtype`, if that is given; arrays that have it already are not copied."""
+    """Cast floating-point arrays to `dtype`, if given; arrays that have this dtype already are not copied."""
     return {
         name: array.astype(dtype, copy=False) if dtype and array.dtype.kind == "f" else array
         for name, array in arrays.items()
@@ -57,7 +57,7 @@ def cast(arrays: Arrays, dtype: str) -> Arrays:
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Copy an array to a tensor."""
+    """Return a tensor with a copy of an array."""
     return torch.from_numpy(np.array(array))
 
 
@@ -65,11 +65,11 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     """Check received arrays against expected names, shapes and dtypes, and that they are finite.
 
     Raises:
-        WireError: names the `group` ("its model"), the first wrong array, and the expected shape and dtype.
+        WireError: the message names the `group` ("the client's model"), the first wrong array and what is expected.
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
-        raise WireError(f"{group}: missing {sorted(missing)[:3]}, unexpected {sorted(extra)[:3]}")
+        raise WireError(f"{group}: arrays {sorted(missing)[:3]} are missing, and {sorted(extra)[:3]} are unexpected")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
@@ -78,7 +78,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
 
 
 def check_finite(arrays: Arrays, group: str) -> None:
-    """Raise a WireError if an array holds NaN, infinity, or a number beyond `LARGEST`."""
+    """Raise a WireError if an array has NaN, infinity, or a number beyond `LARGEST`; `group` names the arrays."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in arrays.items():
             # A small sum of squares means that all values are small; otherwise each value is checked.
@@ -93,47 +93,56 @@ def check_finite(arrays: Arrays, group: str) -> None:
 
 
 def bytes_of(spec: Spec) -> int:
-    """Return the bytes of arrays with these shapes and dtypes."""
+    """Return the number of bytes of arrays with the given shapes and dtypes."""
     return sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, dtype in spec.values())
 
 
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
-    """Return the shapes and dtypes in which tensors travel (bfloat16 as float32); complex ones are a ModelError."""
+    """Return the shapes and dtypes in which tensors are sent; raise a ModelError for a dtype such as complex64.
+
+    NumPy has no bfloat16, which is sent as float32.
+    """
     spec = {}
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
-            raise ModelError(f"{name} is {dtype}, which cannot be shared: arrays must be of {', '.join(DTYPES)}")
+            raise ModelError(f"{name} has dtype {dtype}, which cannot be shared: cast it to one of {', '.join(DTYPES)}")
         spec[name] = (tuple(tensor.shape), dtype)
     return spec
 
 
 def narrowed(spec: Spec, dtype: str) -> Spec:
-    """Replace floating dtypes by the dtype in which arrays travel."""
+    """Return the specification with floating-point dtypes replaced by `dtype`, in which arrays are sent."""
     return {name: (shape, dtype if DTYPES[stored].kind == "f" else stored) for name, (shape, stored) in spec.items()}
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Return arrays in the dtypes that clients declared, whole numbers rounded; raises a WireError for other values."""
+    """Cast arrays to the dtypes that clients declared, rounding to integers where needed.
+
+    Raises a WireError for an array that is not numeric.
+    """
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():
         array = np.asarray(each)
         if (dtype := dtypes.get(name, array.dtype)) != array.dtype:
             if array.dtype.kind not in "biuf":
-                raise WireError(f"{name} is {array.dtype.name}, and clients have it as {dtype.name}")
+                raise WireError(
+                    f"the aggregated {name} has dtype {array.dtype.name}, which cannot be cast to the clients' "
+                    f"{dtype.name}"
+                )
             array = np.asarray(np.rint(array) if dtype.kind in "iu" else array, dtype)
         declared[name] = array
     return declared
 
 
 def without_widths(spec: Spec) -> Spec:
-    """Replace all sizes by 0, so that models that differ only in width are equal."""
+    """Return the specification with all sizes replaced by 0, so that models that differ only in width are equal."""
     return {name: ((0,) * len(shape), dtype) for name, (shape, dtype) in spec.items()}
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """Describe the first difference of two models; for models without widths, compare the number of axes."""
+    """Describe the first difference between a model and another one; if all sizes are 0, compare numbers of axes."""
     name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
     if name is None:
         return "its arrays are in another order"
@@ -148,11 +157,11 @@ def difference(spec: Spec, other: Spec) -> str:
 
 
 def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
-    """Copy arrays into a model's state dict in place; raises a ModelError for another name or shape."""
+    """Copy arrays into a model's state dict in place; raise a ModelError if a name or shape differs."""
     for name, array in arrays.items():
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             expected = list(tensors[name].shape) if name in tensors else "no such tensor"
-            raise ModelError(f"{name} arrived with shape {list(array.shape)}; the model has {expected}")
+            raise ModelError(f"{name} was received with shape {list(array.shape)}, and the model has {expected}")
     with torch.no_grad():
         for name, array in arrays.items():
             tensors[name].copy_(torch.from_numpy(array))

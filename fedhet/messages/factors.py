@@ -1,9 +1,9 @@
-"""Send changes of arrays as low-rank factors.
+"""Changes of arrays as low-rank factors, which are smaller to send.
 
 A change (rows, columns) is approximated by its k largest singular values as `left` (rows, k) times `right` (k,
-columns), where k is the smallest number whose squares reach a given part of the sum of all (the energy). An array with
-more axes is a matrix with a row for each entry of the first axis. Vectors, and matrices whose factors would not be
-smaller, are sent whole; integers are sent as their new values.
+columns). k is the smallest number for which the sum of the squared singular values reaches a given fraction of the
+total (the energy). An array with more axes is treated as a matrix with a row for each entry of the first axis. Vectors,
+and matrices whose factors would not be smaller, are sent whole; integers are sent as their new values.
 """
 
 import math
@@ -22,13 +22,13 @@ LEFT, RIGHT = ":left", ":right"
 
 
 def pack(after: Arrays, before: Arrays, energy: float, dtype: str) -> Arrays:
-    """Return the changes of arrays as factors; an array that is missing in `before` was zero.
+    """Return the changes from `before` to `after` as factors; an array that is missing in `before` was zero.
 
     Args:
         after: the new arrays.
         before: the old arrays.
-        energy: the part of each matrix's sum of squared singular values that is kept, up to 1.
-        dtype: the floating dtype of the changes; numbers beyond its range become its largest.
+        energy: fraction of each matrix's sum of squared singular values that is kept, up to 1.
+        dtype: the floating-point dtype of the changes; numbers beyond its range are clipped.
     """
     packed, most = dict[str, Array](), float(np.finfo(dtype).max)
     for name, array in after.items():
@@ -42,14 +42,14 @@ def pack(after: Arrays, before: Arrays, energy: float, dtype: str) -> Arrays:
 
 
 def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -> Arrays:
-    """Check received changes, and return the arrays after them (see `apply`).
+    """Check received changes, and return the arrays after these changes (see `apply`).
 
     Args:
         packed: the received changes.
-        before: the old arrays; one that is missing was zero.
+        before: the old arrays; an array that is missing here was zero.
         spec: names, shapes and dtypes of the arrays.
-        dtype: the floating dtype of the changes.
-        group: a name of the changes for errors ("its update").
+        dtype: the floating-point dtype of the changes.
+        group: name of the changes in error messages ("the client's update").
 
     Raises:
         WireError: a name, shape or dtype is wrong, or a number is not finite or too large.
@@ -69,7 +69,7 @@ def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -
 
 
 def apply(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
-    """Return the arrays after valid changes; the same changes give the same bytes on one machine."""
+    """Return the arrays after changes that were checked; on one machine, the result is reproducible to the byte."""
     after: Arrays = {}
     for name, (shape, dtype) in spec.items():
         change = packed.get(name)

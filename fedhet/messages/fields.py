@@ -1,4 +1,4 @@
-"""Checked access to the fields of a received record; all types, ranges and lengths are checked here."""
+"""Checked access to the fields of a received record: types, ranges and lengths are checked here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -21,20 +21,20 @@ MOST_IN_A_LIST = 2**16
 
 
 class Fields:
-    """The fields of a received record, or of a method's values; each is checked when it is read.
+    """The fields of a received record, such as a reply's values; each field is checked when it is read.
 
-    Every method raises a WireError for an invalid field, which names the field and its record (`where`).
+    The methods that read a field raise a WireError if it is invalid, which names the field and the record (`where`).
     """
 
-    def __init__(self, fields: Mapping[str, Any], where: str = "its reply") -> None:
+    def __init__(self, fields: Mapping[str, Any], where: str = "the client's reply") -> None:
         self._fields, self._where = fields, where
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the field exists."""
+        """Return whether the record has the field `key`."""
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Read the fields of a dataclass: lines, names, counts (within the limits in their metadata) and flags."""
+        """Read the strings, names, whole numbers and booleans of a dataclass, with the limits in their metadata."""
         readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
         values = {}
         for each, key in named_fields(dataclass):
@@ -44,7 +44,7 @@ class Fields:
         return values
 
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
-        """Read text of a bounded length; without a default it must exist."""
+        """Read text of at most `longest` characters; a field without a default must exist."""
         right = f"text of at most {longest} characters"
         return str(self._read(key, default, lambda value: isinstance(value, str) and len(value) <= longest, right))
 
@@ -54,7 +54,7 @@ class Fields:
         return str(self._read(key, default, str.isprintable, "printable text of one line"))
 
     def name(self, key: str, default: str | None = None) -> str:
-        """Read text that can name a file, or is the default."""
+        """Read text that is a valid file name, or the default."""
         self.text(key, default)
         right = (
             f"a name that a file can have: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
@@ -63,17 +63,17 @@ class Fields:
         return str(self._read(key, default, lambda value: value == default or plain_name(value), right))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Read true or false."""
+        """Read a boolean."""
         return bool(self._read(key, default, lambda value: isinstance(value, bool), "true or false"))
 
     def count(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = 2**53) -> int:
-        """Read a whole number in a range, or the default."""
+        """Read a whole number from `at_least` to `at_most`, or the default."""
         least = at_least if default is None else min(at_least, default)
         right = f"a whole number from {at_least} to {at_most}"
         return int(self._read(key, default, lambda value: _is_count(value, least, at_most), right))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Read a number up to `LARGEST`; larger numbers come from diverged training."""
+        """Read a number of at most `LARGEST` in absolute value; larger numbers come from diverged training."""
 
         def good(value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
@@ -81,7 +81,7 @@ class Fields:
         return float(self._read(key, default, good, f"a number up to {LARGEST:.0e}: has training diverged?"))
 
     def counts(self, key: str, *, at_most: int = 2**53) -> list[int]:
-        """Read a list of whole numbers from 0."""
+        """Read a list of whole numbers from 0 to `at_most`."""
 
         def good(value: Any) -> bool:
             short = isinstance(value, list) and len(value) <= MOST_IN_A_LIST
@@ -101,12 +101,12 @@ class Fields:
 
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
-    """Return the fields of a class with their names in messages."""
+    """Return the fields of a dataclass, each with its name in messages (with `-` for `_`)."""
     return [(each, kebab(each.name)) for each in fields(dataclass)]
 
 
 def shortened(value: object) -> str:
-    """Return the first hundred characters of a received value for an error, without formatting all of it."""
+    """Return at most the first hundred characters of a received value, for an error message."""
     shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
     return shown if len(shown) <= 100 else shown[:100] + "..."
 

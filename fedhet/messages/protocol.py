@@ -55,21 +55,21 @@ Groups = Annotated[str, "permutation groups as text"]
 
 @dataclass(frozen=True)
 class Request:
-    """A request of the server to a client, in addition to the method's payload.
+    """A request of the server to a client, which is sent in addition to the method's payload.
 
     Attributes:
-        round: the round, from 1; 0 for the handshake.
-        expected: the round whose state the server believes the client to have; -1 for none.
-        epochs: local epochs of this round.
-        closing: whether this is the closing round, after the last of the configured ones.
-        evaluate: whether to evaluate before and after.
-        final: whether this is the evaluation at the end, when personal models are saved.
-        question: name of the question, in a query.
-        run: the run's name, if the client's state folder is used by several runs.
+        round: number of the round, from 1; 0 for the handshake.
+        expected: the round of the client's last training, whose state the client should have; -1 for none.
+        epochs: number of local epochs in this round.
+        closing: whether this is the closing round, after the configured rounds of training.
+        evaluate: whether the client evaluates its model before and after training.
+        final: whether this is the evaluation after the last round, when personal models are saved.
+        question: name of the question, if the message is a query.
+        run: the run's identifier, which separates runs in the client's state folder.
         public: digest of the public dataset, if the method needs one.
-        flower: whether arrays travel in Flower's format, for Flower's wrappers.
+        flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
-        begun: in a handshake, whether the run is resumed, so that clients must not have changed.
+        begun: in a handshake, whether the run has begun before, so that clients must be the same as then.
     """
 
     round: int = 0
@@ -86,23 +86,23 @@ class Request:
     begun: bool = False
 
     def to_json(self) -> str:
-        """Return the request as one line of text."""
+        """Return the request as one line of JSON."""
         return json.dumps(vars(self))
 
     @classmethod
     @lru_cache(maxsize=16)  # the same text for all clients of a round
     def from_json(cls, text: str) -> "Request":
-        """Read a request; raises a WireError for an invalid field."""
+        """Read a request from JSON; raise a WireError if a field is invalid."""
         return cls(**Fields(from_json(text, "the request"), "the request").plain(cls))
 
 
 @dataclass
 class Report:
-    """A client's description of itself; all but its name and `lost_state` travel in the handshake only.
+    """A client's description of itself; after the handshake, only its name and `lost_state` are sent.
 
     Attributes:
         client: its name.
-        lost_state: the round whose state was expected and is lost; -1 for none.
+        lost_state: the round whose state was expected and is lost; -1 if none is.
         metric: name of its task's metric.
         labels: number of values of its metric: one, or one for each of several labels.
         architecture: the architecture's name; empty if it is not disclosed.
@@ -113,9 +113,9 @@ class Report:
         public: digest of the client's own public dataset; empty without one.
         public_size: number of examples in that public dataset.
         device: its device, in words.
-        note: a remark for the server's log, shortened on the way.
+        note: a remark for the server's log, which may be shortened.
         outputs: number of outputs of a prediction.
-        noise: noise multiplier of `LocalDpMod` around its training; 0 without.
+        noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
         groups: if clients train parts of one network, its permutation groups (`fedhet.algorithms.matching`).
     """
 
@@ -137,7 +137,7 @@ class Report:
     groups: Groups = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields as they are sent, without those that have their default."""
+        """Return the fields as they are sent; a field with its default value is left out."""
         values = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
         specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
         report: Any = type(self)
@@ -147,15 +147,15 @@ class Report:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
-        """Read a report from a record; raises a WireError for an invalid field."""
+        """Read a report from a received record; raise a WireError if a field is invalid."""
         report = Fields(record)
         pair = None
         if "partition" in report:
             partition = report.counts("partition")
             if not (len(partition) == 2 and partition[0] < partition[1] <= MOST_PARTITIONS):
                 raise WireError(
-                    f"its reply is damaged: partition is {partition[:3]}, must be an id and a larger number up to "
-                    f"{MOST_PARTITIONS}"
+                    f"the client's reply is damaged: partition is {partition[:3]}, must be an id and a larger number "
+                    f"up to {MOST_PARTITIONS}"
                 )
             pair = partition[0], partition[1]
         groups = report.text("groups", "", longest=LONGEST_GROUPS)
@@ -164,34 +164,36 @@ class Report:
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
-    """Read shared arrays, each as `"float32,2,3"`; raises a WireError if one is empty, or if they are too large."""
+    """Read the specification of shared arrays, such as `"float32,2,3"` for each; raise a WireError if it is invalid."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
-        raise WireError(f"it shares {len(keys)} arrays, and the server accepts at most {MOST_ARRAYS}")
+        raise WireError(f"the client shares {len(keys)} arrays, and the server accepts at most {MOST_ARRAYS}")
     spec: Spec = {}
     for key in keys:
         dtype, *lengths = Fields(record).text(key).split(",")
-        name, damaged = key.removeprefix("spec."), f"its reply is damaged: {shortened(key)}"
+        name, damaged = key.removeprefix("spec."), f"the client's reply is damaged: {shortened(key)}"
         if dtype not in DTYPES or len(lengths) > 32:
-            raise WireError(f"{damaged} is {dtype!r} of {len(lengths)} axes")
+            raise WireError(f"{damaged} has dtype {dtype!r} and {len(lengths)} axes, which is not supported")
         if not name.isprintable() or not 0 < len(name) <= 10 * LONGEST:
             raise WireError(f"{damaged} is not a valid name of an array")
         if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
-            raise WireError(f"{damaged} has no shape {','.join(lengths)!r}: what is shared has axes of at least 1")
+            raise WireError(
+                f"{damaged} has the invalid shape {','.join(lengths)!r}: axes must be whole numbers of at least 1"
+            )
         spec[name] = (tuple(map(int, lengths)), dtype)
-    check_room(bytes_of(spec), "it shares")
+    check_room(bytes_of(spec), "the client shares")
     return spec
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError if a client needs too much of the server's memory; `needed` says for what."""
+    """Raise a WireError if a client needs too much of the server's memory; `needed` begins the message."""
     if size > (most := memory() / ROOM):
-        raise WireError(f"{needed} {size / 1e9:.3g} GB, and the server has room for {most / 1e9:.3g} GB per client")
+        raise WireError(f"{needed} {size / 1e9:.3g} GB, and at most {most / 1e9:.3g} GB per client is available")
 
 
 @dataclass
 class Measured:
-    """An evaluation: the metric by label and the mean loss."""
+    """The result of an evaluation: the metric, for each label if there are several, and the mean loss."""
 
     metric: Metric
     loss: float
@@ -204,15 +206,15 @@ class Reply:
     Attributes:
         client: its name.
         examples: number of its training examples.
-        payload: the method's arrays and values.
-        report: its description of itself.
+        payload: arrays and values of the method.
+        report: the client's description of itself.
         test_examples: number of its own test examples.
-        train_loss: mean of the loss over the round's steps; None without a step.
-        measured: its evaluations by name: `received`, `trained`, `common-trained`,
-            `validation-trained`.
+        train_loss: mean of the loss over the round's training steps; None without a step.
+        measured: its evaluations by name: of the `received` and the `trained` model on its own test part, and with
+            the prefix `common-` or `validation-` on the common test set or its validation part.
         validation_examples: number of its validation examples.
-        work: numbers of steps and examples of its training.
-        further: metrics of a user's own train and evaluate functions, by name (`fedhet.wrap`).
+        work: numbers of steps and examples in its training.
+        further: metrics that a user's own train and evaluate functions return, by name (see `fedhet.wrap`).
     """
 
     client: str
@@ -228,16 +230,16 @@ class Reply:
 
     @property
     def arrays(self) -> dict[str, Arrays]:
-        """The groups of arrays."""
+        """The arrays in the client's payload, by group and name."""
         return self.payload.arrays
 
     @property
     def values(self) -> Fields:
-        """The method's values, checked as they are read."""
+        """The method's values in the client's payload, which are checked when they are read."""
         return Fields(self.payload.values)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the client's measurements: numbers and lists of numbers by name."""
+        """Return the client's measurements as they are sent: numbers and lists of numbers by name."""
         metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
@@ -253,7 +255,7 @@ class Reply:
 
     @classmethod
     def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
-        """Assemble a reply; raises a WireError for an invalid metric."""
+        """Assemble a reply from its received parts; raise a WireError if a metric is invalid."""
         numbers = Fields(metrics)
         return cls(
             client=report.client,
@@ -274,18 +276,18 @@ class Reply:
 
 
 def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Read the metrics of a user's own functions; raises a WireError for too many, or invalid names or values."""
+    """Read the metrics of a user's own functions; raise a WireError if there are too many or one is invalid."""
     names = [key.removeprefix(FURTHER) for key in metrics if key.startswith(FURTHER)]
     if len(names) > MOST_FURTHER or not all(name.isprintable() and 0 < len(name) <= LONGEST for name in names):
         raise WireError(
-            f"it has {len(names)} metrics of its own, such as {shortened(names[:1])}: at most {MOST_FURTHER} are "
-            f"taken, with printable names of up to {LONGEST} characters"
+            f"the client's functions return {len(names)} metrics, such as {shortened(names[:1])}: at most "
+            f"{MOST_FURTHER} are accepted, with printable names of up to {LONGEST} characters"
         )
     return {name: Fields(metrics).number(f"{FURTHER}{name}") for name in names}
 
 
 def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
-    """Read an evaluation; raises a WireError unless metrics with a weight are at most 1 and the loss is finite."""
+    """Read an evaluation from a client's metrics; raise a WireError if a value or a weight is invalid."""
     numbers = Fields(metrics)
     name, values = key.removesuffix("-metric"), metrics[key]
     weights: Any = metrics.get(f"{name}-weight")
@@ -298,18 +300,21 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
         and all(weight == 0 or -LARGEST <= value <= 1 for value, weight in zip(values, weights, strict=True))
     ):
         raise WireError(
-            f"its reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}"
+            f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)}, with weights {shortened(weights)}"
         )
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 
 
 class LostReply(FedhetError):
-    """A client lost what the server sent it."""
+    """A client has lost what the server sent in the handshake, such as the public dataset."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client's refusal of a request; `lost` if it lost what the server sent before, `again` if it may pass."""
+    """A client's refusal of a request, with the reason.
+
+    `lost` says that the client lost what the server sent before, `again` that the client may accept a later request.
+    """
 
     client: str
     reason: str
@@ -318,13 +323,13 @@ class Refusal:
 
 
 def with_public_dataset(public: PublicDataset) -> Payload:
-    """Return a handshake's payload with the public dataset."""
+    """Return the payload of a handshake that sends the public dataset."""
     labels = {} if public.labels is None else {"labels": public.labels}
     return Payload({PUBLIC: to_arrays({"inputs": public.inputs, **labels})})
 
 
 def public_dataset_in(payload: Payload) -> PublicDataset | None:
-    """Return the public dataset in a handshake, if any; raises a WireError for missing inputs or unequal lengths."""
+    """Return the public dataset in a handshake's payload, if any; raise a WireError if it is invalid."""
     sent = payload.arrays.get(PUBLIC)
     if sent is None:
         return None
@@ -333,6 +338,6 @@ def public_dataset_in(payload: Payload) -> PublicDataset | None:
         raise WireError("the request's public dataset has no inputs")
     if labels is not None and labels.shape[:1] != inputs.shape[:1]:
         raise WireError(
-            f"the request's public dataset has {len(inputs)} inputs and labels of shape {list(labels.shape)}"
+            f"the request's public dataset has {len(inputs)} inputs, but labels of shape {list(labels.shape)}"
         )
     return PublicDataset(to_tensor(inputs), None if labels is None else to_tensor(labels))

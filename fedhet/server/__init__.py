@@ -1,4 +1,4 @@
-"""The server's side of a run: the strategy that every method is, and its hooks."""
+"""The server side of a run: the base class of all strategies, and the hooks that a method overrides."""
 
 from fedhet.results.state import ArraysBy as ArraysBy
 from fedhet.results.state import ClientRecord as ClientRecord

@@ -20,7 +20,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Aggregator:
-    """Averages arrays by the sharing map and the configured rule; records clipped updates in the round."""
+    """Averages clients' arrays with the configured aggregation rule, and records which updates were clipped."""
 
     def __init__(self, run: Run, federation: Federation) -> None:
         self.run, self.federation = run, federation
@@ -28,7 +28,7 @@ class Aggregator:
 
     @property
     def plain(self) -> bool:
-        """Whether the configured rule is the mean, without clipping."""
+        """Whether the configured aggregation rule is the mean, without clipping."""
         return is_plain(self.run.config)
 
     def average(
@@ -38,9 +38,10 @@ class Aggregator:
         specs: Mapping[str, Spec] | None = None,
         before: Arrays | None = None,
     ) -> Arrays:
-        """Average each shared key over the clients that have it; arguments as in `average_shared`.
+        """Average each shared array over the clients that have it (see `average_shared` for `models` and `weights`).
 
-        By default, `specs` are of the shared arrays, and clients started from `before`, the state's model.
+        By default, `specs` describe the clients' shared arrays, and `before`, from which clients started, is the
+        model in the state.
         """
         before = self.run.state.model if before is None else before
         models, config = self.clipped(models, dict.fromkeys(models, before)), self.run.config
@@ -48,15 +49,15 @@ class Aggregator:
         return average_shared(models, weights, specs, config.aggregation, config.byzantine)
 
     def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
-        """Average float arrays that are not a network's, each name over its clients with equal weights."""
+        """Average float arrays other than network weights, each over the clients that sent it, with equal weights."""
         specs = {c: {name: (array.shape, "float32") for name, array in arrays.items()} for c, arrays in groups.items()}
         averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
         return cast(dict[K, Array], averages)
 
     def clipped(self, groups: Mapping[str, Arrays], starts: Mapping[str, Arrays] | None = None) -> Mapping[str, Arrays]:
-        """Return the arrays of clients, clipped to `clip-norm` median norms if that is set.
+        """Return the clients' arrays; if `clip-norm` is set, updates are clipped to that multiple of the median norm.
 
-        `starts` are the arrays from which each client started; arrays that are not in them started from zero.
+        `starts` are the arrays from which each client started; an array that is missing there started from zero.
         """
         if not (bound := _bound(self.run.config)) or not groups:
             return groups
@@ -65,14 +66,14 @@ class Aggregator:
         return clipped
 
     def part_of(self, client: str) -> Arrays:
-        """Return a client's part of the shared arrays, in the dtype in which they are sent."""
+        """Return the shared arrays that a client has, in the dtype in which they are sent."""
         model, keys = self.run.state.model, tuple(self.federation.specs.get(client, ()))
         # The global model of a method that matches has other shapes than any client's, and the same names.
         whole = self.run.traits.whole
         return self.once(keys, lambda: model if whole else {key: model[key] for key in keys if key in model})
 
     def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """Return arrays in the dtype in which they are sent; the result is cached by `key` until the model changes."""
+        """Return the result of `make` in the dtype in which it is sent, cached under `key` until the model changes."""
         if self._sent[0] is not self.run.state.model:
             self._sent = (self.run.state.model, {})
         sent = self._sent[1]
@@ -82,12 +83,12 @@ class Aggregator:
 
 
 def is_plain(config: Config) -> bool:
-    """Return whether clients are averaged by the mean, without clipping."""
+    """Return whether the configured aggregation rule is the mean, without clipping."""
     return config.aggregation == "mean" and not _bound(config)
 
 
 def _bound(config: Config) -> float:
-    """Return the number of median norms to which larger updates are clipped; 0 for no clipping."""
+    """Return the multiple of the median update norm to which larger updates are clipped; 0 without clipping."""
     return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
 
 
@@ -101,12 +102,12 @@ def average_shared(
     rule: str = "mean",
     byzantine: float = 0.0,
 ) -> Arrays:
-    """Return the average of each shared key over the clients that sent it.
+    """Return the average of each shared array over the clients that sent it.
 
     Args:
-        models: the arrays of each client, in the order of summation.
-        weights: each client's weight in the mean; other rules count all clients the same.
-        specs: shapes and dtypes of each client's keys.
+        models: the arrays of each client, in the order in which they are summed.
+        weights: each client's weight in the mean; other rules weight all clients equally.
+        specs: shapes and dtypes of each client's arrays.
         rule: one of `fedhet.methods.options.AGGREGATIONS`.
         byzantine: fraction of Byzantine clients to tolerate, for the rules that need it.
     """
@@ -129,10 +130,10 @@ def average_shared(
 
 
 def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """Return the weighted mean of groups of arrays with equal names and shapes, summed in their order.
+    """Return the weighted mean of several groups of arrays that have equal names and shapes.
 
     The result has the dtypes of `spec`: float32 and float64 are summed in their own precision, narrower floats in
-    float32, integers (BatchNorm's counters) in float64 and rounded.
+    float32, and integers (BatchNorm's counters) in float64, rounded at the end.
     """
     total = float(sum(weights))
     average: Arrays = {}
@@ -145,9 +146,9 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
 
 
 class RunningMean:
-    """A weighted mean of groups of arrays that are added one by one and never all in memory.
+    """A weighted mean of groups of arrays that are added one by one, so that memory holds one group at a time.
 
-    The sum is divided by the weights at the end, so it is rounded differently than `weighted_average`.
+    The sum is divided by the total weight at the end, so the result is rounded differently from `weighted_average`.
     """
 
     def __init__(self) -> None:
@@ -156,7 +157,7 @@ class RunningMean:
         self._spec: Spec = {}
 
     def add(self, arrays: Arrays, weight: float, spec: Spec) -> None:
-        """Add one group; a name that other groups lack is averaged over the groups that have it."""
+        """Add one group of arrays; a name that some groups lack is averaged over the groups that have it."""
         for name, array in arrays.items():
             if name not in self._sums:
                 self._spec[name], self._weights[name] = spec[name], 0.0
@@ -165,7 +166,7 @@ class RunningMean:
             self._weights[name] += weight
 
     def mean(self) -> Arrays:
-        """Return the mean of all groups, and forget them."""
+        """Return the mean of all added groups, and reset the sums."""
         means: Arrays = {}
         for name in list(self._sums):
             means[name] = _rounded(self._sums.pop(name).div_(self._weights[name]), self._spec[name][1])
@@ -189,10 +190,10 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 def cut_to_bound(
     models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
-    """Clip updates whose norm is above `bound` times the median; return all models, and a record of each clipping.
+    """Clip updates whose norm is above `bound` times the median norm; return all models and the clipping records.
 
-    The norm is over all floating arrays of a client, running statistics included, divided by the root of their
-    number of entries, so that networks of different sizes can be compared.
+    The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
+    square root of their number of entries, so that networks of different sizes can be compared.
     """
     norms = {client: _norm(arrays, starts.get(client, {})) for client, arrays in models.items()}
     most = bound * median(norms.values())
@@ -206,7 +207,7 @@ def cut_to_bound(
 
 
 def _toward(array: Array, before: Array | None, share: float) -> Array:
-    """Move an array only a fraction of the way from its start; integers are not changed."""
+    """Return the array at the fraction `share` of the way from `before` to `array`; integers are not changed."""
     if array.dtype.kind != "f":
         return array
     start = 0.0 if before is None else before.astype(np.float64)

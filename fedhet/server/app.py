@@ -1,4 +1,4 @@
-"""Run the server side of a method on any grid, also as a Flower ServerApp."""
+"""Run the server side of a method on any Flower grid, or as a Flower ServerApp."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -46,12 +46,12 @@ def serve(
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
-    """Run the server side on any grid, and record the run in a folder; raises what the strategy's `start` does.
+    """Run the server side of a method on a grid, and record the run in a folder.
 
-    With `resume`, the run in the folder is continued. `model` is needed if the clients' models are not the configured
-    ones and the server uses them. By default the global model is evaluated on the common test set if `test-on` asks for
-    it (of the first client's data if a user gives data), unless clients evaluate it themselves. `observers` are
-    notified of every round after it is recorded.
+    With `resume`, the run in the folder is continued. `model` is the clients' model function, which is needed if the
+    server builds networks other than the configured ones. By default, the server evaluates the global model on the
+    common test set if `test-on` includes it and clients do not evaluate it themselves. `observers` are notified of
+    every round after it is recorded. Raises the errors of `FederatedStrategy.start`.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
@@ -74,14 +74,15 @@ def make_server_app(
     """Return a Flower ServerApp that runs the configured method.
 
     Args:
-        model: Models of the clients, as for `make_client_app`, if the server needs networks.
+        model: The clients' models, as for `make_client_app`; needed if the method builds networks at the server.
         public: Returns the public dataset for a configuration: raw inputs (n, ...) or a pair (inputs, labels). By
             default it is held out of the configured data set (`public-samples`), or clients' data include it.
-        evaluate_fn: Evaluates the global model at the server; by default as in `serve`.
-        methods: Methods of your own that no installed package announces.
+        evaluate_fn: Evaluates the global model at the server; by default on the common test set, if `test-on`
+            includes it.
+        methods: Your own methods that no installed package registers.
 
     Raises:
-        ConfigError: A method has the name of another method.
+        ConfigError: Two methods have the same name.
     """
     for method in methods:
         registry.register(method)
@@ -117,7 +118,7 @@ def make_server_app(
 def _on_common_test(
     strategy: FederatedStrategy[Any, Any], functions: UserFunctions, device: torch.device
 ) -> EvaluateFunction:
-    """Return a function that evaluates the global model on the common test set, on a device."""
+    """Return a function that evaluates the global model on the common test set, on the given device."""
     own = cache(partial(functions.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -153,7 +154,7 @@ def _on_common_test(
 
 
 def new_folder(parent: Path, config: Config) -> Path:
-    """Return a path that does not exist yet for a run, named by method, data set and time."""
+    """Return a path for a new run folder, named after the method, the data set and the time."""
     stem = f"{config.method_name}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
     return next(parent / name for name in names if not (parent / name).exists())

@@ -25,12 +25,12 @@ Check = Callable[[Reply], None]
 
 
 class Federation:
-    """The clients of a run, by name; it counts bytes sent and received in the current round.
+    """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round.
 
     Attributes:
         roster: the admitted clients.
         grid: Flower's grid of nodes; None before the start.
-        one_by_one: whether replies are large and therefore fetched one by one, in order of client name.
+        one_by_one: whether replies are fetched one by one, in order of client name, since they are large.
     """
 
     def __init__(self, run: Run) -> None:
@@ -44,29 +44,29 @@ class Federation:
 
     @property
     def present(self) -> list[str]:
-        """The clients that are present, in order of name."""
+        """Names of the clients that are connected, in order."""
         return list(self.roster.nodes)
 
     # ---- for methods
 
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
-        """Ask clients a question, in an additional exchange within the round; return valid answers in order of name.
+        """Send a question to clients, in an additional exchange within the round, and return the valid answers.
 
         Args:
             question: name of the question.
-            payloads: by client; a client without a valid answer counts as failed in this round.
-            check: called with each answer; an exception that it raises refuses the answer.
+            payloads: payload for each client; a client without a valid answer counts as failed in this round.
+            check: called with each answer; it raises an exception to refuse the answer.
         """
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
     def refuse(self, client: str, reason: str) -> None:
-        """Leave a valid reply out of this round, and record the reason."""
+        """Exclude a client's valid reply from this round, and record the reason."""
         self.run.round.fail(client, reason)
 
     # ---- a round
 
     def choose(self, clients: Iterable[str]) -> list[str]:
-        """Return the present ones of some clients, in order of name; the others count as failed."""
+        """Return the clients that are connected, in order of name; record the others as failed."""
         wanted = list(clients)
         for client in wanted:
             if client not in self.roster.nodes:
@@ -76,9 +76,9 @@ class Federation:
     # ---- messages
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message of Flower's type `kind` to each client; `asked` are further fields of its `Request`.
+        """Return a message of Flower's type `kind` for each client; `asked` are further fields of its `Request`.
 
-        An array for several clients is encoded once.
+        An array that several clients receive is encoded once.
         """
         request = self.request(**asked)
         encoder, messages = Encoder(flower=request.flower), []
@@ -89,14 +89,14 @@ class Federation:
         return messages
 
     def message(self, kind: str, node: int, content: RecordDict, request: Request) -> Message:
-        """Return a message to a node, and record it in the round."""
+        """Return a message with `content` and `request` for a node, and record it in the round."""
         round = self.run.round
         write_request(content, request, self.run.config.text, self.run.further)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
         return round.sent[node]
 
     def request(self, **asked: Any) -> Request:
-        """Return a request of the current round."""
+        """Return a `Request` for the current round; `asked` are its further fields."""
         run, round = self.run, self.run.round
         return Request(
             round.number,
@@ -110,10 +110,10 @@ class Federation:
         )
 
     def send(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send messages; return the replies as they arrive.
+        """Send messages, and return an iterable of the replies as they arrive.
 
-        With `one_by_one`, replies are fetched lazily, in the order of the messages; the messages are emptied, and the
-        grid keeps copies.
+        With `one_by_one`, replies are fetched lazily, in the order of the messages; the messages are emptied to free
+        memory, and the grid keeps copies.
         """
         grid, timeout = self.grid, self.run.config.timeout
         assert grid is not None, "a strategy talks to its clients only after start or configure_train"
@@ -128,13 +128,13 @@ class Federation:
         return _fetched(grid, keys, math.inf if forever else time.monotonic() + timeout)
 
     def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Send messages and receive the replies."""
+        """Send messages, and return the valid replies by client (see `receive`)."""
         return self.receive(self.send(messages), check)
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Return the valid replies, in order of client name; record the failures of the others in the round.
+        """Return the valid replies, in order of client name; record why the other clients failed.
 
-        `check` is called with each reply after the checks common to all methods.
+        `check` is called with each reply, after the checks common to all methods.
         """
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}
@@ -163,18 +163,20 @@ class Federation:
         return {client: valid[client] for client in in_order(valid)}
 
     def _check(self, client: str, reply: Reply) -> None:
-        """Make the checks common to all methods: the sender, counts, metrics, names and shapes of arrays."""
+        """Check what every method requires of a reply: sender, numbers of examples, metrics, and shapes of arrays."""
         round = self.run.round
         if reply.client != client:
-            raise WireError(f"answers as client {reply.client}")
+            raise WireError(
+                f"the client's reply has the name of client {reply.client}: each node must answer under its own name"
+            )
         self.roster.check_counts(reply)
         if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
-            raise WireError("it reports training, but was not asked to train")
+            raise WireError("the client reports training, but was not asked to train")
         for name, group in reply.arrays.items():
             if name == "model":
-                check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "its model")
+                check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "the client's model")
             else:
-                check_finite(group, f"its {name[:100]}")
+                check_finite(group, f"the client's {name[:100]}")
 
 
 # ---- exchanges with nodes
@@ -189,9 +191,9 @@ def _fetched(grid: Grid, waiting: list[str], deadline: float) -> Iterator[Messag
 
 
 def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: float) -> Iterator[tuple[int, Message]]:
-    """Yield nodes and replies in the order of the messages; a node without a reply fails.
+    """Yield each node with its reply, in the order in which messages were sent; record nodes without a reply.
 
-    A reply that arrives early waits for its turn.
+    A reply that arrives early is kept until its turn.
     """
     sent, round.sent = round.sent, {}
     # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
@@ -217,8 +219,8 @@ def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: f
 
 
 def reason_of(client: str, error: Exception) -> str:
-    """Return why a reply is refused; the log has the traceback of an unexpected exception."""
+    """Return why a client's reply is refused, and log the traceback of an unexpected exception."""
     if isinstance(error, FedhetError):
         return str(error)
     log.warning("client %s: its reply raised", client, exc_info=error)
-    return f"its reply cannot be used: {type(error).__name__}: {str(error)[:500]}"
+    return f"the client's reply cannot be used: {type(error).__name__}: {str(error)[:500]}"

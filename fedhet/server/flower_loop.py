@@ -1,4 +1,4 @@
-"""Flower's hooks, by which its own loop and its wrappers run a strategy of fedhet."""
+"""The hooks through which Flower's own loop, or a Flower strategy that wraps another one, runs a fedhet strategy."""
 
 import atexit
 from abc import abstractmethod
@@ -28,7 +28,7 @@ from fedhet.utils.text import log
 
 
 class FlowerLoop(Hooks[P, S], Strategy):
-    """Runs a strategy's rounds under Flower's loop, which exchanges messages and calls the four hooks below."""
+    """Runs a strategy in Flower's loop, which exchanges messages and calls `configure_train` and three more hooks."""
 
     _flowers_loop: ExitStack | None = None  # the contexts of a run
     _wrapper: Strategy | None = None  # around this strategy
@@ -49,13 +49,13 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def _check_that_rounds_counted(self) -> None: ...
 
     def _begin(self, grid: Grid) -> None:
-        """Begin a run under the loop of Flower or of one of its wrappers, which starts at round 1."""
+        """Begin a run at round 1, in Flower's loop or in a Flower strategy that wraps this one."""
         if self.config.resume:
-            raise ConfigError("a run under a wrapper of Flower's cannot be resumed: leave out resume")
+            raise ConfigError("a run in a Flower strategy that wraps fedhet's cannot be resumed: leave out resume")
         self._flowers_loop, self._wrapper = ExitStack(), wrapper_of(self)
         atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
         if self.config.closing_epochs:
-            log.warning("closing-epochs has no effect in the loop of a wrapper of Flower's")
+            log.warning("closing-epochs has no effect if a Flower strategy wraps fedhet's")
         self.run.override({"closing-epochs": 0})
         self._flowers_loop.enter_context(self._recording(grid))
         self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
@@ -63,14 +63,14 @@ class FlowerLoop(Hooks[P, S], Strategy):
         self.reporter.started()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """End a run under Flower's loop, with the error that it failed with."""
+        """End a run in Flower's loop; `error` is the exception that ended it, if any."""
         if (contexts := self._flowers_loop) is not None:
             self._flowers_loop = None
             atexit.unregister(self._interrupted)
             contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _interrupted(self) -> None:
-        """End a run whose loop did not reach the last round."""
+        """End a run that Flower's loop left before the last round."""
         if self._flowers_loop is not None:
             error = FedhetError(f"Flower's loop ended after round {self.state.round}: {self._same_rounds}")
             log.error("%s", error)
@@ -83,7 +83,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
 
     @contextmanager
     def _in_flowers_loop(self) -> Iterator[None]:
-        """Context of a hook; an exception ends the run."""
+        """Context for a hook that Flower's loop calls: an exception in it ends the run."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -93,12 +93,12 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of a round of training."""
+        """Return the messages that ask clients to train in a round."""
         run, federation, self._trained = self.run, self.federation, None
         if server_round == 1:
             self._interrupted()  # an earlier run
         elif self._flowers_loop is None:
-            raise ConfigError(f"Flower's loop goes on with round {server_round}: {self._same_rounds}")
+            raise ConfigError(f"the run ended before Flower's loop reached round {server_round}: {self._same_rounds}")
         run.take(config)
         if arrays:
             run.initial = decode_arrays(arrays)
@@ -129,7 +129,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return messages that evaluate all clients; `arrays` have the noise of a wrapper."""
+        """Return messages that evaluate all clients on `arrays`, to which a wrapping strategy may have added noise."""
         self.run.take(config)
         with self._in_flowers_loop():
             if arrays:
@@ -138,12 +138,15 @@ class FlowerLoop(Hooks[P, S], Strategy):
             return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Record the evaluations of all clients; complete the round, and after the last one the run."""
+        """Record the evaluations of all clients, and complete the round; after the last round, complete the run."""
         with self._in_flowers_loop():
             valid, round = self.federation.receive(replies), self.run.round
             if self._trained is None:
                 for client in round.training:
-                    self.federation.refuse(client, "its reply was left out with all others, since some client failed")
+                    self.federation.refuse(
+                        client,
+                        "the client's reply was left out, as all replies of this round, since some client failed",
+                    )
             self.reporter.record(*(self._trained or ({}, {})))
             if self._flowers_loop and round.number == self.run.last_round:
                 self._check_that_rounds_counted()

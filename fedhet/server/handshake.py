@@ -1,4 +1,4 @@
-"""The handshake: admits clients, and settles the first values of shared arrays."""
+"""The handshake: it admits clients, and initialises the arrays that clients share."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ UNSEEN = 2**26
 
 @dataclass(frozen=True)
 class Admission:
-    """The hooks of a method that the handshake calls, described in `fedhet.server.round`, and the method's `copies`."""
+    """The hooks of a method that the handshake calls, and the method's `copies` (see `fedhet.server.round.Hooks`)."""
 
     public_dataset: Callable[[], PublicDataset | None]
     compatibility: Callable[[Reply], Hashable]
@@ -49,9 +49,9 @@ class Handshake:
         self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
     def admit(self, *, unseen: bool = False) -> None:
-        """Admit new nodes; with `unseen`, after the last round, also unseen clients.
+        """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
 
-        Raises a FedhetError with all reasons if no client can serve, or if refusals leave a single client.
+        Raises a FedhetError with all reasons if no client can serve, or if only one is left after refusals.
         """
         roster, round = self.federation.roster, self.run.round
         assert self.federation.grid is not None
@@ -67,12 +67,12 @@ class Handshake:
         if len(roster.nodes) == 1 and roster.refused and self.run.traits.communicates:
             (left,) = roster.nodes
             raise FedhetError(
-                f"refusals leave {self.run.method.name} with client {left} alone, and it needs at least two clients:\n"
+                f"only client {left} is left after refusals, and {self.run.method.name} needs at least two clients:\n"
                 f"{with_remedy(round.reasons())}"
             )
 
     def _check_settings(self) -> None:
-        """Raise a ConfigError if the user set keys that the clients' own data replace."""
+        """Raise a ConfigError if the user set keys that have no effect, since clients have their own data."""
         config = self.run.config
         chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
         if not is_complete(config.chosen):
@@ -81,7 +81,7 @@ class Handshake:
     # ---- admission
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask nodes for a report, and admit those that can serve; if they do not fit together, admit the majority."""
+        """Ask nodes for a report, and admit those that can serve; if reports conflict, the majority is admitted."""
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.hooks.public_dataset(), Encoder()
         payload = Payload() if public is None else with_public_dataset(public)
@@ -123,24 +123,24 @@ class Handshake:
                 round.up[reply.client] += reply.payload.nbytes
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that the server has room for a client's network, and that a large one has really been sent."""
+        """Check that the server has memory for a client's network, and have the client send a large network."""
         run, spec = self.run, reply.report.spec
-        check_room(self.hooks.copies * bytes_of(spec), "for its network the server needs")
+        check_room(self.hooks.copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not self.hooks.copies or bytes_of(spec) <= UNSEEN:
             return
         federation, request = self.federation, self.federation.request(question=FIRST)
         messages = [federation.message(MessageType.QUERY, node, Encoder()(Payload()), request)]
         for _, message in by_node(federation.send(messages), run.round, federation.roster, run.config.timeout):
             sent = read_reply(message)
-            check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "its network")
+            check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "the client's network")
             run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("its network is large, and it did not send it when asked")
+        raise FedhetError("the client did not send its network, which is large and must be sent before it is admitted")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, roster = self.run, reply.report, self.federation.roster
         for name, group in reply.arrays.items():
-            check_finite(group, f"its {name[:100]}")
+            check_finite(group, f"the client's {name[:100]}")
         roster.check(run.method.name, reply, networks=run.traits.alike, averaged=run.traits.shares.averaged)
         if not report.common_test and run.config.test_on != "local":
             self._test_on_own_parts()
@@ -166,7 +166,7 @@ class Handshake:
             log.warning("client %s: %s", report.client, report.note)
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Let the method admit a client, and draw first values of shared arrays if the method does that."""
+        """Let the method admit a client, and initialise shared arrays if the method draws their values."""
         state, traits, spec = self.run.state, self.run.traits, reply.report.spec
         state.common = agree(state.common, self.hooks.common(reply))
         if reply.client not in state.clients:
@@ -182,7 +182,7 @@ class Handshake:
                 state.model = state.model | first
 
     def _test_on_own_parts(self) -> None:
-        """Evaluate on own test parts only, since a client has no common test set; raise if the user chose `test-on`."""
+        """Evaluate on clients' own test parts only, since one has no common test set; raise if `test-on` was set."""
         run = self.run
         if "test-on" in run.config.chosen:
             raise FedhetError(
@@ -195,7 +195,7 @@ class Handshake:
     # ---- what is shared before the first round
 
     def settle(self) -> None:
-        """Settle the first values of shared arrays, which depend on the present clients."""
+        """Initialise the shared arrays, which depend on the clients that are connected."""
         run, state = self.run, self.run.state
         if run.traits.shares.averaged:
             shared = {key for client in self.federation.present for key in self.federation.specs[client]}
@@ -211,7 +211,7 @@ class Handshake:
     def _fetch_first_arrays(self) -> None:
         """Initialise shared arrays with the initial weights of the first client that has them.
 
-        With a robust rule or clipping (`aggregation`, `clip-norm`) all clients are asked, and Krum chooses.
+        With a robust rule or clipping (`aggregation`, `clip-norm`), all clients are asked, and Krum selects among them.
         """
         state, specs = self.run.state, self.federation.specs
         if not is_plain(self.run.config):
@@ -225,10 +225,10 @@ class Handshake:
             model = self._first([client]).get(client, {})
             state.model = {key: array.astype(specs[client][key][1]) for key, array in model.items()} | state.model
         if not state.model:
-            raise FedhetError(f"no client gave the first weights:\n{self.run.round.reasons()}")
+            raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
 
     def _first(self, clients: Sequence[str]) -> dict[str, Arrays]:
-        """Return the initial weights of some clients."""
+        """Ask clients for their initial weights, and return the weights by client."""
         models: dict[str, Arrays] = {}
 
         def keep(reply: Reply) -> None:
@@ -239,12 +239,13 @@ class Handshake:
 
 
 def _comes_last(report: Report, count: int) -> bool:
-    """Return whether a client is one of the last `count` partitions; raise a FedhetError if it reports none."""
+    """Return whether a client has one of the last `count` partitions; raise a FedhetError if it reports none."""
     if not count:
         return False
     if report.partition is None:
         raise FedhetError(
-            f"unseen-clients = {count} are the last partitions, and its node reports no partition-id and num-partitions"
+            f"unseen-clients = {count} selects the last partitions, and the client's node reports no partition: set "
+            "partition-id and num-partitions in its node config"
         )
     partition, partitions = report.partition
     return partition >= partitions - count

@@ -1,4 +1,4 @@
-"""Client networks built at the server, for methods that need them there."""
+"""Client networks that are built at the server, for methods that need them there."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -15,19 +15,22 @@ from fedhet.utils.randomness import seeded
 
 
 class Networks:
-    """Builds networks of the clients' architectures."""
+    """Builds networks of the clients' architectures at the server."""
 
     def __init__(self, run: Run, strategy: str) -> None:
         self.run = run
         self._way_out = f"give it the clients' models, make_server_app(model=...) or {strategy}(model=...)"
 
     def like(self, client: str) -> nn.Module:
-        """Return a network of a client's architecture with arbitrary weights; raise a FedhetError if it is unknown."""
+        """Return a network of a client's architecture with arbitrary weights.
+
+        Raises a FedhetError if the architecture is not known.
+        """
         known = self.run.state.clients[client]
         return self._build(client, known.architecture, known.partition)
 
     def check(self, reply: Reply) -> None:
-        """Raise a FedhetError unless `like` can build the network that a client described in its handshake."""
+        """Raise a FedhetError unless the server can build the network that a client described in its handshake."""
         report = reply.report
         build = partial(self._build, report.client, report.architecture, report.partition)
         if not self.run.model:
@@ -40,7 +43,7 @@ class Networks:
             built = build()
         if (spec := spec_of(built.state_dict())) != report.spec:
             raise FedhetError(
-                f"its network is not the one that the server would build for it ({difference(report.spec, spec)}): "
+                f"the client's network differs from the one that the server builds ({difference(report.spec, spec)}): "
                 f"{self._way_out}"
             )
 

@@ -27,9 +27,9 @@ class Reporter:
     """Reports a run to its observers.
 
     Attributes:
-        size_of: returns the size of a client's network in words (`Hooks.size_of`).
-        observers: the observers of the run.
-        on_common_test: the server's evaluation of the global model, for the next record.
+        size_of: function that returns the size of a client's network in words (`Hooks.size_of`).
+        observers: objects that are notified of every round and of the outcome.
+        on_common_test: the server's evaluation of the global model, for the record of the next round.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
@@ -38,14 +38,14 @@ class Reporter:
         self._rows: list[dict[str, Any]] = []
 
     def info(self, matrices: Mapping[str, Any] | None = None) -> RunInfo:
-        """Return the run as observers see it."""
+        """Return the description of the run that observers receive; `matrices` are for the report."""
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
         return RunInfo(*about, matrices or {}, run.privacy.spent() if run.privacy else {})
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Context of a run that notifies observers of its outcome, with the matrices of the report."""
+        """Context of a run: when it ends, observers receive its outcome and the matrices for the report."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -63,14 +63,17 @@ class Reporter:
             observer.finished(self.info(drawn))
 
     def started(self) -> None:
-        """Notify observers of the rounds that are about to run."""
+        """Notify observers which rounds are about to run."""
         for observer in self.observers:
             observer.started(self.info(), self.run.state.round + 1, self.run.last_round)
 
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Report a round to observers by its valid replies and the method's metrics; return its metrics."""
+        """Report a round to observers and return its metrics.
+
+        `replies` are its valid replies, `metrics` the method's metrics, and `more` further entries of the record.
+        """
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -103,7 +106,7 @@ class Reporter:
         }
 
     def _client_rows(self, replies: Mapping[str, Reply]) -> list[ClientRow]:
-        """Return the lines of `clients.csv`."""
+        """Return the current round's lines for `clients.csv`."""
         round, scored, rows = self.run.round, self.run.traits.scored, []
         for client in in_order({*replies, *round.up, *round.down}):
             known = self.run.state.clients[client]
@@ -117,16 +120,16 @@ class Reporter:
 
 
 def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
-    """Return means of metrics of users' own functions over clients, weighted by training examples."""
+    """Return the clients' mean of each metric that users' own functions report, weighted by training examples."""
     names = dict.fromkeys(name for reply in replies.values() for name in reply.further)
     senders = {name: [reply for reply in replies.values() if name in reply.further] for name in names}
     return {name: weighted_mean([(r.further[name], r.examples) for r in those]) for name, those in senders.items()}
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return statistics over clients on their own test parts, the common test set and validation parts.
+    """Return statistics over clients on their own test parts, the common test set and their validation parts.
 
-    The server's evaluation of the global model replaces the clients' evaluations of the received model.
+    `on_common_test`, the server's evaluation of the global model, replaces the clients' evaluations of this model.
     """
     local, common, validation = (
         {which: over_clients(replies, f"{test}{which}") for which in ("received", "trained")}
@@ -144,10 +147,10 @@ def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] |
 
 
 def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | None:
-    """Return statistics over the clients that measured `which` (see `summarise`); None if none did.
+    """Return statistics over the clients that report the evaluation `which` (see `summarise`); None if no client does.
 
-    On the common test set, clients are weighted by their numbers of own test examples, or of training examples if one
-    of them has no test examples.
+    On the common test set, clients are weighted by their numbers of own test examples, or of training examples if some
+    client has no test examples.
     """
     values = {}
     replies = {client: reply for client, reply in replies.items() if which in reply.measured}
@@ -166,8 +169,9 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
     """Return the record of unseen clients, which join after the last round and train without the others.
 
     Returns:
-        By test set (`own`, `common`) and start (`received`, `scratch`), statistics over unseen clients before the first
-        epoch and after each; under `clients`, each one's `architecture` and metric by epoch on the first test set.
+        Statistics over unseen clients before the first epoch and after each epoch, by test set (`own`, `common`) and
+        by initial weights (`received`, `scratch`). The entry `clients` has, for each client, its `architecture` and its
+        metric by epoch on the first test set.
     """
     prefixes = {"own": "", "common": "common-"}
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
@@ -187,7 +191,7 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
 
 
 def metric_record(row: Mapping[str, Any]) -> MetricRecord:
-    """Return the metrics of a record that fit into a record of Flower's."""
+    """Return the numbers in a round's record as a MetricRecord of Flower."""
     numbers = {"train-loss": row.get("train_loss")}
     for which in ("received", "trained"):
         for kind, values in (row.get(which) or {}).items():
@@ -198,7 +202,7 @@ def metric_record(row: Mapping[str, Any]) -> MetricRecord:
 
 
 def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield warnings about a completed run, by its records since the start or resumption."""
+    """Yield warnings about a completed run, from the records of its rounds since the start or the resumption."""
     rounds = run.last_round
     trained = {client: record.trained for client, record in run.state.clients.items()}
     absent = {client: why for client, why in never_took_part(rows).items() if trained.get(client, -1) < 0}

@@ -22,14 +22,14 @@ GRACE = 10.0
 UNLIKE = "needs equal architectures"
 """Words of the message that refuses a client whose network differs."""
 
-TAKES_UNLIKE = "layer-average, or fedproto with fedproto.width, takes networks that differ"
+TAKES_UNLIKE = "layer-average, or fedproto with fedproto.width, accepts different networks"
 
 MOST_PREDICTIONS = 2**28
 """The largest number of predictions of one example: a text has one for each character, a scan one for each pixel."""
 
 
 class Common(NamedTuple):
-    """A value that all clients of a run must have in common, with advice for one that differs."""
+    """A value that must be the same for all clients of a run, with advice (`remedy`) for a client that differs."""
 
     value: int | str
     remedy: str
@@ -40,12 +40,12 @@ class Roster:
     """The admitted clients.
 
     Attributes:
-        nodes: the node of each client that is present, in order of client name.
-        refused: nodes that cannot take part; with a name if several nodes claim that name.
+        nodes: the node of each client that is connected, in order of client name.
+        refused: nodes that cannot take part; the value is a client name if several nodes claim it, or else empty.
         waiting: nodes of unseen clients, which join after the last round.
-        known: the handshake of each client, without its payload, in the order of admission; also of clients that left.
-        specs: names, shapes and dtypes of the shared arrays of each of these clients.
-        keys: shape and dtype of each shared key, and the first client that has it.
+        known: the handshake reply of each client, without payload, in order of admission; clients that left are kept.
+        specs: names, shapes and dtypes of each known client's shared arrays.
+        keys: for each shared array, its shape and dtype, and the first client that has it.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Roster:
     keys: dict[str, tuple[tuple[int, ...], str, str]] = field(default_factory=dict)
 
     def new_nodes(self, grid: Grid, *, unseen_clients: bool) -> list[int]:
-        """Return new nodes, with `unseen_clients` also waiting ones; forget nodes that left."""
+        """Return new nodes, and with `unseen_clients` also the waiting nodes; remove nodes that left."""
         present = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.refused = {node: name for node, name in self.refused.items() if node in present}
@@ -66,10 +66,10 @@ class Roster:
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def rivals(self, claims: Mapping[int, str]) -> dict[int, list[int]]:
-        """Return, for each node whose name other nodes (refused ones too) claim as well, these other nodes.
+        """Return conflicts over client names: for a node whose name is claimed by other nodes, these other nodes.
 
         Args:
-            claims: the names of nodes that are not admitted.
+            claims: the client name of each node that asks to be admitted. Refused nodes keep their claims.
         """
         by_name: dict[str, set[int]] = {name: {node} for name, node in self.nodes.items()}
         for node, name in (*self.refused.items(), *claims.items()):
@@ -77,22 +77,23 @@ class Roster:
         return {node: others for node, name in claims.items() if (others := sorted(by_name[name] - {node}))}
 
     def contest(self, name: str, others: Sequence[int]) -> str:
-        """Return why a node cannot have a name that other nodes claim as well."""
+        """Return why a node is refused whose client name is claimed by the nodes `others` as well."""
         nodes = f"node{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
         belongs = f"belongs to {nodes}" if name in self.nodes else f"is also claimed by {nodes}: none is admitted"
-        return f"its name {name!r} {belongs}; each node needs its own partition-id (or name)"
+        return f"the client's name {name!r} {belongs}; each node needs its own partition-id (or name)"
 
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
-        """Raise a FedhetError if a client does not fit the known ones.
+        """Raise a FedhetError if a client does not fit the clients admitted before.
 
-        `networks` says how networks may differ (`Traits.alike`); arrays of one shared key must be alike if `averaged`.
+        `networks` says how networks may differ (see `Traits.alike`). If shared arrays are `averaged`, arrays with the
+        same key must have the same dtype, and the same shape unless widths may differ.
         """
         report, first = reply.report, next(iter(self.known.values()), reply)
         task, tasks = _task(report), _task(first.report)
         if task != tasks:
             raise FedhetError(
-                f"its task is measured by {task}, that of client {first.client} by {tasks}: all clients of a run need "
-                "the same task, which task= names"
+                f"the client's task is measured by {task}, and client {first.client}'s by {tasks}: all clients of a "
+                "run need the same task; set it with task="
             )
         if networks in ("equal", "widths") and self.known:
             first = self.known[min(self.known, key=client_order)]
@@ -102,7 +103,7 @@ class Roster:
             if spec != theirs:
                 but = " except for their widths" * (networks == "widths")
                 raise FedhetError(
-                    f"{method} {UNLIKE}{but}, and this one differs from that of client {first.client}: "
+                    f"{method} {UNLIKE}{but}, and this client's differs from client {first.client}'s: "
                     f"{difference(spec, theirs)}"
                 )
         one_shape = networks not in ("widths", "parts")
@@ -110,25 +111,25 @@ class Roster:
             known_shape, known_dtype, client = self.keys.get(key, (shape, dtype, ""))
             if dtype != known_dtype or (one_shape and shape != known_shape):
                 raise FedhetError(
-                    f"{method} averages {key} over clients, and this one's is {dtype}{list(shape)}, that of client "
-                    f"{client} {known_dtype}{list(known_shape)}: shared arrays must have equal "
+                    f"{method} averages {key} over clients, but this client's is {dtype}{list(shape)} and client "
+                    f"{client}'s is {known_dtype}{list(known_shape)}: shared arrays must have equal "
                     f"{'shapes and ' * one_shape}dtypes"
                 )
 
     def check_that_clients_can_be_scored(self, test_on: str) -> None:
-        """Raise a FedhetError if no client has a test example, unless all are evaluated on the common test set."""
+        """Raise a FedhetError if no client has test examples, unless clients are evaluated on the common test set."""
         without = [client for client in self.nodes if not self.known[client].test_examples]
         if test_on == "global" or not without:
             return
         if len(without) == len(self.nodes):
             raise FedhetError(
-                f"no client has a test example, so no model can be scored (test-on = {test_on}): give "
-                "clients test parts, or a common test set with test-on = global"
+                f"no client has test examples, so no model can be evaluated (test-on = {test_on}): give "
+                "clients test parts, or provide a common test set and set test-on = global"
             )
         log.warning("%s: no test examples, so their own models are not scored", named(without))
 
     def check_counts(self, reply: Reply) -> None:
-        """Raise a WireError if a reply's numbers of examples differ from the handshake, or its metrics have more."""
+        """Raise a WireError if a reply's numbers of examples differ from the handshake, or its metrics count more."""
         known = self.known[reply.client]
         for kind, count, before in (
             ("training", reply.examples, known.examples),
@@ -136,20 +137,20 @@ class Roster:
             ("validation", reply.validation_examples, known.validation_examples),
         ):
             if count != before:
-                raise WireError(f"it has {count} {kind} examples now, and had {before} in its handshake")
+                raise WireError(f"the client has {count} {kind} examples now, but had {before} in its handshake")
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples
             most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
             if len(measured.metric.values) != labels or max(measured.metric.weights) > most:
                 raise WireError(
-                    f"its metric {name} has more weight than its examples allow, or a wrong number of labels"
+                    f"the client's metric {name} has more weight than its examples allow, or a wrong number of labels"
                 )
             if metric != "r2" and min(measured.metric.values) < 0:
-                raise WireError(f"its metric {name} is below 0, which {metric} cannot be")
+                raise WireError(f"the client's metric {name} is negative, which is impossible for {metric}")
 
     def admit(self, reply: Reply, node: int) -> None:
-        """Add a client that was checked."""
+        """Add a client that passed the checks."""
         self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
         for key, (shape, dtype) in reply.report.spec.items():
             self.keys.setdefault(key, (shape, dtype, reply.client))
@@ -164,8 +165,8 @@ def _task(report: Report) -> str:
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:
     """Return nodes in the order of admission, so that the majority decides which clients fit.
 
-    Clients with the most frequent compatibility value come first; among equals, if shared arrays are averaged, those
-    whose arrays have the most frequent shapes.
+    Clients with the most frequent compatibility value are admitted first. If shared arrays are `averaged`, clients with
+    the same value are ordered by how many of their arrays have the most frequent shape.
     """
     kinds = Counter(kind for kind, _ in opened.values())
     arrays = {node: reply.report.spec.items() if averaged else () for node, (_, reply) in opened.items()}
@@ -178,16 +179,16 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
 
 
 def with_remedy(reasons: str) -> str:
-    """Return reasons for refusals; if networks differ, with the methods that would accept the clients."""
+    """Return reasons for refusals; if networks differ, name the methods that accept different networks."""
     return f"{reasons}; {TAKES_UNLIKE}" if UNLIKE in reasons else reasons
 
 
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Raise a FedhetError unless a client has the server's public dataset, or the earlier clients' if that has none.
+    """Raise a FedhetError unless a client has the public dataset of the server or, without one, of the other clients.
 
-    `state` keeps the dataset's digest; `without_labels` names settings that need no labels, for the error message.
+    `state` keeps the dataset's digest; `without_labels` lists settings that need no labels, for the error message.
     """
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
@@ -202,20 +203,23 @@ def agree_on_public_dataset(
         state.public, state.public_size = digest, size
     elif public is None and (state.public, state.public_size) != (digest, size):
         raise FedhetError(
-            "its public dataset is not that of the other clients: all must have the same examples in the same order"
+            "the client's public dataset differs from the other clients': all need the same examples in the same order"
         )
 
 
 def agree(known: Mapping[str, int | str], values: Mapping[str, Common]) -> dict[str, int | str]:
-    """Return the common values of all clients, a new one included; raise a FedhetError if one of its values differs."""
+    """Return the known common values and a new client's; raise a FedhetError if a value of this client differs."""
     for name, (value, remedy) in values.items():
         if (other := known.get(name, value)) != value:
-            raise FedhetError(f"its {name} is {value}, that of the other clients {other}: {remedy}")
+            raise FedhetError(f"the client's {name} is {value}, and the other clients have {other}: {remedy}")
     return {**known, **{name: value for name, (value, _) in values.items()}}
 
 
 def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> None:
-    """Wait up to `patience` seconds for `wanted` nodes (with `exact` no more); raise a FedhetError without them."""
+    """Wait up to `patience` seconds for `wanted` nodes; raise a FedhetError if there are fewer.
+
+    With `exact`, it is also an error if there are more.
+    """
     started = time.monotonic()
     while True:
         count, waited = len(list(grid.get_node_ids())), time.monotonic() - started
@@ -224,8 +228,10 @@ def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> Non
         time.sleep(0.1)
     if exact and count != wanted:
         raise ConfigError(
-            f"clients = {wanted}, but there are {count} nodes: leave the key out, start that many nodes (in a "
+            f"clients = {wanted}, but {count} nodes are connected: leave the key out, start {wanted} nodes (in a "
             "simulation: num-supernodes), or wait longer for them (wait-for-clients, in seconds)"
         )
     if count < wanted:
-        raise FedhetError(f"there are {count} nodes, and {wanted} are needed (min-clients)")
+        raise FedhetError(
+            f"only {count} nodes are connected, and {wanted} are needed: start more nodes, or lower min-clients"
+        )

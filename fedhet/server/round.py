@@ -1,4 +1,4 @@
-"""The hooks of a method at the server, with their defaults, and the round that calls them."""
+"""The server-side hooks of a method, with their defaults, and the round that calls them."""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -31,16 +31,16 @@ S = TypeVar("S", bound=State)
 
 
 class Hooks(Generic[P, S]):
-    """The hooks, of which a method overrides those that it needs.
+    """The server-side hooks of a method, with defaults that implement FedAvg; a method overrides what differs.
 
     Attributes:
         method: the method's declaration, set by the subclass.
         state_class: the class of the method's state, a subclass of `State`.
         copies: how many copies of a client's network the server makes from the reported shapes; 0 if it makes none.
-        streams_replies: whether large replies are consumed one by one (`consume_reply`), never all in memory.
+        streams_replies: whether large replies are consumed one by one (`consume_reply`) to save memory.
         run: values of the run, such as the current round.
-        federation: the clients, and the exchange of messages with them.
-        aggregator: averages by the sharing map, with the configured rule.
+        federation: exchanges messages with the clients.
+        aggregator: averages clients' arrays with the configured aggregation rule.
         networks: builds networks like the clients' at the server.
         reporter: reports rounds to observers.
     """
@@ -58,9 +58,9 @@ class Hooks(Generic[P, S]):
     _handshake: Handshake
 
     def run_round(self, round: int) -> MetricRecord:
-        """Run one round and return its metrics; the round after the last one of training is the closing round.
+        """Run one round of training, or the closing round that follows the last of them, and return its metrics.
 
-        A round is one exchange of messages. A message to a client that trains also asks for its evaluation.
+        A round is one exchange of messages. A message that asks a client to train also asks for its evaluation.
         """
         run, federation = self.run, self.federation
         run.round = Round(round, closing=round > run.training_rounds)
@@ -78,22 +78,22 @@ class Hooks(Generic[P, S]):
 
     @property
     def config(self) -> Config:
-        """The run's complete configuration."""
+        """The complete configuration of the run."""
         return self.run.config
 
     @property
     def parameters(self) -> P:
-        """The method's own keys."""
+        """The values of the method's own keys."""
         return cast(P, self.run.config.parameters)
 
     @property
     def traits(self) -> Traits:
-        """The method's traits, for these parameters."""
+        """The method's traits, such as what clients share, under the configured parameters."""
         return self.run.traits
 
     @property
     def state(self) -> S:
-        """The state, which is kept between rounds."""
+        """The method's state, which is kept from round to round and saved in checkpoints."""
         return cast(S, self.run.state)
 
     @state.setter
@@ -103,21 +103,21 @@ class Hooks(Generic[P, S]):
     # ---- the handshake
 
     def public_dataset(self) -> PublicDataset | None:
-        """Return the public dataset to send in the handshake; None if clients have it, or need none."""
+        """Return the public dataset to send in the handshake; None if clients have one already or need none."""
         return self.run.public
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the method's values that all clients must have in common, by name for messages ("its NAME is 3").
+        """Return values that must be the same for all clients, by the name that error messages use.
 
         The majority of the first clients decides; a client with another value is refused.
         """
         return {}
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """Return the part of a client's report that all clients must have in common.
+        """Return the values in a client's report that must be the same for all clients.
 
-        Clients with the most frequent value are admitted first. By default it has the task, the arrays of networks that
-        must be equal, the public dataset if clients bring it, and the method's `common` values.
+        Clients with the most frequent values are admitted first. By default, these are the task, the shapes of networks
+        that must be equal, the public dataset if clients provide it, and the method's `common` values.
         """
         report, networks = reply.report, self.traits.alike
         kinds = {"equal": report.spec, "widths": without_widths(report.spec)}.get(networks, {})
@@ -133,27 +133,24 @@ class Hooks(Generic[P, S]):
         )
 
     def admit(self, reply: Reply) -> None:
-        """Keep what a client sent in its first handshake, or raise an exception to refuse the client."""
+        """Keep what the method needs from a client's first handshake, or raise an exception to refuse the client."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return first values of shared keys that have none yet, if the method draws them.
-
-        By default None: clients send their initial weights.
-        """
+        """Return initial values for the shared arrays in `missing`; None (the default) to use clients' weights."""
         return None
 
     def first_model(self, reply: Reply) -> Arrays:
-        """Return the initial weights that a client was asked for; raise a WireError if they are wrong."""
+        """Return the initial weights in a client's reply; raise a WireError if they are invalid."""
         return reply.arrays.get("model", {})
 
     def number_of_rounds(self) -> int:
-        """Return the number of rounds; called when the clients are present, also in a resumed run."""
+        """Return the number of rounds; called after clients are admitted, also in a resumed run."""
         return self.config.rounds
 
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Return the clients that take part in a round; by default drawn from the seed among all clients ever admitted.
+        """Return the clients that take part in a round, by default a seeded sample of all clients admitted so far.
 
         Absent clients are not replaced.
         """
@@ -163,19 +160,19 @@ class Hooks(Generic[P, S]):
         return [known[index] for index in sorted(drawn)]
 
     def payload_for(self, client: str) -> Payload:
-        """Return the payload of a client for training or evaluation; by default its part of the shared arrays."""
+        """Return what a client receives for training or evaluation, by default the shared arrays that it has."""
         model = self.aggregator.part_of(client)
         return Payload({"model": model} if model else {})
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the payloads of the chosen clients in a round (from 1), by client; by default those of `payload_for`.
+        """Return what the clients that train in a round (from 1) receive, by client; by default `payload_for` each.
 
-        Flower's older API has another method of this name.
+        This is not the `configure_fit` of Flower's older API.
         """
         return {client: self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the payloads of clients that are only evaluated; by default those of `payload_for`.
+        """Return what clients that are only evaluated receive, by client; by default `payload_for` each.
 
         `amid_training` says whether other clients train in the same round.
         """
@@ -184,23 +181,24 @@ class Hooks(Generic[P, S]):
     def check_reply(self, reply: Reply) -> None:
         """Check a reply after training, and raise a WireError to refuse it; by default it must have a shared model.
 
-        Arrays are finite, and the model's have the right names and shapes: that was checked before. Whatever
-        `aggregate_fit` could not use must be refused here, since an exception there ends the run.
+        All arrays were already checked to be finite, and the model's to have the right names and shapes. Refuse here
+        whatever `aggregate_fit` cannot use, since an exception in `aggregate_fit` ends the run.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
-            raise WireError("its model is missing")
+            raise WireError("the client's reply has no model")
 
     def consume_reply(self, round: int, reply: Reply) -> None:
-        """Consume the large arrays of a valid reply before `aggregate_fit`, if `streams_replies` is set.
+        """Process the large arrays of a valid reply before `aggregate_fit`, if `streams_replies` is set.
 
-        Called in order of client name. If the round does not count, `configure_fit` is called again.
+        Called in order of client name. If too few replies are valid, `aggregate_fit` is not called, and the next round
+        starts with `configure_fit` as usual.
         """
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Update `state` from the valid replies of a round, and return metrics for the history.
 
-        By default, average the shared arrays, weighted by numbers of examples. `replies` are in order of client name;
-        Flower's older API has another method of this name.
+        By default, average the shared arrays, weighted by numbers of examples. `replies` are in order of client name.
+        This is not the `aggregate_fit` of Flower's older API.
         """
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
@@ -215,15 +213,15 @@ class Hooks(Generic[P, S]):
         return ""
 
     def take_last(self, reply: Reply) -> None:
-        """Check and keep a reply to the evaluation after the last round; raise a WireError to refuse it."""
+        """Check a client's reply to the evaluation after the last round, and keep what the method needs from it."""
 
     @property
     def has_global_model(self) -> bool:
-        """Whether there is a `global_model` yet: by default, if clients share one network or the server trains one."""
+        """Whether there is a global model yet; by default, if clients share whole networks or the server trains one."""
         return (self.traits.whole or self.state.serves) and bool(self.state.model)
 
     def global_model(self) -> nn.Module | None:
-        """Return the global model; None if there is none, or if BatchNorm's statistics stay with clients."""
+        """Return the global model; None if there is none, or if clients keep BatchNorm's statistics to themselves."""
         if not self.has_global_model:
             return None
         model = self.networks.like(in_order(self.state.clients)[0])
@@ -233,19 +231,19 @@ class Hooks(Generic[P, S]):
         return model
 
     def matrices(self) -> dict[str, Any]:
-        """Return matrices (JSON values) by name for the method's figures in the report."""
+        """Return matrices (JSON values) by name, from which the report draws the method's figures."""
         return {}
 
     # ---- steps of a round
 
     def _prepare(self) -> None:
-        """Settle the first values of shared arrays and the number of rounds, which depend on the present clients."""
+        """Initialise the shared arrays and the number of rounds, which depend on the connected clients."""
         self._handshake.settle()
         if (rounds := self.number_of_rounds()) != self.config.rounds:
             self.run.override({"rounds": rounds})
 
     def _choose(self) -> dict[str, Payload]:
-        """Choose the clients that train in the current round; return their payloads."""
+        """Choose the clients that train in the current round, and return their payloads."""
         round = self.run.round
         chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
         payloads = self._payloads(chosen, partial(self.configure_fit, round.number), "configure_fit")
@@ -255,26 +253,26 @@ class Hooks(Generic[P, S]):
     def _payloads(
         self, clients: Sequence[str], hook: Callable[[Sequence[str]], dict[str, Payload]], name: str
     ) -> dict[str, Payload]:
-        """Return the payloads of a hook, without clients that it asked a question and found lost."""
+        """Call a hook and return its payloads, without clients that were lost during an exchange within the hook."""
         with self._calling(name):
             payloads = hook(clients)
         return {client: payload for client, payload in payloads.items() if client in self.federation.roster.nodes}
 
     def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
-        """Return messages to clients that are only evaluated."""
+        """Return messages to clients that are evaluated but do not train."""
         hook = partial(self.evaluation_payloads, amid_training=amid_training)
         payloads = self._payloads(clients, hook, "evaluation_payloads")
         return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)
 
     def _check(self, reply: Reply) -> None:
-        """Check the reply of a client that trained, and remove large arrays from it."""
+        """Check the reply of a client that trained, and process its large arrays if replies are streamed."""
         if reply.client in self.run.round.training:
             self.check_reply(reply)
             if self.streams_replies:
                 self.consume_reply(self.run.round.number, reply)
 
     def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Aggregate the replies of clients that trained; a round with too few of them does not count."""
+        """Aggregate the replies of clients that trained; a round with too few valid replies does not count."""
         round, metrics = self.run.round, dict[str, float]()
         trained = {client: reply for client, reply in replies.items() if client in round.training}
         if trained and len(trained) >= min(self.config.min_clients, len(round.training)):
@@ -304,6 +302,6 @@ class Hooks(Generic[P, S]):
         except Exception as error:
             number = self.run.round.number
             raise FedhetError(
-                f"round {number}: {hook} of {self.run.method.name} failed ({type(error).__name__}: {error}); a resumed "
-                f"run continues after round {number - 1}, whose state was saved"
+                f"round {number}: {hook} of {self.run.method.name} failed ({type(error).__name__}: {error}); fix the "
+                f"cause and resume the run, which continues after round {number - 1}"
             ) from error

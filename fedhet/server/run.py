@@ -1,4 +1,4 @@
-"""The values of a run and of its current round, which the server's objects share."""
+"""The values of a run and of its current round, which are shared by the objects of the server."""
 
 import time
 from collections import Counter
@@ -21,7 +21,7 @@ from fedhet.utils.ordering import grouped
 
 @dataclass
 class Round:
-    """The current round: clients that train or join, messages, traffic, failures and lost states."""
+    """The current round: the clients that train or join, messages sent, traffic, failures and lost client states."""
 
     number: int = 0
     final: bool = False
@@ -37,16 +37,16 @@ class Round:
     up: Counter[str] = field(default_factory=Counter)
 
     def fail(self, client: str, reason: str) -> None:
-        """Record a client's failure."""
+        """Record that a client failed in this round, with the reason."""
         self.failures.append({"client": client, "reason": reason})
 
     def name_cuts(self, cuts: Iterable[Mapping[str, Any]]) -> None:
-        """Record clipped updates, each client once."""
+        """Record whose updates were clipped; a client that is recorded already is skipped."""
         named = {cut["client"] for cut in self.cuts}
         self.cuts += [dict(cut) for cut in cuts if cut["client"] not in named]
 
     def lines(self) -> list[str]:
-        """Return a line for each reason of failure, with its clients."""
+        """Return a line for each reason of failure, with the clients that failed for this reason."""
         hit = grouped((failure["reason"], failure["client"]) for failure in self.failures)
         return [f"{named(clients)}: {reason}" for reason, clients in hit.items()]
 
@@ -57,23 +57,23 @@ class Round:
 
 @dataclass
 class Run:
-    """Values of a run.
+    """The values of a run.
 
     Attributes:
-        method: the method as a value.
+        method: the declaration of the method.
         config: the complete configuration; `override` changes it.
         state: what is kept between rounds.
         public: the public dataset of the server, if it has one.
-        model: the user's model function, if the clients' models are the user's own.
+        model: the user's model function, if clients have models of the user's own.
         round: the current round.
         metric: name of the task's metric.
         own_data: whether clients have data other than the configured data set.
-        devices: descriptions of the devices of clients, each once.
-        initial: initial arrays that the caller gave, until the shared keys are known.
-        flower: whether Flower's loop or one of its wrappers runs the rounds, and not `FederatedStrategy.start`.
-        further: keys that Flower's loop sends to clients in addition to fedhet's.
-        noise: noise multiplier of each client's `LocalDpMod`; 0 without one.
-        privacy: the ledger of spent privacy, under Flower's wrappers or mods; None without them.
+        devices: distinct descriptions of the clients' devices.
+        initial: initial arrays from the caller, kept until it is known which arrays clients share.
+        flower: whether Flower's loop runs the rounds, instead of `FederatedStrategy.start`.
+        further: keys that are not fedhet's, which Flower's loop sends to clients.
+        noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
+        privacy: record of the privacy budget spent, if Flower's differential privacy is used, or else None.
     """
 
     method: Method
@@ -93,39 +93,39 @@ class Run:
 
     @property
     def traits(self) -> Traits:
-        """The method's traits, for these parameters."""
+        """The method's traits, such as what clients share, under the configured parameters."""
         return self.method.traits_of(self.config.parameters)
 
     @property
     def training_rounds(self) -> int:
-        """The number of rounds of training: as configured, unless an observer ended training."""
+        """The number of training rounds: the configured number, or fewer if an observer ended training."""
         return self.state.stopped or self.config.rounds
 
     @property
     def last_round(self) -> int:
-        """The number of the last round: the closing round, if there is one."""
+        """The number of the last round, which is the closing round if there is one."""
         return self.training_rounds + bool(self.config.closing_epochs)
 
     def evaluates(self, round: int) -> bool:
-        """Return whether clients are evaluated in a round of training."""
+        """Return whether clients are evaluated in a training round."""
         return round % self.config.evaluate_every == 0
 
     def override(self, settings: Mapping[str, Any]) -> None:
-        """Change keys of the configuration."""
+        """Replace the values of keys in the configuration."""
         if settings:
             chosen = {key: value for key, value in self.config.flat().items() if value != ""}
             changed = configuration.resolve({**chosen, **settings}, strict=False)
             self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
 
     def take(self, settings: Mapping[str, Any]) -> None:
-        """Apply the keys of a configuration of Flower's that are fedhet's; others are for mods around the clients."""
+        """Apply fedhet's keys in a Flower configuration, and keep the other keys to send them to clients."""
         flat = self.config.flat()
         ours, self.further = flower_settings.split(settings, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:
-    """Return the number of clients with the names of the first `most`."""
+    """Return a phrase with the number of clients and the names of the first `most`, or "client NAME"."""
     if len(clients) == 1:
         return f"client {clients[0]}"
     return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"

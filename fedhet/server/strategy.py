@@ -1,4 +1,4 @@
-"""The base of all strategies, and a run from the handshake to the last evaluation."""
+"""The base class of all strategies, which runs a method from the handshake to the last evaluation."""
 
 import logging
 import math
@@ -44,20 +44,20 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FederatedStrategy(FlowerLoop[P, S]):
-    """The base of all strategies, a `flwr.serverapp.strategy.Strategy` that starts on any Grid.
+    """The base class of all strategies: a `flwr.serverapp.strategy.Strategy` that runs on any Flower Grid.
 
-    `round.py` has the hooks of methods and the round that calls them, `flower_loop.py` the hooks of Flower's own loop.
+    `round.py` defines the hooks of methods and the round that calls them, `flower_loop.py` the hooks that Flower calls.
 
     Args:
         config: a complete configuration, or None if keys are given by keyword.
-        settings: keys by keyword, with `_` for `-`: the method's own (`eta0=0.01`) and shared ones
-            (`learning_rate=0.05`).
+        settings: configuration keys as keyword arguments, with `_` for `-`: keys of the method (`eta0=0.01`) and keys
+            that all methods have (`learning_rate=0.05`).
         public: the public dataset, as a `PublicDataset` or raw inputs (n, ...); it is sent to each client once.
-        model: the clients' models, for methods that need them at the server, if they are not the configured ones.
+        model: the clients' models; needed if they are not the configured ones and the method builds them at the server.
         observers: objects that are notified of every round.
 
     Raises:
-        ConfigError: unknown or wrong settings, all at once.
+        ConfigError: settings are unknown or invalid; the message lists all of them.
     """
 
     def __init__(
@@ -95,23 +95,24 @@ class FederatedStrategy(FlowerLoop[P, S]):
     ) -> Result:
         """Run all rounds, the closing round if there is one, and the evaluation at the end.
 
-        The arguments are those of Flower's `start`; the configuration has their defaults. A strategy whose `state` was
-        loaded continues after `state.round`. With the key `out` and no observers, a run directory is written.
+        The arguments are the same as for Flower's `Strategy.start`; defaults come from the configuration. A strategy
+        whose `state` was loaded continues after `state.round`. If the key `out` is set and there are no observers, a
+        run directory is written.
 
         Args:
-            grid: the clients.
+            grid: connection to the clients.
             initial_arrays: the shared model before the first round, unless a run is resumed; by default the first
                 client's initial weights.
-            num_rounds: number of rounds of training.
+            num_rounds: number of training rounds.
             timeout: seconds to wait for replies.
-            train_config: keys of the configuration to change, also by Flower's names (`lr`); unknown keys are passed on
-                to mods around the clients.
-            evaluate_config: the same; `train_config` has precedence.
+            train_config: keys of the configuration to change, also by Flower's names (`lr`); unknown keys are sent to
+                the clients, for Flower mods that read them.
+            evaluate_config: further keys, used like `train_config`, which has precedence.
             evaluate_fn: evaluates the global model at the server, before the first round and after each round.
 
         Raises:
-            FedhetError: too few clients can serve, none answered the first round, the last rounds did not count, or the
-                method failed.
+            FedhetError: too few clients can serve, no client gave a valid reply in the first round, the last rounds did
+                not count, or the method failed.
         """
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
@@ -142,7 +143,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def handshake(self, grid: Grid) -> None:
-        """Wait for clients and admit those that can serve; raise a FedhetError if too few can or none can be scored."""
+        """Wait for clients and admit those that can serve.
+
+        Raises a FedhetError if there are too few of them, or if no client can be evaluated.
+        """
         exact = "clients" in self.config.chosen
         wanted = self.config.clients if exact else self.config.min_clients
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
@@ -158,7 +162,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
-            raise FedhetError(f"{named(gone)} cannot continue this run:\n{self.run.round.reasons('it is absent')}")
+            raise FedhetError(f"{named(gone)} cannot continue this run:\n{self.run.round.reasons('no such node')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         self._prepare()
         if any(self.run.noise.values()):
@@ -181,7 +185,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _join_unseen(self) -> dict[str, Reply]:
-        """Admit unseen clients after the last round; return their evaluations of what they receive."""
+        """Admit unseen clients after the last round; have them train and evaluate, and return their replies."""
         known = set(self.federation.present)
         self._handshake.admit(unseen=True)
         new = [client for client in self.federation.present if client not in known]
@@ -189,13 +193,13 @@ class FederatedStrategy(FlowerLoop[P, S]):
         if self.traits.communicates:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]
-                reason = f"{self.method.name} has nothing to send it: no client that trained has such layers"
+                reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
                 self.federation.refuse(client, reason)
         self.run.round.joining = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
-        """Evaluate the global model at the server, for the next record."""
+        """Evaluate the global model at the server with `function`, for the record of the next round."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             with seeded(self.config.seed, "evaluation", "server"):
@@ -205,7 +209,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.reporter.on_common_test = common
 
     def _check_that_rounds_counted(self) -> None:
-        """Raise a FedhetError if the last rounds of a run did not count (`LAST`)."""
+        """Raise a FedhetError if too many rounds at the end of the run did not count (see `LAST`)."""
         last = self.run.last_round
         counted = max([0, *(client.trained for client in self.state.clients.values())])
         if last - counted >= min(LAST, math.ceil(last / 2)) > 0:
@@ -221,7 +225,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid) -> Iterator[None]:
-        """Write a run directory, if the key `out` is set and there are no observers."""
+        """Context that writes a run directory, if the key `out` is set and there are no observers."""
         from fedhet.results.recorder import recorded
 
         if not self.config.out or self.reporter.observers:
@@ -237,5 +241,5 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 self.reporter.observers = []
 
     def summary(self) -> None:
-        """Log the method and its keys."""
+        """Log the method's name and its parameters."""
         log.info("%s: %s", self.method.name, self.parameters)

@@ -1,7 +1,7 @@
 """Methods whose clients have parts of one network: each entry is averaged over the clients that have it.
 
-A part of an array is an index set for each axis: the entries along it that the client has, in the client's order. Which
-units of a hidden layer a client of some width has is a property of the method (`Sharing.units`).
+A part of an array is given by the client's indices along each axis, in the client's order. The method determines
+which units of a hidden layer a client of a given width has (`Sharing.units`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ Parts = Mapping[str, Part]
 
 @dataclass
 class SubmodelState(State):
-    """`network` describes the whole network by its permutation groups, as clients report it."""
+    """The state of a submodel method: `network` describes the whole network by its permutation groups (JSON)."""
 
     network: str = ""
 
@@ -51,35 +51,35 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- the handshake
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return a digest of the network's description; raise a WireError if the client has no part of it."""
+        """Return a digest of the whole network's description; raise a WireError if the client's arrays do not fit."""
         check_part(reply.report)
         size = self.parameters.size_name
         remedy = f"all clients need one architecture, of which each may have a part ({size})"
         return {"digest of the whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
 
     def admit(self, reply: Reply) -> None:
-        """Keep the description of the network, which is the same for all clients."""
+        """Keep the description of the whole network, which all clients report alike."""
         self.state.network = reply.report.groups
 
     def first_model(self, reply: Reply) -> Arrays:
-        """Return the initial weights of the whole network, which a client that has a part of it sends, too."""
+        """Return the initial weights of the whole network, which a client sends even if it trains only a part."""
         if WHOLE not in reply.arrays:
             return super().first_model(reply)
         groups = read_network(self.state.network)
         shapes, spec = groups.shapes(groups.widths), self.federation.specs[reply.client]
         expected = {name: (shapes[name], dtype) for name, (_, dtype) in spec.items()}
-        check(reply.arrays[WHOLE], narrowed(expected, self.config.wire_dtype), "its whole network")
+        check(reply.arrays[WHOLE], narrowed(expected, self.config.wire_dtype), "the client's whole network")
         return reply.arrays[WHOLE]
 
     # ---- a round
 
     def parts(self, client: str) -> Parts:
-        """Return the arrays of which a client has only a part in the current round."""
+        """Return the client's parts in the current round, for the arrays that the client does not have whole."""
         units = self.traits.shares.units
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
     def payload_for(self, client: str) -> Payload:
-        """Return the client's part of the shared arrays."""
+        """Return what a client receives: its parts of the shared arrays in the current round."""
         spec, parts = self.federation.specs[client], self.parts(client)
 
         def part() -> Arrays:
@@ -90,7 +90,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         return Payload({"model": model} if model else {})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average each entry over the clients that have it, weighted by their numbers of examples."""
+        """Average each entry of the shared arrays over the clients that have it, weighted by numbers of examples."""
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         weights = {client: float(replies[client].examples) for client in models}
         parts = {client: self.parts(client) for client in models}
@@ -100,7 +100,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def average_entries(
         self, models: Mapping[str, Arrays], weights: Mapping[str, float], parts: Mapping[str, Parts]
     ) -> Arrays:
-        """Return whole arrays, averaged by entry; an entry that no client has keeps its value."""
+        """Return whole arrays, averaged by entry over clients; an entry that no client has keeps its value."""
         before, rule = self.state.model, (self.config.aggregation, self.config.byzantine)
         models = self.aggregator.clipped(models, {client: cut(before, parts[client]) for client in models})
         if not any(parts.values()):
@@ -111,7 +111,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- results
 
     def size_of(self, client: str) -> str:
-        """Return the size of a client, such as `width 0.5`; empty if it has the whole network."""
+        """Return the size of a client's network, such as `width 0.5`; empty if the client has the whole network."""
         if client not in self.federation.specs:
             return ""
         few, most = self._widths(client), read_network(self.state.network).widths
@@ -133,25 +133,25 @@ read_network = lru_cache(maxsize=8)(groups_from_json)
 
 
 def check_part(report: Report) -> None:
-    """Raise a WireError if a client's arrays are no part of the network that it describes."""
+    """Raise a WireError if a client's arrays are not a part of the whole network that the client describes."""
     try:
         groups, spec = read_network(report.groups), report.spec
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
-            raise ValueError("it is wider than the whole")
+            raise ValueError("they are wider than the whole network")
         shapes = groups.shapes(widths)
         if any(shapes[name] != shape for name, (shape, _) in spec.items()):
-            raise ValueError("its arrays have other shapes than it describes")
+            raise ValueError("their shapes differ from the description")
         lacking = [name for name in groups.needs if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
-            raise ValueError(f"it lacks {lacking[0]}")
+            raise ValueError(f"{lacking[0]} is missing")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise WireError(f"its arrays are no part of the network that it describes: {error}") from error
+        raise WireError(f"the client's arrays are not a part of the network that it describes: {error}") from error
 
 
 @lru_cache(maxsize=64)
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
-    """Return the parts of a client of these widths in a round (from 1)."""
+    """Return the parts of the arrays that a client of the given widths has in a round (from 1)."""
     groups = read_network(network)
     sizes = enumerate(zip(widths, groups.widths, strict=True))
     chosen = {
@@ -164,7 +164,7 @@ def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) ->
 
 
 def cut(arrays: Arrays, parts: Parts) -> Arrays:
-    """Return parts of arrays; whole arrays are not copied."""
+    """Return the given parts of arrays; an array that has no entry in `parts` is returned whole, without a copy."""
     had = {key: array for key, array in arrays.items() if parts.get(key) != ()}
     return {key: array[_index(array.shape, parts[key])] if key in parts else array for key, array in had.items()}
 
@@ -172,7 +172,7 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 def split(
     models: Mapping[str, Arrays], specs: Mapping[str, Spec], parts: Mapping[str, Parts], wholes: Arrays
 ) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Sequence[Indices] | None]]]:
-    """Split arrays of clients into pieces, so that the same clients have all entries of a piece.
+    """Split clients' arrays into pieces, such that a client has either all entries of a piece or none.
 
     Args:
         models: the arrays of each client, by key.
@@ -181,8 +181,8 @@ def split(
         wholes: the whole arrays, by key.
 
     Returns:
-        Pieces and their specifications by client and name; and for each name, the key of the piece and its entries
-        along each axis (None for an array that all clients have whole).
+        The pieces by client and name, their specifications by client and name, and for each name the key of the split
+        array with the indices of the piece along each axis (None for an array that all clients have whole).
     """
     pieces: dict[str, Arrays] = {client: {} for client in models}
     kinds: dict[str, Spec] = {client: {} for client in models}
@@ -204,7 +204,7 @@ def split(
 
 
 def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | None]], before: Arrays) -> Arrays:
-    """Join pieces into whole arrays; entries without a piece keep their value."""
+    """Join pieces into whole arrays; entries that no piece covers keep their value in `before`."""
     whole: Arrays = {}
     for name, array in pieces.items():
         key, place = places[name]
@@ -218,7 +218,7 @@ def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | N
 def _pieces(
     parts: Mapping[str, Part | None], shape: tuple[int, ...]
 ) -> Iterator[tuple[list[str], tuple[Indices, ...]]]:
-    """Yield blocks of an array, each with the clients that have all of it."""
+    """Yield the blocks into which clients' parts divide an array, each with the clients that have it."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)
@@ -234,7 +234,7 @@ def _pieces(
 
 
 def _local(place: Sequence[Indices], part: Part, shape: tuple[int, ...]) -> list[Indices]:
-    """Return the entries of a block in the client's order."""
+    """Return the indices of a block within a client's part of the array."""
     local = []
     for at, indices, size in zip(place, part, shape, strict=True):
         if indices is not None:

@@ -70,7 +70,7 @@ def test_invalid_requests(text, grid):
     [
         ({"labels": torch.arange(3)}, "the request's public dataset has no inputs"),
         ({"inputs": torch.tensor(1.0)}, "the request's public dataset has no inputs"),
-        ({"inputs": torch.zeros(3, 4), "labels": torch.arange(2)}, "has 3 inputs and labels of shape [2]"),
+        ({"inputs": torch.zeros(3, 4), "labels": torch.arange(2)}, "has 3 inputs, but labels of shape [2]"),
         ({"inputs": torch.zeros(3, 5)}, "public dataset has examples of shape [5], and this client's are of [4]"),
     ],
 )
@@ -140,7 +140,7 @@ def attacked(messages, folder, examples):
             read_reply(message)
         else:
             assert 0 < len(str(said)) < 2000
-            assert "its reply" not in str(said)
+            assert "client's reply" not in str(said)
             assert "Traceback" not in str(said)
 
     node = Node(same_data, None, folder)

@@ -189,7 +189,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         first, second = FIRST_NODE, FIRST_NODE + 2
         assert done.failures == [(1, f"at node {second}")]
         reason = done.row(1)["failures"][0]["reason"]
-        assert reason.startswith(f"its name '0' belongs to node {first}")
+        assert reason.startswith(f"the client's name '0' belongs to node {first}")
         assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
 
 

@@ -83,7 +83,7 @@ def test_a_metric_without_its_weights_is_damaged(change):
     measured = {"received": Measured(Metric((0.5,), (1.0,)), 0.5)}
     record = write_reply(Reply("3", 14, Payload(), Report("3"), measured=measured))
     record["metrics"] = MetricRecord({**record["metrics"], **change})
-    with pytest.raises(WireError, match="its reply is damaged: received-metric is"):
+    with pytest.raises(WireError, match="client's reply is damaged: received-metric is"):
         read_reply(message(record))
 
 
@@ -147,10 +147,10 @@ def test_what_a_client_says_in_words_is_printable(field):
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("w", "float32,1000000000,0", "has no shape '1000000000,0': what is shared has axes of at least 1"),
-        ("w", "float32,", "axes of at least 1"),
-        ("w", "float32" + ",1" * 33, "is 'float32' of 33 axes"),
-        ("w", "object,3", "is 'object' of 1 axes"),
+        ("w", "float32,1000000000,0", "has the invalid shape '1000000000,0': axes must be whole numbers of at least 1"),
+        ("w", "float32,", "numbers of at least 1"),
+        ("w", "float32" + ",1" * 33, "has dtype 'float32' and 33 axes"),
+        ("w", "object,3", "has dtype 'object' and 1 axes"),
         ("", "float32,3", "is not a valid name of an array"),
         ("x" * 2001, "float32,3", "is not a valid name of an array"),
     ],

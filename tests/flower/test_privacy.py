@@ -203,13 +203,13 @@ def test_a_skipped_round_is_recorded(failing, first, tmp_path):
     wrapped.start(LocalGrid(app, 3), first, num_rounds=3)
     rows = history_of(tmp_path / "run")
     assert [len(row["participants"]) for row in rows] == [0, 3, 0, 3, 0]
-    assert "its reply was left out with all others" in rows[2]["failures"][0]["reason"]
+    assert "the client's reply was left out" in rows[2]["failures"][0]["reason"]
 
 
 def test_closing_epochs_and_resume_need_fedhets_loop(tiny, first, tmp_path, caplog):
     strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, closing_epochs=2)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
-    assert "closing-epochs has no effect in the loop of a wrapper" in caplog.text
+    assert "closing-epochs has no effect if a Flower strategy wraps" in caplog.text
     assert [row["round"] for row in history_of(tmp_path / "run")] == [0, 1, 2]
     wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, resume=True), 1.0, NORM, 3)
     with pytest.raises(ConfigError, match="cannot be resumed"):
@@ -247,5 +247,5 @@ def test_an_interrupted_loop_is_recorded_as_failed(tiny, first, tmp_path, monkey
 
 def test_a_wrapper_that_runs_more_rounds_is_refused(tiny, first):
     wrapped = ServerSide(fedhet.FedAvg(rounds=1), 1.0, NORM, 3)
-    with pytest.raises(ConfigError, match=r"goes on with round 2: give the strategy as many rounds \(rounds = 1\)"):
+    with pytest.raises(ConfigError, match=r"loop reached round 2: give the strategy as many rounds \(rounds = 1\)"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)

@@ -54,5 +54,5 @@ def test_arrays_get_the_declared_dtypes():
         "other": ("float64", (1,)),
     }
     assert cast["n"] == 3
-    with pytest.raises(WireError, match="w is complex128, and clients have it as float32"):
+    with pytest.raises(WireError, match="w has dtype complex128, which cannot be cast to the clients' float32"):
         as_declared({"w": np.ones(2, complex)}, specs)

@@ -13,7 +13,7 @@ def test_loading_arrays_into_a_model():
     assert torch.equal(model.weight, torch.full((2, 2), 3.0))
     for bad in ({"weight": np.ones((2, 3))}, {"bias": np.ones(2), "other": np.ones(1)}):
         before = model.bias.clone()
-        with pytest.raises(ModelError, match=r"weight arrived with shape \[2, 3\]|other arrived"):
+        with pytest.raises(ModelError, match=r"weight was received with shape \[2, 3\]|other was received"):
             load_into(model.state_dict(), bad)
         assert torch.equal(model.bias, before)
     assert spec_of(model.state_dict()) == {"weight": ((2, 2), "float32"), "bias": ((2,), "float32")}

@@ -80,7 +80,7 @@ def test_unknown_hypernetwork_arrays_are_refused(key, shape, tmp_path, monkeypat
     monkeypatch.setattr(
         "fedhet.strategies.flha_ghn.start", lambda *told, **how: drawn.append(told[0]) or start(*told, **how)
     )
-    why = "none of the arrays of the hypernetwork that all clients hold"
+    why = "is not in the hypernetwork that the other clients have"
     assert why in refusal("flha-ghn", GHN, tmp_path, **{f"spec.{key}": shape})
     assert key not in drawn
 
@@ -118,27 +118,27 @@ def test_majority_decides_common_values(method, own, name, tmp_path):
     done = Run(tmp_path / "run")
     assert done.failures == [(0, "0")]
     (failure,) = done.rows[0]["failures"]
-    assert re.fullmatch(r"its .* is .*, that of the other clients .*: .*", failure["reason"])
+    assert re.fullmatch(r"the client's .* is .*, and the other clients have .*: .*", failure["reason"])
 
 
 def test_large_networks_must_be_sent(tmp_path, monkeypatch):
     """Clients that have such networks send them once; one that only says so is refused."""
     monkeypatch.setattr("fedhet.server.handshake.UNSEEN", 0)
-    assert "its network: " in refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,30,300"})
+    assert "the client's network: " in refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,30,300"})
 
 
 def test_memory_is_checked_before_networks_are_made(tmp_path, monkeypatch):
     """Of a hypernetwork it holds several copies of what it writes for a client."""
     monkeypatch.setattr("fedhet.messages.protocol.memory", lambda: 4 * 10**9)
     why = refusal("pfedhn", {}, tmp_path, **{"spec.body.1.weight": "float32,10000,10000"})
-    assert why == "for its network the server needs 3.2 GB, and the server has room for 1 GB per client"
+    assert why == "the server needs memory for the client's network: 3.2 GB, and at most 1 GB per client is available"
 
 
 @pytest.mark.parametrize("method", ["fml", "fedmrl", "fedkd", "pfedhn", "ensemble"])
 def test_refusals_that_leave_one_client_end_the_run(method, tmp_path):
     own = {"test-on": "both"} if method == "ensemble" else {}
     config = Case.of(method, own).config(rounds=1, clients=2)
-    with pytest.raises(FedhetError, match=r"refusals leave [a-z]+ with client 0 alone, and it needs at least two"):
+    with pytest.raises(FedhetError, match=r"only client 0 is left after refusals, and [a-z]+ needs at least two"):
         run_locally(config, tmp_path / "run", app=saying("1", metric="auc"))
 
 

@@ -38,15 +38,15 @@ def test_clients_are_ordered_by_name():
 def test_different_tasks_are_refused():
     reason = refused(roster_with(handshake("3", metric="auc")), handshake("4", metric="accuracy"))
     assert reason == (
-        "its task is measured by accuracy, that of client 3 by auc: all clients of a run need the same task, which "
-        "task= names"
+        "the client's task is measured by accuracy, and client 3's by auc: all clients of a run need the same task; "
+        "set it with task="
     )
 
 
 def test_different_architectures_are_refused():
     roster, other = roster_with(handshake("3"), handshake("1")), handshake("4", {"w": ((4, 3), "float32")})
     assert refused(roster, other, networks="equal") == (
-        "fedthis needs equal architectures, and this one differs from that of client 1: "
+        "fedthis needs equal architectures, and this client's differs from client 1's: "
         "its w has shape [4, 3], not [2, 3]"
     )
     assert "it lacks w" in refused(roster, handshake("4", {}), networks="equal")
@@ -63,7 +63,7 @@ def test_different_widths():
     ):
         reason = refused(roster, handshake("4", spec), networks="widths")
         assert reason.startswith(
-            "fedthis needs equal architectures except for their widths, and this one differs from that of client 3: "
+            "fedthis needs equal architectures except for their widths, and this client's differs from client 3's: "
             + told
         )
 
@@ -72,9 +72,9 @@ def test_averaged_arrays_must_be_alike():
     roster = roster_with(handshake("0", {}), handshake("3"), handshake("5", {"v": ((1,), "float32")}))
     told = "shared arrays must have equal shapes and dtypes"
     assert refused(roster, handshake("4", {"w": ((4, 3), "float32")})) == (
-        f"fedthis averages w over clients, and this one's is float32[4, 3], that of client 3 float32[2, 3]: {told}"
+        f"fedthis averages w over clients, but this client's is float32[4, 3] and client 3's is float32[2, 3]: {told}"
     )
-    assert "is float64[1], that of client 5 float32[1]" in refused(roster, handshake("4", {"v": ((1,), "float64")}))
+    assert "is float64[1] and client 5's is float32[1]" in refused(roster, handshake("4", {"v": ((1,), "float64")}))
     roster.check("fedthis", handshake("4", {"u": ((9,), "float32")}), networks="any", averaged=True)
     roster.check("fedthis", handshake("4", {"w": ((4, 3), "float32")}), networks="any", averaged=False)
 
@@ -93,7 +93,7 @@ def test_name_belongs_to_the_first_node():
     roster = roster_with(handshake("3"))
     assert roster.rivals({7: "3", 8: "4"}) == {7: [1]}
     assert roster.contest("3", [1]) == (
-        "its name '3' belongs to node 1; each node needs its own partition-id (or name)"
+        "the client's name '3' belongs to node 1; each node needs its own partition-id (or name)"
     )
     roster.refused[7] = "3"
     assert roster.new_nodes(Present(1, 7), unseen_clients=False) == []
@@ -103,7 +103,9 @@ def test_name_belongs_to_the_first_node():
 def test_name_claimed_by_new_nodes():
     roster = Roster()
     assert roster.rivals({7: "3", 8: "3", 9: "3", 10: "4"}) == {7: [8, 9], 8: [7, 9], 9: [7, 8]}
-    assert roster.contest("3", [8, 9]).startswith("its name '3' is also claimed by nodes 8, 9: none is admitted")
+    assert roster.contest("3", [8, 9]).startswith(
+        "the client's name '3' is also claimed by nodes 8, 9: none is admitted"
+    )
     roster.refused |= dict.fromkeys((7, 8, 9), "3")
     assert roster.rivals({11: "3"}) == {11: [7, 8, 9]}, "one that comes later is no better"
     assert roster.new_nodes(Present(7, 8, 9), unseen_clients=False) == []

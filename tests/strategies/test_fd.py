@@ -60,6 +60,6 @@ def test_different_classes_are_refused(federate):
     (failure,) = done.rows[0]["failures"]
     assert failure["client"] == "2"
     assert failure["reason"] == (
-        "its prediction's width is 4, that of the other clients 10: all clients need the same classes"
+        "the client's prediction width is 4, and the other clients have 10: all clients need the same classes"
     )
     assert done.rows[2]["participants"] == ["0", "1"]

@@ -531,7 +531,9 @@ PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 
 def test_train_union_with_a_public_dataset() -> None:
-    with pytest.raises(ConfigError, match="'train-union' draws the RAD from the configured data set: leave it out"):
+    with pytest.raises(
+        ConfigError, match="'train-union' draws the alignment examples .* from the clients' training data: leave"
+    ):
         FedHeNN(rad_source="train-union", public=PUBLIC)
 
 

@@ -365,7 +365,7 @@ def test_other_connections(tmp_path):
     done = run(tmp_path / "run", wire=Wire(app=app), test_on="local")
     (failure,) = done.rows[0]["failures"]
     assert failure["client"] == "2"
-    assert "its digest of layers and connections is" in failure["reason"]
+    assert "the client's digest of layers and connections is" in failure["reason"]
 
 
 # ---- going on
@@ -433,7 +433,7 @@ def test_client_wider_than_the_global_model(tmp_path):
 
 
 def test_shared_init_with_other_widths(tmp_path):
-    told = "its digest of layers and connections is .* in equal widths, or shared-init = false"
+    told = "the client's digest of layers and connections is .* in equal widths, or shared-init = false"
     with pytest.raises(FedhetError, match=rf"client 0 alone.*\n  client 1: {told}"):
         run(tmp_path / "run", shared_init=True, **WIDTHS)
 

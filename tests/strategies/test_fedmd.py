@@ -99,8 +99,8 @@ def test_arrays_of_each_round(federate):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({}, "its scores are missing"),
-        ({"scores": {}}, "its scores cannot be read"),
+        ({}, "client's scores are missing"),
+        ({"scores": {}}, "client's scores cannot be read"),
         ({"scores": pack(torch.full((48, 5), 0.2))}, r"shape \[48, 5\], expected \[48, 4\]"),
         ({"scores": pack(torch.full((47, 4), 0.25))}, r"shape \[47, 4\], expected \[48, 4\]"),
     ],

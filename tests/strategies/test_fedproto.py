@@ -44,7 +44,7 @@ def test_wrong_prototypes_are_refused(classes, counts, means):
     strategy = registry.strategy("fedproto")()
     strategy.state.width = 3
     (reply,) = replies_of((np.array(classes), np.array(counts), np.zeros(means, np.float32))).values()
-    with pytest.raises(WireError, match="its prototypes"):
+    with pytest.raises(WireError, match="client's prototypes"):
         strategy.check_reply(reply)
 
 
@@ -87,7 +87,7 @@ def test_prediction_by_the_head(federate):
 def test_different_widths_are_refused(federate):
     (failure,) = federate("fedproto", architectures="cnn-1-1,mlp", rounds=1).rows[0]["failures"]
     assert failure["client"] == "1"
-    assert "its representation's width is 200, that of the other clients 512" in failure["reason"]
+    assert "the client's representation width is 200, and the other clients have 512" in failure["reason"]
     assert "fedproto.width" in failure["reason"]
 
 

@@ -81,7 +81,7 @@ def test_missing_body_is_refused():
     strategy = registry.strategy("fedrep")()
     reply = Reply("0", 1, Payload())
     strategy.federation.roster.specs["0"] = {"body.weight": ((2,), "float32")}
-    with pytest.raises(WireError, match="its model is missing"):
+    with pytest.raises(WireError, match="reply has no model"):
         strategy.check_reply(reply)
 
 

@@ -235,7 +235,7 @@ def test_other_frozen_network(federate):
     done = federate("lora", model=lambda client: network(seed=int(client.name == "1")), rounds=1)
     (where, client, reason), *_ = done.failures
     assert (where, client) == (0, "1")
-    assert reason.startswith("its frozen network is ")
+    assert reason.startswith("the client's frozen network is ")
     assert "all need the same layers and weights" in reason
 
 

@@ -434,10 +434,10 @@ def test_wrong_parts():
     whole = told()
     wide = {name: (tuple(2 * size for size in shape), dtype) for name, (shape, dtype) in whole.spec.items()}
     for spec in (wide, whole.spec | {"three.bias": ((3,), "float32")}, {"body": ((2,), "float32")}):
-        with pytest.raises(WireError, match="no part of the network that it describes"):
+        with pytest.raises(WireError, match="not a part of the network that it describes"):
             check_part(told(spec=spec))
     for groups in ("", "{}", '{"groups": [], "axes": {}, "fixed": [], "tied": {}}'):
-        with pytest.raises(WireError, match="no part of the network that it describes"):
+        with pytest.raises(WireError, match="not a part of the network that it describes"):
             check_part(told(groups=groups))
     shapes = {name: shape for name, (shape, _) in told(0.5).spec.items()}
     widths = widths_of(shapes, permutation_groups(architecture_graph(Small(), example)))

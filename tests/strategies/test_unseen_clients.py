@@ -138,7 +138,8 @@ def test_nothing_to_send(federate: Any) -> None:
         "rounds": 1,
     }
     done = federate("layer-average", **networks, **{"layer-average.by": "architecture"})
-    assert done.failures == [(2, "2", "layer-average has nothing to send it: no client that trained has such layers")]
+    why = "layer-average has no arrays for the client: no client that trained has the same layers"
+    assert done.failures == [(2, "2", why)]
     assert "unseen_clients" not in done.summary
     assert done.summary["personal_accuracy"]
 
@@ -149,6 +150,7 @@ def test_partitions_are_required(tiny: Any, home: Any) -> None:
     for context in grid._contexts.values():
         del context.node_config["num-partitions"]
     with pytest.raises(
-        fedhet.errors.FedhetError, match="unseen-clients = 1 are the last partitions, and its node reports no"
+        fedhet.errors.FedhetError,
+        match="unseen-clients = 1 selects the last partitions, and the client's node reports no",
     ):
         strategy.start(grid)
