@@ -69,7 +69,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
-        raise WireError(f"{group} has missing arrays {sorted(missing)[:3]}, and unexpected arrays {sorted(extra)[:3]}")
+        raise WireError(f"{group}: missing arrays {sorted(missing)[:3]}, unexpected arrays {sorted(extra)[:3]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
