@@ -243,7 +243,7 @@ def test_parameters_of_a_users_functions():
             ConfigError,
             "it is unclear whether cid is the client or an option with a default",
         ),
-        ({"data": lambda *args: args}, ConfigError, "rename it to client or partition_id, or give data=lambda client:"),
+        ({"data": lambda *args: args}, ConfigError, "rename it to client or partition_id, or pass data=lambda client:"),
         ({"data": lambda num_partitions, path="": path}, ConfigError, "whether path is the client"),
         ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* unclear whether cid is the client"),
         ({"model": 3}, ModelError, "must be a network, a class of networks or a function of a client .*, not a int"),

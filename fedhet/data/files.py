@@ -65,7 +65,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
         if len(missing) < len(files):
             raise DataError(f"{dataset} in {place} is incomplete: add {', '.join(missing)} (or .gz, .xz)")
     looked = ", ".join(map(str, places))
-    raise DataError(f"{dataset} is not in {root}: put {files[0]} (or .gz, .xz) into one of {looked}")
+    raise DataError(f"no {dataset} in {root}: put {files[0]} (or .gz, .xz) into one of {looked}")
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
@@ -98,7 +98,7 @@ def _download(dataset: str) -> None:
 def _opened(file: Path, **options: str) -> Iterator[Any]:
     """Context manager that opens a file, or its `.gz` or `.xz` variant, which is decompressed."""
     if (packed := variant(file)) is None:
-        raise DataError(f"{file} is missing")
+        raise DataError(f"the file {file} is missing: add it (or .gz, .xz)")
     try:
         with _OPENERS[packed.suffix if packed != file else ""](packed, **options) as opened:
             yield opened
@@ -124,11 +124,11 @@ def read_idx(file: Path) -> Tensor:
     content = read(file)
     # The magic number is two zeros, the type (8: uint8) and the number of dimensions.
     if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
-        raise DataError(f"{file} is not an idx file of bytes: its first bytes are {content[:4].hex(' ')}")
+        raise DataError(f"{file} is not an idx file of bytes (it starts {content[:4].hex(' ')}): download it again")
     shape = np.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
     if len(values) != prod(shape):
-        raise DataError(f"{file} is damaged: {len(values)} values, but its header says {shape}, {prod(shape)} values")
+        raise DataError(f"{file} has {len(values)} values, but its header says {prod(shape)}: download it again")
     return torch.from_numpy(values.reshape(shape).copy())
 
 
@@ -160,7 +160,7 @@ def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple
         raise DataError(f"{file} is not a batch of CIFAR's python version ({type(error).__name__}: {error})") from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
         got = f"{tuple(images.shape)}, {len(labels)}"
-        raise DataError(f"{file}: expected (n, 3072) uint8 images and n labels, got {got}")
+        raise DataError(f"{file} must have (n, 3072) uint8 images and n labels, but has {got}: download it again")
     check_labels(file, labels, classes)
     return images.view(-1, 3, 32, 32), labels
 
@@ -168,4 +168,4 @@ def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple
 def check_labels(file: Path, labels: Tensor, classes: int) -> None:
     """Check that the labels from a file are not empty and lie between 0 and classes - 1; else raise a `DataError`."""
     if labels.numel() == 0 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise DataError(f"{file}: expected labels from 0 to {classes - 1}")
+        raise DataError(f"{file} must have labels from 0 to {classes - 1}: download it again")

@@ -87,7 +87,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
         if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
             raise DataError(
-                f"{place}/{part}-*: expected images of 28 x 28 and a label each, got {tuple(images.shape)} "
+                f"{place}/{part}-*: images must be 28 x 28 with a label each, but have shape {tuple(images.shape)} "
                 f"and {tuple(labels.shape)}"
             )
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)

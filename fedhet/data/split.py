@@ -55,7 +55,7 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
         if len(each.input_shape) != 3:
             raise DataError(
                 f"{each.name} has no images, but public-dataset = {other.name} with dataset = {dataset.name} needs "
-                "images in both"
+                "images in both: choose data sets of images, or leave public-dataset out"
             )
     held = other.train.subset(hold_out(other, size, seed)[0])
     like = dataset.train.inputs[:1]
@@ -115,7 +115,7 @@ def _both(train: Examples, test: Examples) -> Examples:
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
             "test-split = drawn needs training and test inputs in memory, of one shape and dtype: give tensors or "
-            "arrays, or draw the test part in the data function, by client.split_seed"
+            "arrays, or draw the test part in the data function, with the seed client.split_seed"
         )
     return Examples(torch.cat(inputs), torch.cat([train.labels, test.labels]))
 

@@ -44,7 +44,7 @@ def reasons(watch):
     [
         (lambda client: "cnn", None, "client 0: the model function returned a str, not an nn.Module"),
         (None, lambda client: None, "client 0: the data function must return (train, test)"),
-        (None, lambda client: ((torch.ones(3, 4), torch.ones(2)), None), "client 0: train has 3 inputs and 2 labels"),
+        (None, lambda client: ((torch.ones(3, 4), torch.ones(2)), None), "client 0: train has 3 inputs but 2 labels"),
         (None, lambda client: (THREE, 5), "client 0: test is of type int, whose rows cannot be read by number"),
         (None, lambda client: (NONE, THREE), "client 0: has no training examples"),
     ],

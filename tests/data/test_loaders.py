@@ -65,11 +65,15 @@ class TestMnist:
     @pytest.mark.parametrize(
         ("file", "content", "message"),
         [
-            ("t10k-images-idx3-ubyte", idx(np.zeros((20, 28, 28), np.uint8))[:-1], "15679 values, but its header says"),
+            (
+                "t10k-images-idx3-ubyte",
+                idx(np.zeros((20, 28, 28), np.uint8))[:-1],
+                "has 15679 values, but its",
+            ),
             ("t10k-images-idx3-ubyte", b"<html>not found</html>", "not an idx file of bytes"),
-            ("t10k-images-idx3-ubyte", idx(np.zeros((20, 27, 28), np.uint8)), "expected images of 28 x 28"),
-            ("t10k-labels-idx1-ubyte", idx(np.zeros(19, np.uint8)), "and a label each"),
-            ("t10k-labels-idx1-ubyte", idx(np.full(20, 10, np.uint8)), "expected labels from 0 to 9"),
+            ("t10k-images-idx3-ubyte", idx(np.zeros((20, 27, 28), np.uint8)), "images must be 28 x 28"),
+            ("t10k-labels-idx1-ubyte", idx(np.zeros(19, np.uint8)), "with a label each"),
+            ("t10k-labels-idx1-ubyte", idx(np.full(20, 10, np.uint8)), "must have labels from 0 to 9"),
         ],
     )
     def test_damage_is_named(self, tmp_path: Path, file: str, content: bytes, message: str) -> None:
@@ -82,7 +86,7 @@ class TestMnist:
     def test_missing_files_and_folders(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"nowhere does not exist"):
             data.load("mnist", tmp_path / "nowhere")
-        with pytest.raises(DataError, match=r"MNIST is not in .*put train-images-idx3-ubyte"):
+        with pytest.raises(DataError, match=r"no MNIST in .*put train-images-idx3-ubyte"):
             data.load("mnist", tmp_path)
         write_mnist(tmp_path / "MNIST" / "raw")
         labels = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
@@ -137,7 +141,7 @@ class TestCifar:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (pickle.dumps({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}), r"expected \(n, 3072\) uint8"),
+            (pickle.dumps({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}), r"must have \(n, 3072\) uint8"),
             (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}), "labels from 0 to 9"),
             (pickle.dumps({"data": np.zeros((2, 3072), np.uint8)}), "KeyError: 'labels'"),
             (b"\x80\x02}q\x01", "is not a batch of CIFAR's python version"),
