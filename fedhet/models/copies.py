@@ -1,4 +1,4 @@
-"""Copies of networks, which share no memory with the original and are freed of wrappers such as `torch.compile`."""
+"""Copies of networks, without memory that is shared with the original and without wrappers such as `torch.compile`."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence

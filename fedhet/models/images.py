@@ -53,7 +53,7 @@ class ConvNet(Classifier):
     """A CNN of convolutions, each with ReLU and 2 x 2 max pooling, and fully connected layers.
 
     Images must be at least 4 x 4. Convolutions with `channels` filters are 5 x 5 without padding while the feature maps
-    are at least 12 wide, as in LeNet. On smaller maps they are 3 x 3 with padding, and maps of 2 x 2 are not pooled.
+    are at least 12 x 12, as in LeNet, and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not pooled.
     `hidden` are the widths of the fully connected layers before the head.
     """
 

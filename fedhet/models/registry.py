@@ -112,8 +112,8 @@ def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ..
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
     """Return one of `values` for each client.
 
-    `how` is `round-robin` (clients get the K values in turn), `blocks` (consecutive blocks of 1/K of the clients get
-    the same value) or `random` (values are drawn uniformly). Raises a `ModelError` for any other `how`.
+    `how` is `round-robin` (clients get the K values in turn), `blocks` (clients are divided into K consecutive blocks,
+    one for each value) or `random` (values are drawn uniformly, with `seed`). Raises a `ModelError` for another `how`.
     """
     if how not in ASSIGNMENTS:
         raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
@@ -134,7 +134,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _check_library(name: str) -> None:
-    """Raise a `ModelError` unless `name` is a model of torchvision or timm."""
+    """Raise a `ModelError` unless `name` is the name of a torchvision or timm model, such as `torchvision/resnet18`."""
     library, _, model = name.partition("/")
     if library not in LIBRARIES or not model:
         hint = f"; torchvision/{name} is torchvision's" if name in names_of("torchvision") else ""

@@ -45,7 +45,7 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
 
 
 class Captured:
-    """Handle to a value that is captured in forward passes inside a `capture` context."""
+    """A value that a `capture` context records in the forward passes of a network."""
 
     def __init__(self, read: Callable[[], Tensor]) -> None:
         self._read = read

@@ -28,7 +28,7 @@ def check_pair(x: Tensor, y: Tensor) -> None:
     check_features(x, "x")
     check_features(y, "y")
     if len(x) != len(y):
-        raise ValueError(f"x and y must describe the same examples, got {len(x)} and {len(y)} rows")
+        raise ValueError(f"x and y must be features of the same examples, got {len(x)} and {len(y)} rows")
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """
     check_pair(x, y)
     if (n := len(x)) < 4:
-        raise ValueError(f"a debiased estimate needs four examples or more, got {n}")
+        raise ValueError(f"debiased CKA needs four examples or more, got {n}")
     x, y = centred_unit(x), centred_unit(y)
     x_diagonal, y_diagonal = x.square().sum(1), y.square().sum(1)
 
@@ -87,7 +87,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
-        raise ValueError(f"the Procrustes distance needs equal widths, got {x.shape[1]} and {y.shape[1]}")
+        raise ValueError(f"the Procrustes distance needs features of equal widths, got {x.shape[1]} and {y.shape[1]}")
     tiny = torch.finfo(x.dtype).tiny
     x, y = (each / torch.linalg.vector_norm(each).clamp_min(tiny) for each in (centred(x), centred(y)))
     product = x.T @ y
@@ -104,7 +104,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def centred(x: Tensor) -> Tensor:
-    """Return features `(L, d)` without the mean of each column."""
+    """Return features `(L, d)` minus the mean of each column."""
     return x - x.mean(0)
 
 
@@ -147,7 +147,7 @@ def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
     constant. If the median is 0, because most rows coincide, the mean is used.
     """
     if not threshold > 0:
-        raise ValueError(f"threshold must be positive, got {threshold}")
+        raise ValueError(f"threshold of the Gaussian kernel must be positive, got {threshold}")
     squares = squared_distances(check_features(x))
     with torch.no_grad():
         values, count = squares.flatten(), squares.numel()

@@ -76,10 +76,15 @@ def unpack_blocks(packed: Packed) -> list[Tensor]:
     triangles, sizes, exponent = _arrays(packed, triangles=DTYPE, sizes="int32", exponent="int16")
     sizes = sizes.astype(np.int64)
     if triangles.ndim != 1 or sizes.ndim != 1 or sizes.min(initial=1) < 1 or len(sizes) > len(triangles):
-        raise ValueError(f"packed blocks do not fit: triangles of shape {triangles.shape} and sizes {sizes.shape}")
+        raise ValueError(
+            f"arrays of packed blocks do not fit: triangles has shape {triangles.shape}, and sizes {sizes.shape}; both "
+            "must be vectors, and sizes positive"
+        )
     lengths = sizes * (sizes + 1) // 2
     if (total := lengths.sum(dtype=float)) != len(triangles):
-        raise ValueError(f"packed blocks of {sizes[:9].tolist()} rows need {total:g} entries, got {len(triangles)}")
+        raise ValueError(
+            f"triangles of packed blocks of {sizes[:9].tolist()} rows must have {total:g} entries, got {len(triangles)}"
+        )
     values = _unscaled(triangles, exponent)
     if not np.isfinite(values).all():
         raise ValueError("packed blocks must be finite, got NaN or infinity")

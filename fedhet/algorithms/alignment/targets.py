@@ -99,7 +99,10 @@ def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
 
 
 def check_peers(features: Sequence[Tensor]) -> None:
-    """Raise an error unless there are peers, and their features are finite and have equal numbers of examples."""
+    """Check the features of the peers (the clients whose mean is a target).
+
+    Raises a ModelError if features are not finite, and a ValueError if there are none or numbers of examples differ.
+    """
     if not features:
         raise ValueError("a target needs features of at least one peer, got none")
     for index, peer in enumerate(features):
@@ -216,6 +219,6 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequenc
         check_received_features(part, f"part {number}")
         expected = (images, widths[number] if kind == "cosine" else part.shape[1])
         if tuple(part.shape) != expected:
-            raise ValueError(f"part {number} has shape {tuple(part.shape)}, expected {expected}")
+            raise ValueError(f"part {number} of a client's values must have shape {expected}, got {tuple(part.shape)}")
     if kind == "spectral":
         check_posteriors(parts[0])

@@ -46,7 +46,7 @@ def entries(axis: Axis) -> int:
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the groups (or variables, see `Variables`) of the units along axes."""
+    """Return the groups (or the variables, see `Variables`) of all units along axes."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
@@ -98,7 +98,7 @@ class Variables:
     Attributes:
         choices: node -> index of the part that has the units where the node divides an axis (0 by default).
         meaning: variable -> the segments that replace it, according to the constraints.
-        refusals: axes that must not move, each with the message of the error that is raised if it does.
+        refusals: axes that must be fixed, each with the message of the error that is raised if it is not.
         splits: divisions of axes, in the order of the graph.
         bound: (parameter, axis) -> segments of that axis; tied parameters have their first name.
         written: (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order.
@@ -184,7 +184,7 @@ class Variables:
             ways.append((way, place, self.meaning))
         self.meaning = before
         if not ways:
-            self.refuse([axis], f"{node} takes units apart: an axis of {entries(axis)} entries into {tuple(sizes)}")
+            self.refuse([axis], f"{node} divides hidden units: an axis of {entries(axis)} entries into {tuple(sizes)}")
             return list(map(fixed, sizes))
         way, place, self.meaning = ways[min(self.choices.get(node.name, 0), len(ways) - 1)]
         self.splits.append(Split(node.name, way[place], len(ways)))

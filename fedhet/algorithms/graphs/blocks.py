@@ -61,9 +61,9 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
 def stages(model: nn.Module, example: Tensor) -> list[str]:
     """Return the name of the last module of each stage (the layers of one spatial size), from large to small maps.
 
-    Of the modules that return feature maps of this size, the last of the least nested is used; `nn.Sequential` and
-    `nn.ModuleList` do not count as nesting. Pooling modules and branches with smaller maps, such as gates, do not end
-    stages. The model runs once, in evaluation mode.
+    Of the modules that return feature maps of a stage's size, the last of the least nested ones is used, where
+    `nn.Sequential` and `nn.ModuleList` do not count as nesting. Pooling modules and branches with smaller maps, such as
+    gates, do not end stages. The model runs once, in evaluation mode.
     """
     ends: dict[tuple[int, ...], tuple[int, str]] = {}
     modules = dict(model.named_modules())
@@ -186,9 +186,9 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
 
 
 def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
-    """Return the modules after which a network can be divided into blocks, and its number of layers.
+    """Return the modules after which a network can be divided into blocks, and the network's number of layers.
 
-    These are modules whose output is all that later layers need. Keys are the numbers of layers up to the module.
+    The modules are those whose output is all that later layers need, by the number of layers up to the module.
     """
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs

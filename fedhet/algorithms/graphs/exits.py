@@ -96,7 +96,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
     Raises:
         ModelError: outputs are not one vector for each example, or a block's output is not a tensor of features.
-        UnsupportedArchitecture: the network cannot be cut into this number of blocks.
+        UnsupportedArchitecture: the network cannot be divided into this number of blocks.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)

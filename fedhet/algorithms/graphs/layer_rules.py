@@ -28,7 +28,7 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
     """Return the axes after a convolution. Units are filters; in a grouped convolution, groups with their inputs."""
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
-        raise UnsupportedArchitecture(f"{node} has an input without batch axis: pass a batch as the example")
+        raise UnsupportedArchitecture(f"{node} has an input without batch axis: the model must keep the batch axis")
     groups, channels = node.options["groups"], entries(value[1])
     variables.refuse_moving(node, value[2:])
     if groups == 1:

@@ -23,7 +23,8 @@ class LayerNode:
 
     Attributes:
         name: name of the layer's (first) operator in the architecture graph.
-        type: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>`` if they
+        type: text that describes the layer: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with
+            ``_g<groups>`` and ``_d<dilation>`` if they
             are not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; for other layers
             the operator and the shapes of its parameters, such as ``layer_norm_64_64``.
         parameters: role -> ``state_dict`` name, for parameters and buffers. Each array belongs to one node.

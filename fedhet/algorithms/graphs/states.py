@@ -33,13 +33,13 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     `groups_by_depth`) is the largest that `PermutationGroups.needs` has for these arrays.
 
     Raises:
-        ValueError: two arrays disagree, or the architecture has no array of a name and number of axes.
+        ValueError: two arrays imply different widths, or the architecture has no array with this name and rank.
     """
     units_of: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
         axes = groups.axes.get(name)
         if axes is None or len(axes) != len(shape):
-            raise ValueError(f"{name} of shape {shape} is not a parameter of this architecture")
+            raise ValueError(f"this architecture has no array {name!r} with {len(shape)} axes, got shape {shape}")
         for axis, size in zip(axes, shape, strict=True):
             if {segment.group for segment in axis} != {axis[0].group} or axis[0].group is None:
                 continue

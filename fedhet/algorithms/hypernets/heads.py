@@ -130,7 +130,7 @@ def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
 
 @dataclass
 class Tiled:
-    """The layout of tiles that are decoded together (see `Tiles`).
+    """The layout of weight tiles that are decoded together (see `Tiles`).
 
     Attributes:
         nodes: index of the layer of each tile.

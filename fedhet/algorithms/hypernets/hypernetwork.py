@@ -44,7 +44,7 @@ class Embedding(nn.Module):
         self.steps = nn.ModuleList([GraphConv(WIDTH, WIDTH) for _ in range(STEPS)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
-        """Return embeddings (nodes, width).
+        """Return the embeddings of all nodes (nodes, width).
 
         Args:
             known: the type of each node, or None if it is unknown.
@@ -128,7 +128,7 @@ class GraphHypernetwork(nn.Module):
                     parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=design.normalise))
 
     def read(self, graph: LayerGraph) -> Reading:
-        """Prepare the graph of a network for `write`."""
+        """Return the graph of a network in the form that `write` needs."""
         nodes, slots = graph.nodes, [slots_of(node) for node in graph]
         known = tuple(node.type if node.type in self.catalogue else None for node in nodes)
         places: dict[str, list[int]] = {}

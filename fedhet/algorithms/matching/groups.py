@@ -77,7 +77,7 @@ class Matching:
         prior: npt.ArrayLike,
         random: np.random.RandomState,
     ) -> Array:
-        """Assign the rows (L, D) of a client that joins later to global rows; raise a ValueError if there are more."""
+        """Assign the rows (L, D) of a client that joins later to global rows, which must be at least as many."""
         return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
 
     def prior_mean(
@@ -294,7 +294,7 @@ def _present(
     return np.concatenate(parts)
 
 
-# ---- which arrays a group settles, and groups as text
+# ---- the arrays of a group, and groups as text
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
@@ -314,7 +314,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 
 
 def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
-    """Return the names of the arrays that a client sends in a step of FedMA after `done` groups are matched."""
+    """Return the names of the arrays that a client with `done` matched groups sends in a step of FedMA."""
     names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
 
