@@ -61,7 +61,7 @@ def separated(model: nn.Module) -> nn.Module:
     try:
         if not (reason := _bound(model)):
             return copied(model)
-    except Exception as error:  # of whatever a user's module holds
+    except Exception as error:  # a user's module may hold any object
         reason = f"{type(error).__name__}: {error}"
     if any(module in _used for module in model.modules()):
         raise ModelError(

@@ -81,7 +81,7 @@ def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, la
     return ConvNet(input_shape, classes, (filters,) * convolutions, hidden[: layers - 1])
 
 
-# FedHeNN's heterogeneous clients: "5 CNNs, 1 conv + 1 fc to 3 conv + 3 fc"; the three between are ours.
+# FedHeNN's heterogeneous clients: "5 CNNs, 1 conv + 1 fc to 3 conv + 3 fc"; fedhet chose the three in between.
 for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
     register_model(f"cnn-{_convolutions}-{_layers}", family="cnn-family")(
         partial(cnn, convolutions=_convolutions, layers=_layers)

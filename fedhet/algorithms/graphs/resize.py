@@ -143,7 +143,7 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.out_features, module.in_features = module.weight.shape
         case _ConvNd() if not module.transposed:
             outputs, inputs = module.weight.shape[:2]
-            if module.groups > 1:  # as many outputs a group as before
+            if module.groups > 1:  # groups keep their number of outputs
                 module.groups = outputs // (module.out_channels // module.groups)
             module.out_channels, module.in_channels = outputs, inputs * module.groups
         case _BatchNorm():
@@ -155,7 +155,7 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
         case nn.LayerNorm() | nn.RMSNorm():
             module.normalized_shape = tuple(module.weight.shape)
         case nn.GroupNorm():
-            if module.num_groups > 1:  # of as many channels as before
+            if module.num_groups > 1:  # groups keep their number of channels
                 module.num_groups = len(module.weight) // (module.num_channels // module.num_groups)
             module.num_channels = len(module.weight)
         case nn.RNNBase():
@@ -223,12 +223,12 @@ class HeadAttention(nn.Module):
         if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
             raise TypeError("nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn is not supported")
         self.dropout, self.batch_first, self.scale = attention.dropout, attention.batch_first, attention.head_dim**-0.5
-        # A single head is not divided by its size.
+        # A single head can have any size.
         self.sizes = (3, -1, attention.head_dim) if attention.num_heads > 1 else (3, 1, -1)
         self.in_proj_weight: nn.Parameter = attention.in_proj_weight
         self.in_proj_bias: nn.Parameter | None = attention.in_proj_bias
         self.out_proj: nn.Linear = attention.out_proj
-        self._qkv_same_embed_dim = False  # else nn.TransformerEncoderLayer computes it itself, in evaluation mode
+        self._qkv_same_embed_dim = False  # else nn.TransformerEncoderLayer skips forward in evaluation mode
         self.train(attention.training)
 
     def forward(

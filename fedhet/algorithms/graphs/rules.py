@@ -141,7 +141,7 @@ def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int])
         while parts and (not taken or prod(map(entries, taken)) < size) and entries(parts[0]) <= size:
             taken.append(parts.pop(0))
         result.append(_together(variables, taken, refusal))
-    for axis in parts:  # of one entry, and dropped
+    for axis in parts:  # axes of one entry, which the reshape drops
         variables.pin(axis)
     return result
 
@@ -208,7 +208,7 @@ def _pad(variables: Variables, node: Node, value: Value) -> Value:
 @rule("cat")
 def _cat(variables: Variables, node: Node, *values: Value) -> Value:
     dim = node.options.get("dim", 0) % len(node.shape)
-    values = tuple(value for value in values if len(value) > 1 or entries(value[0]))  # empty ones are left out
+    values = tuple(value for value in values if len(value) > 1 or entries(value[0]))  # empty tensors are left out
     result = list(values[0])
     for other in values[1:]:
         result = [

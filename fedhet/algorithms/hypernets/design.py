@@ -148,7 +148,7 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     if part is None or len(shape) < part[0] or not all(shape):
         raise ValueError(f"a hypernetwork has no parameter {key[:100]} of shape {list(shape)}")
     if key.startswith("embedding.steps") or (not normalise and key.startswith("latents.weight.")):
-        # PyTorch's own: messages are weak at first, so layers of one type start alike and training distinguishes them.
+        # As in PyTorch: messages are weak at first, so layers of one type start alike and training distinguishes them.
         return torch.empty(shape).uniform_(-(shape[-1] ** -0.5), shape[-1] ** -0.5, generator=generator)
     std = part[1](parts[1], shape)
     if not normalise and parts[-1] == "dense":  # (latent, units, inputs, kernel's axes)

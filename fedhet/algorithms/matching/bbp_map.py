@@ -24,7 +24,7 @@ _FIRST_OFFER = 8
 
 def assigned(cost: Floats) -> Ints:
     """Return the column that is assigned to each row of a cost matrix (rows, columns), with least total cost."""
-    from scipy.optimize import linear_sum_assignment  # imported here, since it is slow to import
+    from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
 
     return linear_sum_assignment(cost)[1]
 
@@ -70,7 +70,7 @@ class GlobalRows:
         self.cross: list[Floats] = [np.empty((len(rows), capacity), dtype=np.float32) for rows in weights]
         self.squares: Floats = np.empty((clients, capacity), dtype=np.float32)
         self.stale = np.ones((clients, capacity), dtype=np.bool_)
-        self.opened = [0] * clients  # the rows that each client opened last
+        self.opened = [0] * clients  # number of new rows in each client's last assignment
         self.norms = [squares_of(rows) for rows in weights]  # |s w_l|^2
         shift = s0 * prior
         self.shift = shift.astype(np.float32)

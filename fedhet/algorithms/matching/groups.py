@@ -271,7 +271,7 @@ def average_rest(
             result[variance] = np.where(absent, 1.0, np.maximum((shares * squares).sum(0) - result[name] ** 2, 0))
         elif name not in result:
             result[name] = stacked.mean(0)
-    return {name: np.asarray(array) for name, array in result.items()}  # a mean of scalars is no array
+    return {name: np.asarray(array) for name, array in result.items()}  # a mean of scalars is not an array
 
 
 def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
