@@ -70,7 +70,7 @@ def refusal(method, own, folder, *, client="1", rounds=1, **said):
     ],
 )
 def test_empty_arrays_are_refused(method, own, key, shape, tmp_path):
-    assert "axes of at least 1" in refusal(method, own, tmp_path, **{f"spec.{key}": shape})
+    assert "whole numbers of at least 1" in refusal(method, own, tmp_path, **{f"spec.{key}": shape})
 
 
 @pytest.mark.parametrize(("key", "shape"), [("heads.x.weight.base", "float32,3,3"), ("zz", "float32,60000,60")])
@@ -171,7 +171,7 @@ def test_failing_hook_is_named(hook, around):
         raise ZeroDivisionError("a mistake")
 
     strategy = type("Wrong", (fedhet.FedAvg,), {hook: fail})(rounds=2)
-    with pytest.raises(FedhetError, match=rf"{hook} of fedavg failed \(ZeroDivisionError: a mistake\); a resumed run"):
+    with pytest.raises(FedhetError, match=rf"{hook} of fedavg failed \(ZeroDivisionError: a mistake\); fix the cause"):
         strategy.start(LocalGrid(around(), 4))
 
 

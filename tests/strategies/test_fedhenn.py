@@ -426,7 +426,7 @@ def _without_exponent(reply: Message) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (_one_row_less, "have 95 rows, the RAD 96"),
+        (_one_row_less, "have 95 rows, and 96 were requested"),
         (_without_exponent, "cannot be read: .*exponent"),
     ],
 )
@@ -505,7 +505,7 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
     ("settings", "message"),
     [
         ({"public-samples": 0}, "no public dataset to align on: set public-samples"),
-        ({"public-samples": 5}, "the public dataset has 5 examples: to align, at least 8"),
+        ({"public-samples": 5}, "the public dataset has 5 examples, and at least 8"),
     ],
 )
 def test_too_small_public_dataset(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

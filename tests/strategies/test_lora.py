@@ -236,7 +236,7 @@ def test_other_frozen_network(federate):
     (where, client, reason), *_ = done.failures
     assert (where, client) == (0, "1")
     assert reason.startswith("the client's frozen network is ")
-    assert "all need the same layers and weights" in reason
+    assert "all clients need the same frozen layers and weights" in reason
 
 
 # ---- ranks
