@@ -161,7 +161,7 @@ def recommend(
     jobs: Jobs = None,
     data: Data = None,
 ) -> None:
-    """Find the methods that can serve clients, and compare them. If interrupted, the same command continues."""
+    """Find the methods that can train these clients, and compare them. If interrupted, the same command continues."""
     with _errors(stopped=GOES_ON):
         chosen = configuration.named(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]

@@ -60,7 +60,7 @@ def ask(
         labels: whether the labels of a configured public dataset are known.
 
     Raises:
-        ConfigError: `allow` names an unknown kind, or the settings are invalid.
+        ConfigError: `allow` contains an unknown kind, or the settings are invalid.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -91,7 +91,7 @@ def _first_serving(
 ) -> tuple[Choice, Config, str]:
     """Return the first configuration that can train the clients; if none can, the first one and the reason.
 
-    Configurations with the same traits are asked only once.
+    Of several configurations with the same traits, only one is checked.
     """
     known: dict[tuple[Traits, bool], str] = {}
     refused = []
@@ -108,7 +108,7 @@ def _first_serving(
 def _configurations(
     name: str, base: Mapping[str, Any], functions: UserFunctions, seed: int
 ) -> Iterator[tuple[Choice, Config]]:
-    """Yield a method's settings as configured, then with more and more of its `at_need` keys changed."""
+    """Yield a method's settings as configured, then with one, two and more of its `at_need` keys changed."""
     shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
     config = shared.settings(name, seed, as_they_are)

@@ -155,7 +155,7 @@ def _tell_answers(candidates: Candidates, execute: Execution) -> None:
     for name, reason in candidates.refused.items():
         execute.tell(f"{name} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
-        raise FedhetError(f"the method local cannot train these clients: {candidates.refused[CONTROL]}")
+        raise FedhetError(f"the clients cannot train by the method local: {candidates.refused[CONTROL]}")
 
 
 def _alone(name: str) -> bool:

@@ -190,7 +190,7 @@ class Job:
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
     """Run each job in its own process with one thread, `at_once` at a time; yield names and reasons of failures.
 
-    Processes that still run at the deadline, or when the iteration ends early (Ctrl-C, an error), are ended.
+    Processes that are still running at the deadline, or when the iteration is interrupted, are killed.
     """
     waiting, running = iter(jobs), dict[Connection, tuple[Job, Child]]()
     try:

@@ -40,7 +40,7 @@ _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a valu
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
-    """Parse variants: `METHOD`, or `[NAME=]METHOD,KEY=VALUE,...`; by default the name is the method's.
+    """Parse variants of the form `METHOD` or `[NAME=]METHOD,KEY=VALUE,...`; NAME is the method's name by default.
 
     Raises a `ConfigError` if a method is unknown, a name is used twice, or a key of `SAME_FOR_ALL` is set.
     """

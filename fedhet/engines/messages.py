@@ -31,7 +31,7 @@ _ALIGNED = 64
 
 
 class SharedMessage:
-    """An object that is pickled once, by cloudpickle, and sent as often as needed.
+    """An object that is pickled once, by cloudpickle, and can be sent several times.
 
     Large tensors and arrays (NumPy and Flower) are placed in shared memory.
     """

@@ -55,7 +55,7 @@ def colour_terminals_only() -> None:
 
 
 def be_server() -> None:
-    """Make Flower treat messages from this process as sent by a run's server."""
+    """Make Flower treat messages of this process as messages from the server of a run."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
 
 
@@ -85,7 +85,7 @@ def wrapper_of(strategy: Strategy) -> Strategy | None:
     wrappers = [each for each in holders if isinstance(each, Strategy) and getattr(each, "strategy", None) is strategy]
     if len(wrappers) > 1:
         names = ", ".join(sorted({type(each).__name__ for each in wrappers}))
-        raise ConfigError(f"{len(wrappers)} wrappers hold the same strategy ({names}): create one for each wrapper")
+        raise ConfigError(f"{len(wrappers)} wrappers ({names}) contain one strategy object: create a strategy for each")
     return wrappers[0] if wrappers else None
 
 
@@ -118,7 +118,7 @@ def status_of_run(output: str) -> tuple[str, str]:
 
 
 def robust(clients: list[list[np.ndarray[Any, Any]]], rule: str, share: float) -> list[np.ndarray[Any, Any]]:
-    """Aggregate the clients' lists of arrays, position by position; every client has the same weight.
+    """Aggregate the clients' arrays by a rule that tolerates Byzantine clients; all clients have the same weight.
 
     Args:
         clients: the arrays of each client, with equal shapes for all clients.

@@ -18,7 +18,7 @@ LONGEST_REASON = 2000
 OURS = ("settings", "request")
 """Entries of a request's record that fedhet's server writes; other entries are for mods and a user's own app."""
 
-NOT_OURS = "its ClientApp is not fedhet's: make it with fedhet.make_client_app"
+NOT_OURS = "its ClientApp is not fedhet's: create the ClientApp with fedhet.make_client_app"
 
 
 def write_request(
@@ -39,7 +39,7 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
     request = record.get("request")
     if not isinstance(request, ConfigRecord):
         raise WireError(
-            "this ClientApp is fedhet's, and the strategy that asks it is not: start one of fedhet's in the "
+            "this ClientApp is fedhet's, but the message is from another strategy: start a fedhet strategy in the "
             "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
         )
     said = Fields(request, "the request")
@@ -106,7 +106,7 @@ def ask_app(
         reply = app(message, context)
     except ValueError as error:
         if no_handler(str(error)):
-            raise WireError(f"its app has no function for {action}: @app.{action}()") from error
+            raise WireError(f"your ClientApp has no function for {action}: add one with @app.{action}()") from error
         raise
     finally:
         message.content, message.metadata.message_type = content, kind
@@ -114,7 +114,7 @@ def ask_app(
     metrics = next(iter(reply.content.metric_records.values()), None)
     if metrics is None or (arrays is None and action == "train"):
         missing = "MetricRecord" if metrics is None else "ArrayRecord"
-        raise WireError(f"its app's {action} function returned no {missing}")
+        raise WireError(f"the {action} function of your ClientApp returned no {missing}: add them to its reply")
     numbers = {str(name): float(value) for name, value in metrics.items() if not isinstance(value, list)}
     return decode_arrays(arrays) if arrays is not None and action == "train" else {}, numbers
 

@@ -97,9 +97,9 @@ def check_hooks(
     if list(arrays) != shared:
         further = ", ".join([key for key in arrays if key not in shared][:2])
         raise ConfigError(
-            f"{name} compares with initial_arrays one by one, so they must be what {method}'s clients share, in its "
-            f"order: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
+            f"{name} compares arrays with initial_arrays by position: initial_arrays must be the arrays that clients "
+            f"of {method} share, in their order: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
             + (f"; leave out {further}" if further else "")
         )
     if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-        raise ConfigError(f"{name} works on the shared model alone, and {method} sends its clients more")
+        raise ConfigError(f"{name} needs clients that receive only the model, and {method} sends more: use fedavg")

@@ -89,7 +89,7 @@ def _encode(array: np.ndarray[Any, Any]) -> Array:
 def _decode(array: Array) -> np.ndarray[Any, Any]:
     dtype = DTYPES.get(array.dtype)
     if dtype is None:
-        raise ValueError(f"dtype {array.dtype[:50]!r} is not one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype {array.dtype[:50]!r} is not supported: use one of {', '.join(DTYPES)}")
     if array.stype != STYPE:
         return _from_flower(array, dtype)
     _check_size(array.shape, dtype, len(array.data))

@@ -52,7 +52,7 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fedhet's settings for the keyword arguments of a strategy class.
+    """Convert the keyword arguments of a strategy class to fedhet's settings.
 
     Raises a ConfigError if the class does not name its method.
     """

@@ -304,7 +304,7 @@ class Appended:
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Truncate the files to these numbers of lines, up to round `last`; raises a `FedhetError` if damaged."""
+        """Truncate the files to these numbers of lines, up to round `last`; raises a `FedhetError` if one differs."""
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
         for name, text in texts.items():

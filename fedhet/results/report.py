@@ -37,7 +37,7 @@ _BEFORE = " After local training: clients' models before a round's aggregation; 
 def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` into the directory of a run, finished or not; return the page's path.
 
-    Raises a `FedhetError` if a file is damaged, or if the method is not part of fedhet or an installed package.
+    Raises a `FedhetError` if a file is damaged, or if the method is part of neither fedhet nor an installed package.
     """
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png

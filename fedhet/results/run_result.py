@@ -26,7 +26,7 @@ class RunResult:
         return read_history(self.folder)
 
     def plot(self) -> "Figure":
-        """Draw the accuracy by round; raises a `FedhetError` if no client was evaluated."""
+        """Plot the accuracy by round; raises a `FedhetError` if no client was evaluated."""
         from fedhet.results.figures import accuracy_figure
 
         figure = accuracy_figure(read_run(self.folder))
@@ -35,7 +35,7 @@ class RunResult:
         return figure
 
     def __str__(self) -> str:
-        """Return the last line of `fedhet run`, and the folder."""
+        """Return a line with the results, as `fedhet run` prints it at the end, and the folder."""
         return f"{headline(read_run(self.folder))}\n{self.folder}" if self.summary else str(self.folder)
 
     def _repr_html_(self) -> str:

@@ -25,7 +25,7 @@ class ClientRecord:
         examples: number of the client's training examples.
         architecture: name of the client's architecture; empty if it is not disclosed.
         trained: last round in which the client trained successfully; -1 if there is none.
-        partition: its partition id and the number of partitions; None if the node has none.
+        partition: the client's partition id and the number of partitions; None if the node has no partition id.
     """
 
     examples: int
@@ -105,7 +105,7 @@ class State:
             return state
         except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = error if isinstance(error, FedhetError) else repr(error)
-            raise FedhetError(f"{path} cannot be read as a checkpoint: {why}; restore it from a copy") from error
+            raise FedhetError(f"{path} cannot be read as a checkpoint: {why}") from error
 
     def _place(self, group: str) -> Arrays:
         """Return the group of arrays in this state that has the given name in a file."""

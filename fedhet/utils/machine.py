@@ -175,7 +175,7 @@ def describe(device: "torch.device") -> str:
 
 @cache
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory instead of returning it to the system after every step.
+    """Make glibc keep freed memory instead of returning it to the system after every step.
 
     Otherwise a convolution's activations are allocated by the system in each step, which takes half of the step's time
     for 128 images of 28 x 28.

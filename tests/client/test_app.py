@@ -147,7 +147,7 @@ def test_message_of_another_strategy(tiny):
     grid = LocalGrid(tiny.app(), 1)
     content = RecordDict({"config": ConfigRecord({"lr": 0.1})})
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
-    with pytest.raises(FedhetError, match="the strategy that asks it is not: start one of fedhet's"):
+    with pytest.raises(FedhetError, match="the message is from another strategy: start a fedhet strategy"):
         read_reply(reply)
 
 

@@ -146,7 +146,7 @@ def test_a_plain_client_app_is_one_sentence(caplog):
         fedhet.FedAvg().start(LocalGrid(app, 5), num_rounds=1)
     assert str(caught.value) == (
         "no client can serve:\n  5 clients (at node 100, at node 101, at node 102, ...): its ClientApp is not "
-        "fedhet's: make it with fedhet.make_client_app"
+        "fedhet's: create the ClientApp with fedhet.make_client_app"
     )
     assert "Traceback" not in caplog.text
 
