@@ -91,7 +91,7 @@ def test_flowers_wrappers_clip_and_add_noise(tiny, kind, method):
     ("strategy", "arrays", "why"),
     [
         (lambda: fedhet.FedProto(), {}, "which fedproto does not have: use fedavg"),
-        (lambda: fedhet.FedRep(), {"0": 1, "2": 1}, r"must be what fedrep's clients share, .*leave out 2.weight"),
+        (lambda: fedhet.FedRep(), {"0": 1, "2": 1}, r"must be the arrays that clients of fedrep share, .*leave out 2.weight"),
         (lambda: fedhet.FedAvg(wire_dtype="float16"), {"0": 1, "2": 1}, "needs wire-dtype = float32"),
     ],
 )
