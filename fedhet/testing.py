@@ -129,12 +129,12 @@ class Case:
 
     @property
     def server(self) -> type[FederatedStrategy[Any, Any]]:
-        """The strategy class of the method."""
+        """The strategy class of the method, its server side."""
         return registry.strategy(self.method.name)
 
     @cached_property
     def traits(self) -> Traits:
-        """The method's traits."""
+        """The traits of the method with the settings of the case."""
         settings = {"method": self.reference, **COMMON, **dict(self.own)}
         return self.method.traits_of(configuration.resolve(settings, strict=False).parameters)
 

@@ -260,7 +260,7 @@ def _data_keys(config: Config) -> Config:
 
 @lru_cache(maxsize=4)
 def _split(keys: Config, clients: int, seed: int) -> Split:
-    """Return the split data set; the run's seed holds out the public dataset, and `seed` partitions the rest."""
+    """Split the configured data set: the run's seed draws the public dataset, and `seed` partitions the rest."""
     return data.split(
         dataset_of(keys),
         keys.partition,

@@ -67,7 +67,7 @@ def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables as dotted keys."""
+    """Flatten nested tables to dotted keys: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as nested tables, the inverse of `flatten` except for empty tables."""
+    """Convert dotted keys to nested tables, the inverse of `flatten` except for empty tables."""
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *path, name = key.split(".")

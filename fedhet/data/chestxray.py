@@ -74,7 +74,7 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
 
 
 def _rows(table: Path, images: Container[str]) -> list[Row]:
-    """Return the rows of the table whose images exist, in order."""
+    """Return the rows of the table of labels whose images exist, in their order."""
     try:
         rows = list(csv.DictReader(io.StringIO(read(table).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:

@@ -131,7 +131,7 @@ class ClientData:
     batch_size: int | None = None
 
     def to(self, device: torch.device) -> "ClientData":
-        """Return the data with all parts but the public dataset on a device."""
+        """Return the data, with all parts on a device except for the public dataset."""
         parts: dict[str, Any] = {name: part for name, part in vars(self).items() if isinstance(part, Examples)}
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 

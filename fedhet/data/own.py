@@ -36,7 +36,8 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def as_client_data(client: str, value: Any) -> ClientData:
     """Convert the value of a user's data function to `ClientData`.
 
-    Raises a `DataError` that names client and part for an unknown form, and for numbers that are not finite.
+    Raises a `DataError` that names the client and the part (such as `train`) if the form is unknown or a number is not
+    finite.
     """
     try:
         if not isinstance(value, ClientData):

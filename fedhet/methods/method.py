@@ -77,7 +77,7 @@ class Traits:
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Check that the traits do not contradict each other."""
+        """Check that clients keep their model if `scored` is `"trained"`."""
         if self.scored == "trained" and self.keeps != "model":
             raise ConfigError('Traits(scored="trained") also needs keeps="model", so that clients keep the network')
 
@@ -95,7 +95,7 @@ class Traits:
 
     @property
     def alike(self) -> Literal["equal", "widths", "parts", "any"]:
-        """How shared arrays may differ: a value of `networks`, or `"parts"` if clients have parts of one network."""
+        """How shared arrays may differ: the value of `networks`, or `"parts"` if clients have parts of one network."""
         return "parts" if self.shares.units else self.networks
 
     @property

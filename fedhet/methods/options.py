@@ -49,11 +49,11 @@ class Parameters:
 
     @property
     def all_widths(self) -> tuple[float, ...]:
-        """Return the widths to assign to clients with parts of one network; raises a ConfigError for a wrong one."""
+        """Return the widths to assign to clients with parts of one network; raises a ConfigError if one is invalid."""
         return tuple(width(each, "widths") for each in listed(self.widths)) or (1.0,)
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
-        """Return the width in a node's config, or None; raises a ConfigError for a wrong one."""
+        """Return the width that a node's config sets, or None; raises a ConfigError if it is invalid."""
         chosen = node_config.get("width")
         return None if chosen is None else width(chosen, "the node's width")
 
@@ -96,7 +96,7 @@ def width(value: object, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A complete, valid configuration. The fields are the keys with `_` for `-`; `fedhet keys` lists them."""
+    """A complete, valid configuration. Fields are named as keys, with `_` in place of `-`; `fedhet keys` lists them."""
 
     method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
     dataset: str = _files("digits", "data set: a name (`fedhet list`), or own for the data function's")
@@ -273,7 +273,7 @@ class Config:
     remarks: tuple[tuple[str, str], ...] = ()  # keys whose value was changed, with the reason
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
-        """Return the field of every key."""
+        """Return the dataclass field of each key, common or the method's own, by key."""
         of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.parameters.__class__).items()}
         return {**fields_of(Config), **of_method}
 
@@ -298,7 +298,7 @@ class Config:
 
 @cache
 def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
-    """Return the fields of `Config` or of a `Parameters` class by key."""
+    """Return the dataclass fields of `Config` or of a `Parameters` class by key."""
     return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
 
 

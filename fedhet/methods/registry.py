@@ -49,7 +49,7 @@ def installed_methods() -> list[str]:
 
 
 def methods() -> list[str]:
-    """Return the names of all methods."""
+    """Return the names of all methods: of fedhet, of installed packages, and registered in this process."""
     return sorted({*_installed(), *_registered})
 
 

@@ -64,7 +64,7 @@ class Sharing:
     units: Units | None = None
 
     def __post_init__(self) -> None:
-        """Check that the fields fit together."""
+        """Check that `units` is used only for arrays that are shared and averaged."""
         if self.units and not (self.averaged and self.keys != "nothing"):
             raise ValueError("Sharing(units=...) needs shared and averaged arrays: set keys, and averaged=True")
 

@@ -61,7 +61,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Mean loss; nan without predictions."""
+        """Mean loss, or nan if there are no predictions."""
         return self.loss_sum.item() / self.count if self.count else math.nan
 
     @property
@@ -139,7 +139,7 @@ class Task:
 
     @property
     def outputs(self) -> Outputs:
-        """The kind of outputs."""
+        """The kind of outputs, which the task's name determines."""
         return OUTPUTS[self.name]
 
     @property

@@ -11,7 +11,7 @@ TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "loc
 
 @dataclass(frozen=True)
 class ClassicalParameters(Parameters):
-    """The scikit-learn baselines have no keys of their own; the keys in `without` have no effect on them."""
+    """Configuration keys of the scikit-learn baselines: they add none, and those in `without` have no effect."""
 
     without = TRAINING
 

@@ -21,7 +21,7 @@ class CountedParameters(Parameters):
 
     @cached_property
     def all_sizes(self) -> tuple[int, ...]:
-        """Return the sizes to assign to clients; raises a ConfigError for a wrong one."""
+        """Return the sizes to assign to clients; raises a ConfigError if a size is invalid."""
         sizes = getattr(self, self.counted.rpartition(".")[2])
         return tuple(self._size(each, self.counted) for each in listed(sizes) or [""])
 

@@ -11,7 +11,7 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class DepthParameters(CountedParameters):
-    """Keys of methods whose clients have the first blocks of one network."""
+    """Configuration keys of methods whose clients have the first blocks of one network."""
 
     depths: str = option(
         "4,3,2,1", "numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"
@@ -34,7 +34,7 @@ class DepthParameters(CountedParameters):
 
 @dataclass(frozen=True)
 class DepthFLParameters(DepthParameters):
-    """DepthFL's own keys, with the paper's values."""
+    """DepthFL's own configuration keys, with the paper's values."""
 
     counted = "depthfl.depths"
 

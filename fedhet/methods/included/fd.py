@@ -8,7 +8,7 @@ from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class FDParameters(Parameters):
-    """FD's own keys."""
+    """FD's own configuration keys."""
 
     weight: float = option(0.1, "weight of the cross entropy to the peers' mean prediction of the class", at_least=0)
 

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017)."""
+"""FedAvg (McMahan et al., AISTATS 2017): the server averages the weights of all clients' networks."""
 
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.sharing import EVERYTHING

@@ -9,7 +9,7 @@ from fedhet.methods.options import option
 
 @dataclass(frozen=True)
 class FedDFParameters(ScoresParameters):
-    """FedDF's own keys."""
+    """FedDF's own configuration keys."""
 
     uses = ("architectures",)  # of the additional network
     public_batch, subset = 128, 5000

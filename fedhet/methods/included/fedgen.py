@@ -10,7 +10,7 @@ from fedhet.methods.sharing import HEAD
 
 @dataclass(frozen=True)
 class FedGenParameters(WidthParameters):
-    """FedGen's own keys. The weight is the paper's; other defaults are those of the authors' code for MNIST."""
+    """FedGen's own configuration keys, with the paper's weight; other defaults are from the authors' code for MNIST."""
 
     weight: float = option(1.0, "weight of the clients' loss on generated representations", at_least=0)
     diversity: float = option(1.0, "weight of the generator's diversity loss", at_least=0)

@@ -9,7 +9,7 @@ from fedhet.methods.options import option
 
 @dataclass(frozen=True)
 class LearnerParameters(WidthParameters):
-    """Keys of methods whose server trains a network on clients' mean representations of classes."""
+    """Configuration keys of methods whose server trains a network on clients' mean representations of classes."""
 
     server_epochs: int = option(
         1, "number of epochs per round on the clients' mean representations of classes", at_least=1
@@ -19,7 +19,7 @@ class LearnerParameters(WidthParameters):
 
 @dataclass(frozen=True)
 class FedGHParameters(LearnerParameters):
-    """FedGH's own keys."""
+    """FedGH's own configuration keys."""
 
     server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
 

@@ -10,7 +10,7 @@ from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class FedHARMParameters(Parameters):
-    """FedHARM's own keys, with the paper's values."""
+    """FedHARM's own configuration keys, with the paper's values."""
 
     align: Literal["cosine", "cka", "spectral"] = option(
         "cosine",

@@ -1,4 +1,4 @@
-"""FedHeNN (Makhija et al., ICML 2022)."""
+"""FedHeNN (Makhija et al., ICML 2022): clients with different networks align their representations."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ AUGMENTATION = "rad augmentation"
 
 @dataclass(frozen=True)
 class FedHeNNParameters(Parameters):
-    """FedHeNN's own keys; the defaults are the paper's, except for `target` and `rad-batch`.
+    """FedHeNN's own configuration keys; the defaults are the paper's, except for `target` and `rad-batch`.
 
     The RAD is the paper's representation alignment dataset, on which the representations of clients are compared.
     """

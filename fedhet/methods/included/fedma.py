@@ -1,4 +1,4 @@
-"""FedMA (Wang et al., ICLR 2020)."""
+"""FedMA (Wang et al., ICLR 2020): the server matches and averages the units of clients' networks, layer by layer."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from fedhet.methods.options import option
 
 @dataclass(frozen=True)
 class FedMAParameters(PFNMParameters):
-    """FedMA's own keys, with the paper's values."""
+    """FedMA's own configuration keys, with the paper's values."""
 
     passes: int = option(1, "number of passes over all layers, if rounds = 0", at_least=1)
     retrain_epochs: int = option(

@@ -20,7 +20,7 @@ class ScoresParameters(Parameters):
 
 @dataclass(frozen=True)
 class FedMDParameters(ScoresParameters):
-    """FedMD's own keys, with the values of the authors' code.
+    """FedMD's own configuration keys, with the values of the authors' code.
 
     The common key `local-epochs` is the number of epochs on the client's examples in each round ("revisit").
     """

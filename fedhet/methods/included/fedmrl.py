@@ -9,7 +9,7 @@ from fedhet.methods.options import option
 
 @dataclass(frozen=True)
 class FedMRLParameters(AuxiliaryParameters):
-    """FedMRL's own keys, with the paper's values."""
+    """FedMRL's own configuration keys, with the paper's values."""
 
     width: int = option(
         0, "width d1 to which the shared network's representation is pooled; 0: unchanged", at_least=0, at_most=2**16

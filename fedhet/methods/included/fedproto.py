@@ -1,4 +1,4 @@
-"""FedProto (Tan et al., AAAI 2022)."""
+"""FedProto (Tan et al., AAAI 2022): clients share prototypes, the mean representations of their classes."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from fedhet.methods.options import Parameters, Value, option
 
 @dataclass(frozen=True)
 class WidthParameters(Parameters):
-    """Keys of methods that need representations of the same width from all clients."""
+    """Configuration keys of methods that need representations of the same width from all clients."""
 
     width: int = option(
         0,
@@ -35,7 +35,7 @@ class WidthParameters(Parameters):
 
 @dataclass(frozen=True)
 class FedProtoParameters(WidthParameters):
-    """FedProto's own keys."""
+    """FedProto's own configuration keys."""
 
     weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
     predict: str = option(

@@ -1,4 +1,4 @@
-"""FedProx (Li et al., MLSys 2020)."""
+"""FedProx (Li et al., MLSys 2020): FedAvg with a proximal term in the clients' loss."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from fedhet.methods.sharing import EVERYTHING
 
 @dataclass(frozen=True)
 class FedProxParameters(Parameters):
-    """FedProx's own key."""
+    """FedProx's own configuration key."""
 
     mu: float = option(0.1, "weight of the proximal term mu / 2 ||W - W(t-1)||^2", at_least=0)
 

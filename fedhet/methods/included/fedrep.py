@@ -1,4 +1,4 @@
-"""FedRep (Collins et al., ICML 2021)."""
+"""FedRep (Collins et al., ICML 2021): clients share the body of a network, and each has its own head."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fedhet.methods.sharing import BODY
 
 @dataclass(frozen=True)
 class FedRepParameters(Parameters):
-    """FedRep's own keys.
+    """FedRep's own configuration keys.
 
     The common key `local-epochs` is the number of epochs of head and body together; after the last round, only the head
     is trained, for `closing-epochs`.

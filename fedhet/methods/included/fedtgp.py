@@ -9,7 +9,7 @@ from fedhet.methods.options import option
 
 @dataclass(frozen=True)
 class FedTGPParameters(LearnerParameters):
-    """FedTGP's own keys."""
+    """FedTGP's own configuration keys."""
 
     server_epochs: int = option(100, "number of epochs per round in which the server trains the prototypes", at_least=1)
     weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)

@@ -10,7 +10,7 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class FjORDParameters(SizedParameters):
-    """FjORD's own keys, with the paper's values.
+    """FjORD's own configuration keys, with the paper's values.
 
     In each training step a client draws one of `widths` up to its own.
     """

@@ -12,7 +12,7 @@ from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class FLHADistillationParameters(Parameters):
-    """FLHA-distillation's own keys; the common key `learning-rate` is for training the teacher."""
+    """FLHA-distillation's own configuration keys; the common key `learning-rate` is for training the teacher."""
 
     uses = ("architectures",)  # of the additional network
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")

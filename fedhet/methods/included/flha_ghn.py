@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FLHAGHNParameters(Parameters):
-    """FLHA-GHN's own keys, with the paper's values except for the head: the paper's, `dense`, is ten times larger."""
+    """FLHA-GHN's own configuration keys, with the paper's values except for the head.
+
+    The paper's head, `dense`, is ten times larger than the default.
+    """
 
     head: Literal["base-lowrank", "dense", "tiled"] = option(
         "base-lowrank",

@@ -8,7 +8,7 @@ from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class AuxiliaryParameters(Parameters):
-    """Keys of methods with an auxiliary network, which clients share."""
+    """Configuration keys of methods whose clients also train an auxiliary network, which they share."""
 
     uses = ("architectures",)  # of the auxiliary network
     shared_model: str = option(
@@ -18,7 +18,7 @@ class AuxiliaryParameters(Parameters):
 
 @dataclass(frozen=True)
 class FMLParameters(AuxiliaryParameters):
-    """FML's own keys."""
+    """FML's own configuration keys."""
 
     alpha: float = option(
         0.5, "weight of labels in the own network's loss, 1 - alpha of the shared network's scores", above=0, at_most=1

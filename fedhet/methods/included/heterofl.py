@@ -10,7 +10,7 @@ from fedhet.methods.sharing import FIRST_UNITS
 
 @dataclass(frozen=True)
 class SizedParameters(Parameters):
-    """The key of methods whose clients have a fraction of the units of each hidden layer of one network."""
+    """Configuration key of methods whose clients have a fraction of the units of each hidden layer of one network."""
 
     uses = ("assign",)
 

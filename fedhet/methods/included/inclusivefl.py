@@ -9,7 +9,7 @@ from fedhet.methods.options import option
 
 @dataclass(frozen=True)
 class InclusiveFLParameters(DepthParameters):
-    """InclusiveFL's own keys, with the authors' values."""
+    """InclusiveFL's own configuration keys, with the authors' values."""
 
     counted = "inclusivefl.depths"
 

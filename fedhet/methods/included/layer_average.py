@@ -15,7 +15,7 @@ from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_AR
 
 @dataclass(frozen=True)
 class LayerAverageParameters(Parameters):
-    """Layer average's own keys."""
+    """Layer average's own configuration keys."""
 
     by: str = option(
         "type-order",

@@ -9,7 +9,7 @@ from fedhet.methods.options import Parameters, option
 
 @dataclass(frozen=True)
 class LocalParameters(Parameters):
-    """Local training's own key."""
+    """Local training's own configuration key."""
 
     public: Literal["unused", "mixed"] = option(
         "unused",

@@ -17,7 +17,7 @@ A, B = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class LoRAParameters(CountedParameters):
-    """The own keys of the method `lora`."""
+    """The own configuration keys of the method `lora`."""
 
     counted = "lora.ranks"
 

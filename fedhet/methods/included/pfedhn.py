@@ -9,7 +9,7 @@ from fedhet.methods.sharing import TRAINED
 
 @dataclass(frozen=True)
 class PFedHNParameters(Parameters):
-    """pFedHN's own key."""
+    """pFedHN's own configuration key."""
 
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
 

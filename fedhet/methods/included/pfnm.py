@@ -1,4 +1,4 @@
-"""PFNM (Yurochkin et al., ICML 2019)."""
+"""PFNM (Yurochkin et al., ICML 2019): the server matches and averages the units of clients' networks, once."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fedhet.methods.sharing import Sharing
 
 @dataclass(frozen=True)
 class PFNMParameters(Parameters):
-    """PFNM's own keys, which are about the matching of units; FedMA inherits them. The defaults are FedMA's values."""
+    """PFNM's own configuration keys, about the matching of units, with FedMA's values; FedMA inherits them."""
 
     gamma: float = option(
         7.0, "mass of the beta process; larger values create more global units (LSTMs: 0.001)", above=0
