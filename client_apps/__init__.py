@@ -1,1 +1,1 @@
-"""The client sides of the methods, one file each."""
+"""The client sides of the methods, one file for each method."""

@@ -1,4 +1,4 @@
-"""An auxiliary network trained together with the client's own, for methods whose clients have different networks."""
+"""Base classes of methods that train an auxiliary network, which clients share, together with the client's own."""
 
 import re
 from abc import abstractmethod
@@ -23,16 +23,18 @@ from fedhet.utils.randomness import seeded
 B = TypeVar("B", bound=AuxiliaryParameters)
 
 SMALL = "small"
-"""Name of the shared network's outputs among the values that loss terms receive."""
+"""Name of the auxiliary network's outputs among the captured values that loss terms receive."""
 
 
 class AuxiliaryModel(ClientSide[P]):
-    """Has a network of an architecture that all clients share, which is sent instead of the client's own.
+    """Client side with an auxiliary network of the same architecture on all clients, which is sent and received.
+
+    The client's own network, whose architecture can differ between clients, is not sent.
 
     Attributes:
-        key: name of the option with the architecture.
-        reason: why the method needs class scores, a clause of a message.
-        auxiliary: the network.
+        key: name of the option that sets the architecture of the auxiliary network.
+        reason: why the method needs class scores, as a clause of an error message.
+        auxiliary: the auxiliary network.
     """
 
     key: ClassVar[str]
@@ -55,7 +57,7 @@ class AuxiliaryModel(ClientSide[P]):
         return {name: tensor for name, tensor in tensors if aggregated or kinds[name] != "statistic"}
 
     def begin(self, payload: Payload) -> None:
-        """Load the auxiliary network; re-estimate statistics that were not sent."""
+        """Load the received auxiliary network; re-estimate its running statistics if they were not sent."""
         super().begin(payload)
         if "model" in payload.arrays and self.client.config.batch_norm != "aggregate":
             reestimate(self.auxiliary, self.client.data.train.inputs, self.client.transform)
@@ -66,11 +68,12 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
 
     Args:
         client: the client.
-        name: the architecture; empty for the run's first one (`fedhet.models.build_auxiliary`).
-        key: the option that names it, from which the seed is derived; with `shared-init` the same for all clients.
+        name: the architecture; empty for the first configured architecture (`fedhet.models.build_auxiliary`).
+        key: the option that sets the architecture; the initial weights depend on it and, without `shared-init`, on the
+            client.
 
     Raises:
-        ModelError: the network does not take the client's examples.
+        ModelError: the network cannot process the client's examples.
     """
     config = client.config
     client.model.eval()
@@ -89,12 +92,12 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
 
 
 class Pair(nn.Module):
-    """Two networks trained at once. It returns the outputs of `own`; those of `small` can be captured.
+    """Two networks that are trained together. Returns the outputs of `own`; the outputs of `small` can be captured.
 
     Args:
-        network: the client's network.
-        small: the shared network.
-        projector: a layer between their representations, if the method has one.
+        network: the client's network, stored as `own`.
+        small: the auxiliary network.
+        projector: a linear layer between the representations of the two networks, if the method has one.
     """
 
     def __init__(self, network: nn.Module, small: nn.Module, projector: nn.Linear | None = None) -> None:
@@ -102,14 +105,14 @@ class Pair(nn.Module):
         self.own, self.small, self.projector = network, small, projector or nn.Identity()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Pass a batch through both networks."""
+        """Pass a batch through both networks; return the outputs of the client's network."""
         self.small(inputs)
         outputs: Tensor = self.own(inputs)
         return outputs
 
 
 class Mutual(AuxiliaryModel[B]):
-    """Trains the client's network and the auxiliary one at once; the client's is evaluated."""
+    """Trains the client's network and the auxiliary network together; the client's network is evaluated."""
 
     key, reason = "shared_model", "which the two networks exchange"
 
@@ -118,13 +121,13 @@ class Mutual(AuxiliaryModel[B]):
         self.pair = Pair(client.model, self.auxiliary)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase for both networks."""
+        """Return one phase that trains both networks."""
         client, captures, terms = self.client, {SMALL: Output(self.pair, SMALL)}, self.terms(payload)
         return [Phase(client.request.epochs, client.optimisation(), module=self.pair, captures=captures, terms=terms)]
 
 
 class Projected(Mutual[B]):
-    """Also trains a linear layer between the two networks' representations, which stays at the client."""
+    """Trains both networks and a linear projector between their representations, which stays on the client."""
 
     remembers = True
 
@@ -140,21 +143,21 @@ class Projected(Mutual[B]):
 
     @abstractmethod
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a new projector for representations of these widths.
+        """Return both networks with a new projector for representations of the given widths.
 
         Args:
             width: width of the client's representation.
-            small_width: width of the shared network's representation.
+            small_width: width of the auxiliary network's representation.
             dtype: dtype of the client's representation.
         """
 
     def begin(self, payload: Payload) -> None:
-        """Load the shared network and the projector."""
+        """Load the received auxiliary network and the client's saved projector."""
         super().begin(payload)
         if memory := self.client.memory:
             self.pair.projector.load_state_dict({name: memory[name] for name in self.pair.projector.state_dict()})
 
     def end(self, payload: Payload) -> Payload:
-        """Return the shared network, and keep the projector."""
+        """Return the auxiliary network, and keep the projector on the client."""
         self.client.memory |= self.pair.projector.state_dict()
         return super().end(payload)

@@ -1,4 +1,4 @@
-"""Mean vectors of classes, and representations of one width, for methods that exchange either."""
+"""Base classes of methods that exchange mean vectors of classes, or need representations of the same width."""
 
 from typing import ClassVar, TypeVar
 
@@ -21,10 +21,10 @@ W = TypeVar("W", bound=WidthParameters)
 
 
 class ByClass(ClientSide[P]):
-    """Sends the client's mean vector of each class, and receives the mean over clients.
+    """Client side that sends the client's mean vector of each class, and receives the global vectors of classes.
 
     Attributes:
-        of_phi: whether vectors are representations; otherwise they are the network's outputs.
+        of_phi: whether vectors are representations (Phi); otherwise they are the network's outputs.
         classes: (k,) int64, the classes that have a global vector.
         prototypes: (k, width), the global vectors.
     """
@@ -38,29 +38,29 @@ class ByClass(ClientSide[P]):
 
     @property
     def until(self) -> Representation | None:
-        """Where a forward pass for vectors ends: at the head, or None for a whole pass."""
+        """The representation at which a forward pass for vectors ends; None if vectors are outputs."""
         return self.client.representation if self.of_phi else None
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the width of the vectors; raises DataError unless each example has one class."""
+        """Return the width of the vectors; raises a DataError unless each example has exactly one class."""
         self.client.check_classes()
         return Payload(values={"width": self._vectors_of(self.client.data.train.inputs[:2]).shape[1]})
 
     def begin(self, payload: Payload) -> None:
-        """Load the global vectors."""
+        """Load the received global vectors of classes."""
         if sent := payload.arrays.get("prototypes"):
             self.classes = to_tensor(sent["classes"]).to(self.client.device)
             self.prototypes = to_tensor(sent["means"]).to(self.client.device)
 
     def rows(self) -> Tensor:
-        """Return the row of each class among the global vectors, (classes,) int64; -1 for classes without one."""
+        """Return the row of each class in `prototypes`, (classes,) int64; -1 for classes without a global vector."""
         count = 1 + int(torch.cat([self.classes, self.client.data.train.labels]).max())
         row_of = torch.full((count,), -1, device=self.client.device)
         row_of[self.classes] = torch.arange(len(self.classes), device=self.client.device)
         return row_of
 
     def end(self, payload: Payload) -> Payload:
-        """Return the mean vectors and numbers of examples of all classes with at least `min-examples` examples."""
+        """Return mean vectors and numbers of examples, for all classes with at least `min-examples` examples."""
         train = self.client.data.train
         batches = [(self._vectors_of(inputs), labels) for inputs, labels in train.batches(BATCH)]
         vectors, labels = map(torch.cat, zip(*batches, strict=True))
@@ -69,7 +69,8 @@ class ByClass(ClientSide[P]):
         enough = counts >= self.client.least
         if few := classes[~enough].tolist():
             log.warning(
-                "client %s keeps the means of classes %s, of which it has fewer than %d examples (min-examples)",
+                "client %s does not send the means of classes %s, since it has fewer than %d examples of each "
+                "(min-examples)",
                 *(self.client.name, few, self.client.least),
             )
         means = {"means": sums / counts[:, None], "classes": classes, "counts": counts}
@@ -82,13 +83,13 @@ class ByClass(ClientSide[P]):
 
 
 class SameWidth(ClientSide[W]):
-    """Has a representation that the key `width` brings to one width at all clients."""
+    """Client side whose representation has the same width on all clients, set by the option `width`."""
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """With `width`, replace a linear head by a linear layer `projection` and a linear layer `head`.
+        """Replace a linear head by two linear layers, `projection` (to `width` outputs) and `head`, if `width` is set.
 
-        Raises a ModelError if the configured head is another module.
+        Raises a ModelError if the configured head is not an `nn.Linear`.
         """
         if not (width := config.parameters.width):
             return model
@@ -103,11 +104,11 @@ class SameWidth(ClientSide[W]):
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """Return the name of the head, which is behind the projection."""
+        """Return the name of the head, which follows the projection if `width` is set."""
         return f"{config.head}.head" if config.head and config.parameters.width else config.head
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise a ModelError if the representation cannot be brought to the width."""
+        """Raise a ModelError if the representation cannot be projected to `width`."""
         head = self.client.model.get_submodule(self.client.head)
         if self.parameters.width and not isinstance(head, nn.Linear):
             raise ModelError(_no_linear(head, self.client.config))
@@ -117,7 +118,7 @@ class SameWidth(ClientSide[W]):
         """Raise a ModelError or DataError unless the head is linear, with a bias and an output for each class.
 
         Args:
-            why: the reason why the method needs such a head.
+            why: the reason why the method needs such a head, as a clause of the message.
         """
         client, method = self.client, self.client.config.method_name
         client.check_classes(outputs=True)
@@ -129,8 +130,8 @@ class SameWidth(ClientSide[W]):
 
 
 class OneWidth(SameWidth[W], ByClass[W]):
-    """Sends the client's mean representation of each class, of one width at all clients."""
+    """Client side that sends the client's mean representation of each class, with the same width on all clients."""
 
 
 def _no_linear(head: nn.Module, config: Config) -> str:
-    return f"{config.method_name}.width needs an nn.Linear as head, not a {type(head).__name__}"
+    return f"{config.method_name}.width needs an nn.Linear as head, not a {type(head).__name__}: leave width unset"

@@ -1,4 +1,4 @@
-"""Reads parts of a request, and refuses those that cannot be used."""
+"""Reads the parts of a server's request, and raises a WireError for parts that cannot be used."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from fedhet.messages import Arrays, WireError, to_tensor
 
 @contextmanager
 def reading_request(name: str) -> Iterator[None]:
-    """Turn errors about a part of a request into a WireError that names it."""
+    """Turn errors within the context into a WireError that names a part of the server's request."""
     try:
         yield
     except (ValueError, LookupError, TypeError) as error:
@@ -20,11 +20,11 @@ def reading_request(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PublicRows:
-    """Rows of the public dataset; each is an example or one token of an example.
+    """Rows of the public dataset; a row is an example, or one token of an example.
 
     Attributes:
-        inputs: (n, ...) raw examples.
-        tokens: (n,) int64, the token of each row; None if rows are examples.
+        inputs: (n, ...) the raw example of each row.
+        tokens: (n,) int64, the position of each row's token in its example; None if rows are examples.
     """
 
     inputs: Tensor
@@ -35,25 +35,28 @@ class PublicRows:
 
 
 def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> PublicRows:
-    """Return the rows of `of` (n, ...) whose numbers the server sent; raises a WireError for numbers out of range.
+    """Return the rows of the examples `of` (n, ...) that a request selects; raises a WireError for invalid numbers.
 
-    If examples have `tokens` tokens each, row r is token r % tokens of example r // tokens.
+    The request has row numbers in `arrays["rows"]`. If each example has `tokens` tokens, row r is token r % tokens of
+    example r // tokens. `name` names the rows in messages.
     """
     with reading_request(name):
         rows, count = arrays["rows"], len(of) * tokens
         if rows.dtype.kind not in "iu" or rows.ndim != 1 or not 0 < len(rows) <= count:
-            raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, expected 1 to {count} whole numbers")
+            raise ValueError(
+                f"rows have dtype {rows.dtype} and shape {list(rows.shape)}, expected 1 to {count} integers"
+            )
         if rows.min() < 0 or rows.max() >= count:
-            raise ValueError(f"rows are from {rows.min()} to {rows.max()}, expected 0 to {count - 1}")
+            raise ValueError(f"row numbers are from {rows.min()} to {rows.max()}, expected 0 to {count - 1}")
         return row_tokens(to_tensor(rows).long().to(of.device), of, tokens)
 
 
 def row_tokens(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
-    """Return the rows (n,) int64 of examples that have `tokens` tokens each."""
+    """Return the rows with numbers `rows` (n,) int64 of the examples `of`, which have `tokens` tokens each."""
     return PublicRows(of[rows]) if tokens == 1 else PublicRows(of[rows // tokens], rows % tokens)
 
 
 def check_rows(part: Tensor, count: int) -> None:
-    """Raise ValueError unless a part of a request has `count` rows."""
+    """Raise a ValueError unless `part`, a part of a request, has `count` rows."""
     if len(part) != count:
         raise ValueError(f"it has {len(part)} rows, expected {count}")

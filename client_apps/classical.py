@@ -1,4 +1,4 @@
-"""Methods of scikit-learn, client side: controls without a network and without other clients."""
+"""Classifiers from scikit-learn, client side: baselines without a network and without communication."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,26 +20,29 @@ LEAST = 1e-6
 
 
 class Classical(ClientSide[ClassicalParameters], ABC):
-    """Fits a classifier to the client's inputs instead of training its network."""
+    """Fits a scikit-learn classifier to the client's examples instead of training the client's network."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise DataError unless each example has one class."""
+        """Raise a DataError unless each example has exactly one class."""
         self.client.check_classes()
         return Payload()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return no phases."""
+        """Return no phases, since no network is trained."""
         return ()
 
     def end(self, payload: Payload) -> Payload:
-        """Note the classifier's loss on the client's examples as the training loss; send nothing."""
+        """Record the classifier's loss on the client's examples as the training loss; send nothing."""
         inputs, labels = self.client.data.train.at(slice(None))
         loss = self.client.task.loss(self.evaluate("trained")(self.client.transform(inputs)), labels)
         self.client.trained = Trained(float(loss), epochs=1)
         return Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return the classifier's log probabilities (n, classes), uniform if they are not finite."""
+        """Return a function from a batch to the classifier's log probabilities (n, classes).
+
+        Probabilities that are not finite are replaced by uniform ones.
+        """
         outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
         outputs = self.client.task.outputs.scores(outputs)
         columns = torch.as_tensor(self._classifier.classes_, device=outputs.device)
@@ -61,7 +64,7 @@ class Classical(ClientSide[ClassicalParameters], ABC):
 
     @abstractmethod
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a classifier of scikit-learn, fitted to features (n, d) and labels (n,)."""
+        """Return a scikit-learn classifier fitted to features (n, d) and labels (n,)."""
 
     def _features(self, inputs: Tensor) -> NDArray[Any]:
         return _flat(self.client.transform(inputs))
@@ -71,7 +74,7 @@ class NearestNeighbour(Classical):
     """Predicts the class of the client's nearest example by Euclidean distance (Cover and Hart, 1967)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a classifier by the nearest example."""
+        """Return a fitted 1-nearest-neighbour classifier."""
         from sklearn.neighbors import KNeighborsClassifier
 
         return KNeighborsClassifier(1).fit(features, labels)
@@ -81,7 +84,7 @@ class LogisticRegression(Classical):
     """Predicts by a linear classifier with an L2 penalty."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a linear classifier; for a client with one class one that predicts that class."""
+        """Return a fitted logistic regression; a constant prediction if the client has examples of one class only."""
         from sklearn.dummy import DummyClassifier
         from sklearn.linear_model import LogisticRegression
 
@@ -91,10 +94,10 @@ class LogisticRegression(Classical):
 
 
 class LabelSpreading(Classical):
-    """Spreads the client's labels over the neighbour graph of its and the public inputs (Zhou et al., 2003)."""
+    """Spreads the client's labels over a nearest-neighbour graph of private and public inputs (Zhou et al., 2003)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a classifier fitted to both; public examples have no label."""
+        """Return a classifier fitted to the client's labelled examples and the unlabelled public examples."""
         from sklearn.semi_supervised import LabelSpreading
 
         public = self._features(self.client.public.inputs)

@@ -2,7 +2,8 @@
 
     L = sum_i CE(p_i, y) + w(t) / (d - 1) sum_i sum_{j != i} KL(p_j || p_i)
 
-over the client's d exits, where p_j is a constant in the KL, and w(t) = exp(-5 (1 - min(t - 1, T) / T)^2) in round t.
+An exit is a classifier after a block of the network. The sums are over the client's d exits with predictions p_i; the
+target p_j of each KL is a constant. In round t, w(t) = exp(-5 (1 - min(t - 1, T) / T)^2), where T is `ramp-up`.
 """
 
 import math
@@ -29,15 +30,15 @@ D = TypeVar("D", bound=DepthParameters)
 
 
 class FirstBlocks(Submodel):
-    """The first blocks of a network, with their exits."""
+    """A client's part of a network: its first blocks, with an exit after each block."""
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return one group, the blocks."""
+        """Return one group, whose units are the blocks of the network."""
         return groups_by_depth(cast(Exits, model), inputs)
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return the first blocks with their exits."""
+        """Return the first blocks of a newly built network, with their exits."""
         cast(Exits, model).add_exits(self.groups)
         part = cast(Exits, super().cut(model))
         part.depth = len(self.units[0])
@@ -45,43 +46,43 @@ class FirstBlocks(Submodel):
 
 
 class ByDepth(ClientSide[D]):
-    """A client with the first blocks of a network, and the exits behind them."""
+    """Client side with the first blocks of a network and an exit after each block."""
 
     parts = FirstBlocks
     kind: ClassVar[type[Exits]] = Exits
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Return the model in a form that gets exits; raises a ModelError if it has a module `exits`."""
+        """Return the model in a form to which exits can be added; raises a ModelError if it has a module `exits`."""
         keys = config.parameters
         return cls.kind(model, count=max(keys.all_sizes), names=keys.blocks)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """Return the first exit, which all clients have, or the configured head if there are no exits."""
+        """Return the name of the first exit, which all clients have, or of the configured head without exits."""
         return f"{EXITS}.0" if max(config.parameters.all_sizes) > 1 else config.head
 
 
 class DepthFL(ByDepth[DepthFLParameters]):
-    """Trains all exits that it has."""
+    """Trains all exits of the client's part of the network."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Check the task."""
+        """Raise a DataError unless the outputs are class scores, which exits exchange."""
         self.client.check_scores("which its exits exchange")
         return super().handshake(payload)
 
     @cached_property
     def _others(self) -> dict[str, Output]:
-        """All exits but the last."""
+        """The outputs of all exits except the last one, to capture, by name."""
         names = [f"{EXITS}.{number}" for number in range(cast(Exits, self.client.model).depth - 1)]
         return {name: Output(self.client.model, name) for name in names}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase for all exits; the task's loss is the last one's."""
+        """Return one phase that trains all exits; the task's loss is the loss of the last exit."""
         return [replace(phase, captures=self._others) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return what the other exits learn from labels, and all from each other."""
+        """Return a term with the other exits' losses on labels, and the distillation between all exits."""
         keys, task, names = self.parameters, self.client.task, list(self._others)
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
         weight = math.exp(-5 * left**2)

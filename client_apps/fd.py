@@ -1,4 +1,4 @@
-"""FD, client side: distillation from the peers' mean logits of an example's class (Jeong et al., 2018, algorithm 1)."""
+"""FD, client side: distillation from mean logits of an example's class (Jeong et al., 2018, algorithm 1)."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,12 +11,12 @@ from ._prototypes import ByClass  # noqa: TID251 - this folder is fedhet.client_
 
 
 class FD(ByClass[FDParameters]):
-    """Adds the cross entropy from the global prediction for the label's class to the network's own."""
+    """Adds a loss: the cross entropy between the global prediction for an example's class and the network's own."""
 
     of_phi = False
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the mean cross entropy over the examples whose class has global logits."""
+        """Return a term with the mean cross entropy over the examples whose class has global logits."""
         if not len(self.classes):
             return ()
         row_of, teacher, scores = self.rows(), self.prototypes.softmax(1), self.client.task.outputs.scores

@@ -1,4 +1,4 @@
-"""FedDF, client side: trains, and sends class scores of public examples; the server may teach it (Lin et al., 2020)."""
+"""FedDF, client side: train, and send class scores of public examples for distillation (Lin et al., 2020)."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,19 @@ from .fedmd import Scores  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class FedDF(Scores[FedDFParameters]):
-    """Trains on its own examples, after an epoch on the server's scores if they are there."""
+    """Trains for an epoch on received scores of public examples, if there are any, then on the client's examples."""
 
     def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
-        """Return KL(server || client)."""
+        """Return the mean KL divergence KL(server || client) between class probabilities."""
         many_labels = self.client.task.outputs.meaning == "labels"
         return soft_divergence(outputs, wanted.to(outputs.dtype), 1.0, many_labels=many_labels)
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of scores; raises DataError if they are not of classes, one vector an example."""
+        """Return the number of scores; raises a DataError unless each example has one vector of class scores."""
         self.client.check_scores("from whose mean the server learns")
         return super().handshake(payload)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return phases on the server's scores (if any) and on private examples."""
+        """Return a phase on received scores, if there are any, and a phase on the client's examples."""
         private = Phase(self.client.request.epochs, self.client.optimisation())
         return self.in_turn([*self.digest(payload), private])

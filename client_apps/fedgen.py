@@ -2,7 +2,8 @@ r"""FedGen, client side: the head also learns from generated representations (Zh
 
     L = CE(h(Phi(x)), y') + weight CE(h(G(e, y)), y)
 
-for noise e and classes y, drawn as often as all clients have examples of them.
+where h is the head, Phi(x) the representation of an example with label y', and G the server's generator. G receives
+noise e and a class y, drawn in proportion to the number of examples of all clients.
 """
 
 import torch
@@ -19,15 +20,15 @@ from .pfnm import class_counts  # noqa: TID251
 
 
 class FedGen(SameWidth[FedGenParameters]):
-    """Adds the loss of the head on generated representations to the task's loss."""
+    """Adds the head's loss on generated representations to the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the numbers of examples by class; raises a ModelError or DataError unless the head is linear."""
+        """Return the number of examples of each class; raises a ModelError or DataError unless the head is linear."""
         self.check_linear_head("the server generates its inputs")
         return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the head's loss on generated representations; none before the generator is trained."""
+        """Return a term with the head's loss on generated representations; no term before the generator is trained."""
         client, name, weight = self.client, self.client.head, self.parameters.weight
         if not weight or "generator" not in payload.arrays:
             return ()

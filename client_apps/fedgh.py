@@ -1,4 +1,4 @@
-"""FedGH, client side: trains from the server's head on, and sends mean representations of classes (Yi et al., 2023)."""
+"""FedGH, client side: load the server's head, train, and send mean representations of classes (Yi et al., 2023)."""
 
 from fedhet.messages import Payload, load_into
 from fedhet.methods.included.fedgh import FedGHParameters
@@ -7,13 +7,13 @@ from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client
 
 
 class FedGH(OneWidth[FedGHParameters]):
-    """Replaces its head by the server's, and trains by the task's loss."""
+    """Replaces the client's head by the server's head, then trains with the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the width; raises a ModelError or DataError if the server's head cannot replace the client's."""
+        """Return the representation's width; raises a ModelError or DataError if the server's head would not fit."""
         self.check_linear_head("the server trains one for all")
         return super().handshake(payload)
 
     def begin(self, payload: Payload) -> None:
-        """Load the server's head."""
+        """Load the server's head into the client's network."""
         load_into(self.client.model.get_submodule(self.client.head).state_dict(), payload.arrays["head"])

@@ -1,7 +1,8 @@
-"""FedHARM, client side: networks learn to describe shared images alike (Kastellos et al., 2024, algorithm 1).
+"""FedHARM, client side: networks learn similar descriptors of shared images (Kastellos et al., 2024, algorithm 1).
 
-A message starts with the shared phase of the previous round, towards the target in the message, and continues with the
-private phase of its own round. The reply has descriptors for the next target.
+A descriptor is a vector of activations from the blocks of a network for one image. On a training message, a client
+first runs the shared phase of the previous round, on the public dataset's images and towards the target in the message,
+then the private phase of the current round. The reply has descriptors, from which the server computes the next target.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +27,15 @@ from ._received import check_rows, reading_request  # noqa: TID251 - this folder
 
 
 class FedHARM(ClientSide[fedharm.FedHARMParameters]):
-    """Private phase: CE; shared phase: alpha CE + (1 - alpha) L_cos, the distance from the global descriptors."""
+    """Trains on private examples with cross entropy (CE), then on shared images towards the global descriptors.
+
+    The loss on shared images is alpha CE + (1 - alpha) L_cos, where L_cos is the cosine distance between the client's
+    descriptors and the global descriptors.
+    """
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the last modules of the network's blocks; raises ModelError if there are too few blocks."""
+        """Name of the last module in each block of the network; raises a ModelError if there are too few blocks."""
         client, settings = self.client, self.parameters
         try:
             example = client.transform(client.data.train.inputs[:2])
@@ -39,7 +44,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
             raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of slots that each block fills; raises DataError if examples have no single class."""
+        """Return the number of descriptor entries of each block; raises a DataError unless examples have one class."""
         client = self.client
         client.check_classes(outputs=True)
         if not self.parameters.aligns_blocks:
@@ -50,14 +55,14 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     # ---- training
 
     def phases(self, payload: Payload) -> list[Phase]:
-        """Return the previous round's shared phase, then this round's private one; both use one Adam."""
+        """Return the previous round's shared phase and this round's private phase, with one Adam optimiser for both."""
         phases = self._on_shared(payload) if "shared" in payload.values else []
         if not self.client.request.closing:
             phases.append(Phase(self.client.request.epochs, self.client.optimisation(0, 2), continues=True))
         return phases
 
     def _on_shared(self, payload: Payload) -> list[Phase]:
-        """Return the shared phase, if it has a loss."""
+        """Return the phase on shared images; an empty list if there is neither a target nor a task loss."""
         client, settings, request = self.client, self.parameters, self.client.request
         target = self.target(payload) if settings.aligns else None
         if target is None and not settings.task_weight:
@@ -80,7 +85,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
-        """Return the values to capture in training mode, and the loss term of their distance to the target."""
+        """Return the values to capture in training, and a loss term with their distance to the target."""
         settings, client, distance_from = self.parameters, self.client, distance_of(self.parameters.align)
         places = self._described()[1] if self.chooses else None
         captures: dict[str, Capturing] = {"phi": client.representation}
@@ -99,7 +104,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return captures, (distance,)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
-        """Return the received target, part by part; None if there is none."""
+        """Return the received target, a tensor for each block or one for class probabilities; None without a target."""
         client = self.client
         if "target" not in payload.arrays:
             return None
@@ -112,7 +117,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     # ---- descriptors
 
     def end(self, payload: Payload) -> Payload:
-        """Return descriptors for the next target, and the mean distance to the last one."""
+        """Return descriptors for the next target, and the mean distance to the last target."""
         client = self.client
         if client.config.batch_norm == "re-estimate":
             inputs = client.public.inputs if client.request.closing else client.data.train.inputs
@@ -123,7 +128,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return reply
 
     def sent(self) -> list[Tensor]:
-        """Return descriptors, outputs of blocks, or posteriors of the shared images, in evaluation mode."""
+        """Return what `align` compares for the shared images: descriptors, block outputs or class probabilities."""
         settings, client, inputs = self.parameters, self.client, self.client.public.inputs
         if settings.align == "spectral":
             return [client.scores(inputs, "probabilities")]
@@ -133,19 +138,19 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         return [compress(part) for part in summaries] if settings.align == "cka" else list(summaries)
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return descriptors of the shared images, and the places of their activations."""
+        """Return descriptors of the shared images, and the positions of the chosen activations."""
         client, public, settings = self.client, self.client.public, self.parameters
         return describe(client.model, self.blocks, public.inputs, public.labels, settings.lengths, client.transform)
 
     @property
     def chooses(self) -> bool:
-        """Whether places of activations are chosen by their gradients."""
+        """Whether the activations in a descriptor are chosen by their gradients."""
         return self.parameters.align == "cosine"
 
     def filled(self, block: int, output: Tensor) -> Tensor:
-        """Return the first values (n, k) of a block's output (n, ...), where its part of a descriptor has k slots."""
+        """Return the first k values (n, k) of a block's output (n, ...), for its k entries in a descriptor."""
         return output.flatten(1)[:, : self.parameters.lengths[block]]
 
     def summary(self, block: int, output: Tensor) -> Tensor:
-        """Return the channel means (n, k) of a block's output (n, ...), which are aligned if no places are chosen."""
+        """Return the channel means (n, k) of a block's output (n, ...), which replace chosen activations."""
         return channel_means(output)

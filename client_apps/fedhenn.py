@@ -1,6 +1,7 @@
-"""FedHeNN, client side: the task's loss plus eta(t) times a distance of representations (Makhija et al., ICML 2022).
+"""FedHeNN, client side: training with a penalty on the distance of representations (Makhija et al., ICML 2022).
 
-The distance is 1 - CKA to a target kernel on X(t), the round's RAD (see `fedhet.algorithms.alignment.targets`).
+The penalty is eta(t) (1 - CKA). CKA compares the kernel of the client's representations of X(t) with a target kernel,
+where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.alignment.targets`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +25,16 @@ from ._received import PublicRows, check_rows, reading_request, row_tokens, rows
 
 
 class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
-    """Trains by equation 5 (homogeneous) or 6 (heterogeneous)."""
+    """Trains by equation 5 of the paper (homogeneous networks) or by equation 6 (heterogeneous networks)."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the representation of some public examples before training."""
+        """Return the representations of some public examples before the first round."""
         settings = self.parameters
         if settings.eta0 and settings.rad_source == "train-union" and self.client.own_data:
             raise DataError(
                 f"client {self.client.name}: fedhenn.rad-source = 'train-union' is the union of the configured data "
-                "set's training parts, and this client's data are its own: let its data function return a "
-                "public dataset as `public`, with rad-source = held-out"
+                "set's training parts, but this client has its own data: let its data function return a public "
+                "dataset as `public`, and set rad-source = held-out"
             )
         if settings.sent == "posteriors":
             self.client.check_scores(
@@ -45,11 +46,14 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return reply
 
     def finish(self, payload: Payload) -> Payload:
-        """Return the representation of the same examples after training."""
+        """Return the representations, after the last round, of the public examples from the handshake."""
         return self._probe()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the term eta(t) d(Phi_i(X(t)), target) on rows of the RAD; every k-th step, k times as heavy."""
+        """Return the term eta(t) d(Phi_i(X(t)), target) on batches of the alignment examples X(t) (RAD).
+
+        With `rad-every` = k, the term is added in every k-th step, with k times the weight.
+        """
         settings, client, eta = self.parameters, self.client, payload.values.get("eta", 0.0)
         if not eta:
             return ()
@@ -69,12 +73,18 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return (on_rad,)
 
     def loss_of(self, phi: Tensor, rows: Rows, step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the weighted distance between Phi (m, d) of these rows of the RAD and the target, and the distance."""
+        """Return the weighted distance of representations `phi` (m, d) to the target, and the distance to record.
+
+        Args:
+            phi: representations of the alignment examples (RAD) at `rows`.
+            rows: rows of the alignment examples and of the target.
+            step: the training step.
+        """
         distance = self.alignment.distance(phi, rows)
         return self.weight * distance, {"distance": distance}
 
     def end(self, payload: Payload) -> Payload:
-        """Return shared weights, the representation or posteriors of X(t+1), and the mean distance to the target."""
+        """Return shared weights, the mean distance to the target, and outputs for the next alignment examples."""
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
@@ -82,16 +92,16 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
-        """Return X(t), augmented alike for all clients if it is drawn from training images that are augmented."""
+        """Return the alignment examples (RAD); augmented training images are augmented identically on all clients."""
         client, config = self.client, self.client.config
-        rad = rows_in(arrays, client.public.inputs, "rows of the RAD", tokens=client.tokens)
+        rad = rows_in(arrays, client.public.inputs, "rows of the alignment examples (RAD)", tokens=client.tokens)
         if client.augment and config.augment and self.parameters.makes_public_dataset:
             stream = torch_generator(config.seed, fedhenn.AUGMENTATION, round)
             return replace(rad, inputs=client.augment(rad.inputs, stream))
         return rad
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
-        """Return the received target, or the target of the client's network before this round's training."""
+        """Return the received target, or compute it with the client's network before this round's training."""
         settings, to_device = self.parameters, self.client.to_device
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             features = self.represent(rad)
@@ -106,15 +116,18 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
             return to_device(values)
 
     def posteriors(self, rad: PublicRows) -> Tensor:
-        """Return the class posteriors of these rows, (n, C), in evaluation mode."""
+        """Return the class probabilities (n, C) of the alignment examples (RAD), in evaluation mode."""
         return self.client.scores(rad.inputs, "probabilities", rad.tokens)
 
     def _part_of_target(self, rad: PublicRows) -> Arrays:
-        """Return this client's part of the next target, on these rows."""
+        """Return the client's contribution to the next target, for the alignment examples (RAD)."""
         spectral = self.parameters.sent == "posteriors"
         sent = self.posteriors(rad) if spectral else self.represent(rad)
         if not sent.isfinite().all():
-            raise ModelError("its outputs for the RAD have values that are not finite: has training diverged?")
+            raise ModelError(
+                "the client's outputs for the alignment examples (RAD) are not finite: training may have diverged, try "
+                "a lower learning-rate"
+            )
         return pack(sent if spectral else compress(sent))
 
     def _probe(self) -> Payload:
@@ -130,6 +143,6 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
     def represent(self, rows: PublicRows) -> Tensor:
-        """Return Phi of these rows, (n, d), in evaluation mode."""
+        """Return the representations Phi (n, d) of rows of the public dataset, in evaluation mode."""
         client = self.client
         return client.read(rows.inputs, until=client.representation, rows=ROWS_AT_ONCE, tokens=rows.tokens)

@@ -1,10 +1,10 @@
-r"""FedKD, client side: two networks learn from each other, more so if both predict well (Wu et al., 2022).
+r"""FedKD, client side: the client's own network and a shared network learn from each other (Wu et al., 2022).
 
     L_own    = CE(own, y)    + [KL(shared || own) + MSE(H_own, W H_shared)] / s
     L_shared = CE(shared, y) + [KL(own || shared) + MSE(H_own, W H_shared)] / s,    s = CE(own, y) + CE(shared, y)
 
-where H are representations, the projector W stays at the client, and s and the target of each KL are constants. One
-step trains both networks and W. Truncated factors of the shared network's change are sent.
+where H are representations, the projector W stays on the client, and s and the target of each KL are constants. One
+step trains both networks and W. The change of the shared network is sent as truncated (low-rank) factors.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ RECEIVED = "received/"
 
 
 class FedKD(Projected[AuxiliaryParameters]):
-    """Trains two networks by mutual distillation; the shared network's change is sent as factors."""
+    """Trains two networks by mutual distillation; the shared network's change is sent as low-rank factors."""
 
     lost = False
 
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a projector without bias."""
+        """Return both networks with a new projector, which has no bias."""
         return Pair(self.client.model, self.auxiliary, nn.Linear(small_width, width, bias=False, dtype=dtype))
 
     def begin(self, payload: Payload) -> None:
-        """Load the shared network, which may be sent as its change since the last message."""
+        """Load the shared network, which the server may send as its change since the last message."""
         self.received = payload.arrays.get("model", {})
         if payload.values.get("change"):
             self.lost, dtype = not self.client.memory, self.client.config.wire_dtype
@@ -49,14 +49,14 @@ class FedKD(Projected[AuxiliaryParameters]):
         super().begin(Payload({"model": self.received}))
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase for both networks and the projector; none for a client that lost the shared network."""
+        """Return one phase that trains both networks and the projector; none if the client lost the shared network."""
         (phase,) = super().phases(payload)
         small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
         captures = {**phase.captures, "own": self.client.representation, "shared": small}
         return [] if self.lost else [replace(phase, captures=captures)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the shared network's loss and the distillation."""
+        """Return a term with the shared network's loss, and the distillation between both networks."""
         task = self.client.task
 
         def mutual(step: Step) -> Tensor:
@@ -70,7 +70,7 @@ class FedKD(Projected[AuxiliaryParameters]):
         return (mutual,)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the factors of the shared network's change; keep the network as it was received, and the projector."""
+        """Return the factors of the shared network's change; keep the received network and the projector."""
         reply, client = super().end(payload), self.client
         if self.lost:
             return Payload()

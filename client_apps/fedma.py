@@ -1,8 +1,9 @@
-"""FedMA, client side: train the layers after those that are already matched (Wang et al., ICLR 2020, algorithm 1).
+"""FedMA, client side: train the layers that the server has not matched yet (Wang et al., ICLR 2020, algorithm 1).
 
-A layer is settled once the server has matched it in the current pass over the layers; clients no longer train it.
-Between the rounds of a pass a client keeps its network: the settled groups as in the global model, then its own layers.
-The inputs of these layers follow the global order too, with zeros for units that the client does not have.
+In a pass, the server matches the layers in order. A layer that is matched in the current pass is called settled, and is
+no longer trained. Between the rounds of a pass, a client keeps its network: the settled layers as in the global model,
+then its own layers. The inputs of the client's own layers have the order of the global units, with zeros for units that
+the client does not have.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ LAST_WEIGHT_DECAY = 1e-4
 
 
 class FedMA(Matched[FedMAParameters]):
-    """Trains all layers in the first round of a pass, then those after the settled ones."""
+    """Trains all layers in the first round of a pass, then only the layers that are not settled yet."""
 
     remembers = True
 
@@ -40,7 +41,7 @@ class FedMA(Matched[FedMAParameters]):
     # ---- the server's message
 
     def begin(self, payload: Payload) -> None:
-        """Put the settled groups in front of the client's own layers."""
+        """Load the settled layers from the server in front of the client's own layers."""
         place = payload.values.get("place")
         if place is not None:
             kept = self._kept(place)
@@ -58,12 +59,12 @@ class FedMA(Matched[FedMAParameters]):
         self._begins = place is None or self._complete
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the network, or None in the middle of a pass, when there is no global model."""
+        """Return the network to evaluate, or None in the middle of a pass, when there is no global model."""
         there = self._complete if when == "received" else not self._lost
         return super().evaluate(when) if there else None
 
     def _kept(self, place: Sequence[int]) -> Arrays | None:
-        """Return the network after the round that the server names, or None if it is lost."""
+        """Return the client's network after the round that the server names (`place`), or None if it is lost."""
         memory = self.client.memory
         if "place" not in memory or memory["place"].tolist() != list(place):
             return None
@@ -75,7 +76,7 @@ class FedMA(Matched[FedMAParameters]):
         return parts["model"]
 
     def _go_on(self, state: Arrays, payload: Payload) -> None:
-        """Put the groups settled since that round into the network."""
+        """Put the layers that were settled since the client's last round into its network (`state`)."""
         groups, arrays = self.groups, payload.arrays
         known = self._done
         while f"group-{self._done}" in arrays:
@@ -93,7 +94,7 @@ class FedMA(Matched[FedMAParameters]):
             self.client.reestimate(lambda name: name in settled_names)
 
     def _settled_names(self) -> set[str]:
-        """Return the names of the arrays of all settled groups, and of the running statistics of their layers."""
+        """Return the names of the arrays of all settled layers, including running statistics."""
         groups = [self.groups[index] for index in range(self._done)]
         names = {slot.parameter for group in groups for slot in group.rows + group.completes}
         layers = {name.rpartition(".")[0] for name in names}
@@ -103,7 +104,7 @@ class FedMA(Matched[FedMAParameters]):
     # ---- training
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, for all layers at the start of a pass, later for those that are not settled."""
+        """Return one phase, which trains all layers at the start of a pass, and later the layers not settled yet."""
         if self._lost:
             return []
         if self._begins:
@@ -123,14 +124,14 @@ class FedMA(Matched[FedMAParameters]):
         return replace(usual.at(self.parameters.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
-        """Continue with the client's units of the global model, or with its first ones if the client has none."""
+        """Continue with the client's units of the global model, or with the first units if it has no assignment."""
         groups = self.groups
         units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
         self._use(cut_out(to_arrays(self.client.tensors), groups, units))
         self._own, self._done, self._complete = {}, 0, False
 
     def end(self, payload: Payload) -> Payload:
-        """Return the groups that are due, or in the last round the output layer and the class counts."""
+        """Return the layers to match next, or in the last round of a pass the output layer and the class counts."""
         memory, client, groups = self.client.memory, self.client, self.groups
         number, step = payload.values["pass"], payload.values["step"]
         memory.clear()

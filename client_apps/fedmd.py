@@ -1,4 +1,4 @@
-"""FedMD, client side: fit public, then private examples; digest mean scores, revisit (Li and Wang, 2019)."""
+"""FedMD, client side: learn from mean class scores of public examples, then train privately (Li and Wang, 2019)."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,32 +23,35 @@ Q = TypeVar("Q", bound=fedmd.ScoresParameters)
 
 
 class Scores(ClientSide[Q]):
-    """Learns the received class scores of public examples before training, and sends its own afterwards."""
+    """Client side that learns received class scores of public examples, trains, and sends its own scores."""
 
     @abstractmethod
     def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
-        """Return the mean distance of a batch's scores (n, C) to those to learn, a scalar."""
+        """Return the mean distance between a batch's scores (n, C) and the scores to learn (n, C), a scalar."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of scores and of tokens."""
+        """Return the number of class scores, and of tokens if examples have several."""
         inputs, tokens = self.client.data.train.inputs[:2], self.client.tokens
         first = None if tokens == 1 else torch.zeros(len(inputs), dtype=torch.long)
         classes = self.client.scores(inputs, "logits", first).shape[1]
         return Payload(values={"classes": classes} | ({"tokens": tokens} if tokens > 1 else {}))
 
     def end(self, payload: Payload) -> Payload:
-        """Return the scores of the requested rows, and the mean distance to the last mean scores."""
+        """Return scores of the rows that the server requests, and the mean distance to the received mean scores."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
             rows = self._rows(payload.arrays["next-rows"])
             scores = self.client.scores(rows.inputs, "logits", rows.tokens)
             if not scores.isfinite().all():
-                raise ModelError("its scores have values that are not finite: has training diverged?")
+                raise ModelError(
+                    "the client's scores of public examples are not finite: training may have diverged, try a lower "
+                    "learning-rate"
+                )
             reply.arrays["scores"] = pack(scores)
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:
-        """Return the phases with their parts of the round's learning rate schedule and their batch sizes."""
+        """Return the phases, each with its part of the round's learning rate schedule and its batch size."""
         stepped = []
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))
@@ -58,7 +61,7 @@ class Scores(ClientSide[Q]):
         return stepped
 
     def digest(self, payload: Payload, epochs: int = 1) -> list[Phase]:
-        """Return the phase that learns the received scores, which are its labels; nothing if there are none."""
+        """Return the phase that learns the received mean scores; an empty list if none were received."""
         arrays, task = payload.arrays, self.client.task
         if "mean" not in arrays:
             return []
@@ -77,21 +80,21 @@ class Scores(ClientSide[Q]):
         return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)]
 
     def _rows(self, arrays: Arrays) -> PublicRows:
-        """Return these rows of the public dataset."""
+        """Return the rows of the public dataset that the request selects."""
         return rows_in(arrays, self.client.public.inputs, "rows of the public dataset", tokens=self.client.tokens)
 
 
 class FedMD(Scores[fedmd.FedMDParameters]):
-    """Fits public and private examples in a client's first round; then digests mean scores and revisits."""
+    """Trains on public and private examples in a client's first round, later on mean scores and private examples."""
 
     remembers = True  # whether the client has been trained
 
     def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
-        """Return the mean absolute difference."""
+        """Return the mean absolute difference between the scores."""
         return l1_loss(outputs, wanted)
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of scores and of tokens; raises DataError if outputs are for pixels."""
+        """Return the number of scores and of tokens; raises a DataError if the network has outputs for each pixel."""
         self.client.check_scores("of which it exchanges means", tokens=True, numbers=True)
         return super().handshake(payload)
 

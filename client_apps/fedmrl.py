@@ -1,9 +1,10 @@
-r"""FedMRL, client side: both heads read one fusion of both networks' representations (Yi et al., NeurIPS 2024).
+r"""FedMRL, client side: the heads of two networks use one fused representation (Yi et al., NeurIPS 2024).
 
     R = P [Phi_shared(x), Phi_own(x)] + b, where P and b are the client's projector
     L = CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
 
-where Phi_shared has width d1 and Phi_own d2. A step trains both networks and the projector.
+where Phi_shared has width d1, Phi_own has width d2, and R[1..d] are the first d entries of R. A step trains both
+networks and the projector.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,14 +24,14 @@ from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is 
 
 
 class Fused(Pair):
-    """Two networks whose heads read the first entries of one fused representation; it returns the outputs of `own`.
+    """Two networks whose heads use the first entries of one fused representation; returns the outputs of `own`.
 
-    A batch passes each network once: the shared one when `own` comes to its head.
+    Each network runs once for a batch: the shared network runs when `own` reaches its head.
 
     Args:
-        network: the client's network.
+        network: the client's network, stored as `own`.
         small: the shared network.
-        heads: the names of their heads.
+        heads: names of the heads of `network` and `small`.
         widths: d2 and d1, the widths of the heads' inputs; the shared representation is pooled to d1.
         dtype: the projector's dtype.
     """
@@ -42,7 +43,7 @@ class Fused(Pair):
         self.heads, self.widths = heads, widths
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Pass a batch through both."""
+        """Pass a batch through both networks; return the outputs of `own`."""
         (own_head, small_head), (own_width, small_width) = self.heads, self.widths
 
         def fuse(representation: Tensor) -> Tensor:
@@ -75,10 +76,10 @@ def _replaced_input(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
 
 
 class FedMRL(Projected[FedMRLParameters]):
-    """Trains both networks and the projector, which stays at the client; the own head's outputs are evaluated."""
+    """Trains both networks and the projector, which stays on the client; evaluates the client's own head."""
 
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Fused:
-        """Return both networks with their fused representation; a shared head for another width is replaced."""
+        """Return both networks with a fused representation; the shared head is replaced if its width differs."""
         nested = self.parameters.width or small_width
         heads = self.client.head, self.small_head
         pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype)
@@ -87,7 +88,7 @@ class FedMRL(Projected[FedMRLParameters]):
         return pair
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the loss of the shared head."""
+        """Return a term with the loss of the shared network's head."""
         task = self.client.task
 
         def nested(step: Step) -> Tensor:
@@ -96,22 +97,23 @@ class FedMRL(Projected[FedMRLParameters]):
         return (nested,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return the network that gives the own head's outputs for the fused representation."""
+        """Return both networks as a module whose outputs are the outputs of the client's own head."""
         return self.pair.eval()
 
     def personal(self) -> dict[str, Tensor]:
-        """Return the own network's tensors, the shared one's as `shared.*` and the projector's as `projector.*`."""
+        """Return the tensors of the client's network, of the shared network (`shared.*`) and of the `projector.*`."""
         parts = {"shared": self.auxiliary, "projector": self.pair.projector}
         beside = {f"{name}.{key}": each for name, part in parts.items() for key, each in part.state_dict().items()}
         return self.client.tensors | beside
 
 
 def _resize(model: nn.Module, name: str, width: int) -> None:
-    """Replace a network's head by a linear layer for a representation of another width."""
+    """Replace a network's linear head by a new linear layer for representations of width `width`."""
     head = model.get_submodule(name)
     if not name or not isinstance(head, nn.Linear):
         raise ModelError(
-            f"fedmrl.width needs a shared network that ends in an nn.Linear of its own, not a {type(head).__name__}"
+            f"fedmrl.width needs a shared network with an nn.Linear as head, not a {type(head).__name__}: choose "
+            "another fedmrl.shared-model or leave width unset"
         )
     placed = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
     model.set_submodule(name, placed.to(head.weight.device))

@@ -14,15 +14,15 @@ from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client
 
 
 class FedProto(OneWidth[FedProtoParameters]):
-    """Pulls Phi towards the global prototype of the label; sends the client's mean Phi of each class."""
+    """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase that captures Phi of every batch."""
+        """Return one phase that captures the representation Phi of every batch."""
         captures = {"phi": self.client.representation}
         return [replace(phase, captures=captures) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return lambda * mean_d (Phi(x)_d - C_y,d)^2, over the examples whose class has a global prototype."""
+        """Return the term lambda * mean_d (Phi(x)_d - C_y,d)^2 for examples with a global prototype C_y of label y."""
         if not len(self.classes):
             return ()
         row_of = self.rows()
@@ -37,7 +37,10 @@ class FedProto(OneWidth[FedProtoParameters]):
         return (distance,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return minus squared distances to the candidates' prototypes, or the head's outputs if there are none."""
+        """Return a function that scores classes by minus squared distances to prototypes, or else the network.
+
+        The network is returned if there are no prototypes to predict by.
+        """
         rows = self.candidates()
         if not len(rows):
             return super().evaluate(when)
@@ -58,7 +61,7 @@ class FedProto(OneWidth[FedProtoParameters]):
         return nearest
 
     def candidates(self) -> Tensor:
-        """Return the rows of the global prototypes to predict by, (candidates,) int64; empty to predict by the head."""
+        """Return the rows of `prototypes` to predict by, (candidates,) int64; empty to predict by the head."""
         known = torch.arange(len(self.classes), device=self.client.device)
         if self.parameters.predict == "prototype":
             return known[torch.isin(self.classes, self.client.data.train.labels)]

@@ -1,4 +1,4 @@
-"""FedRep, client side: the head is the client's own, the body is shared (Collins et al., ICML 2021, algorithm 1)."""
+"""FedRep, client side: the head is personal, the body is shared (Collins et al., ICML 2021, algorithm 1)."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fedhet.training import Phase
 
 
 class FedRep(ClientSide[FedRepParameters]):
-    """Trains the head on the received body, then the body under that head; in the closing round only the head."""
+    """Trains the head on the received body, then the body with the head frozen; in the closing round only the head."""
 
     takes_any_loop = True
 
@@ -24,5 +24,5 @@ class FedRep(ClientSide[FedRepParameters]):
         ]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the body, unless this round did not train it."""
+        """Return the body, or nothing if this round did not train the body."""
         return Payload() if self.client.request.closing else super().end(payload)

@@ -7,8 +7,8 @@ from .fedproto import FedProto  # noqa: TID251 - this folder is fedhet.client_ap
 
 
 class FedTGP(FedProto):
-    """Pulls Phi towards the server's prototype of the label; sends the client's mean Phi of each class."""
+    """Trains representations (Phi) towards the server's prototypes; sends the client's mean Phi of each class."""
 
     def candidates(self) -> Tensor:
-        """Return the rows of all global prototypes, (classes,) int64."""
+        """Return the rows of all global prototypes, (classes,) int64, since all classes are predicted by prototypes."""
         return torch.arange(len(self.classes), device=self.client.device)

@@ -1,10 +1,11 @@
-"""FjORD, client side: a width is drawn in each step (Horvath et al., NeurIPS 2021, algorithm 1).
+"""FjORD, client side: each training step draws a width of the network (Horvath et al., NeurIPS 2021, algorithm 1).
 
-Of the widths p up to the client's own p_max, with f_p the network of the first ceil(p K) of each layer's K units:
+The width p is drawn from the configured widths up to the client's own width p_max. f_p is the network with the first
+ceil(p K) of the K units of each hidden layer.
 
     loss = CE(f_p(x), y),    or with self-distillation    CE(f_pmax(x), y) + KL(f_pmax(x) || f_p(x))
 
-which is the paper's with temperature and alpha 1.
+This is the paper's loss with temperature and alpha equal to 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,22 +23,22 @@ from fedhet.training import Phase, Step, divergence
 
 
 class FjORD(ClientSide[FjORDParameters]):
-    """Trains its widest network through narrower ones."""
+    """Trains the client's network in randomly drawn widths."""
 
     parts = Submodel
 
     def handshake(self, payload: Payload) -> Payload:
-        """Check the task."""
+        """Raise a DataError if self-distillation is on and the outputs are not class scores."""
         task = self.client.task
         if self.parameters.distil and task.outputs.meaning == "numbers":
             raise DataError(
-                f"client {self.client.name}: fjord.distil = true needs class scores, and the outputs of a {task.name} "
-                "are numbers: set it to false"
+                f"client {self.client.name}: fjord.distil = true needs class scores, but the outputs of a {task.name} "
+                "are numbers: set fjord.distil = false"
             )
         return super().handshake(payload)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase of ordered dropout."""
+        """Return one phase of ordered dropout, which draws a width in each step."""
         client, size, distil = self.client, self.client.part, self.parameters.distil
         assert size is not None
         widths = sorted({*(each for each in self.parameters.all_widths if each < size.width), size.width})
@@ -51,10 +52,10 @@ class FjORD(ClientSide[FjORDParameters]):
 
 
 class Ordered(nn.Module):
-    """A network that passes each batch in a width that is drawn, and with `keeps_widest` also in its own.
+    """A network that computes each batch in a randomly drawn width and, with `keeps_widest`, also in its full width.
 
     Attributes:
-        narrow: outputs of the last batch in the width that was drawn, part of the graph.
+        narrow: outputs of the last batch in the drawn width, part of the autograd graph.
     """
 
     narrow: Tensor
@@ -73,7 +74,7 @@ class Ordered(nn.Module):
         self._cuts = [Cut(network, size, Submodel(width, size.groups)) for width in widths[:-1]]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs in the network's own width, or in the width that was drawn."""
+        """Return the outputs in the drawn width or, with `keeps_widest`, in the full width."""
         drawn = int(torch.randint(len(self._cuts) + 1, (), generator=self._generator))
         if drawn == len(self._cuts):
             self.narrow: Tensor = self.network(inputs)
@@ -83,7 +84,7 @@ class Ordered(nn.Module):
 
 
 class Cut:
-    """A narrower network within another: it computes with the first units of each hidden layer."""
+    """A narrower network within another network: it consists of the first units of each hidden layer."""
 
     def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
         groups = size.groups.with_widths([len(units) for units in size.units.values()])
@@ -94,7 +95,7 @@ class Cut:
         self._skeleton = resize(network, cut_out(network.state_dict(), groups, narrow.units)).train()
 
     def __call__(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the outputs for inputs (n, ...), part of the graph of the wide network's parameters."""
+        """Return the outputs for inputs (n, ...); gradients reach `parameters`, the wide network's parameters."""
         narrow = {}
         for name, tensor in parameters.items():
             for axis, at in self._entries.get(name, ()):

@@ -1,7 +1,7 @@
-"""FLHA-distillation, client side: train the shared teacher, then train the client's own network towards it.
+"""FLHA-distillation, client side: train a shared teacher, then distil it into the client's own network (the student).
 
-A student's loss is (1 - alpha) CE + alpha 2 T^2 KL(teacher || student) on the client's own examples (FLHA-GHN, appendix
-E). The usual factor is T^2; the paper's is twice that.
+The student's loss is (1 - alpha) CE + alpha 2 T^2 KL(teacher || student) on the client's own examples (appendix E of
+the FLHA-GHN paper). The usual factor is T^2; the paper has twice this factor.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ ALPHA, TEMPERATURE = 0.7, 20.0
 
 
 class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
-    """Shares the teacher; keeps the client's network and the final teacher."""
+    """Trains and sends the teacher; the client's own network and the final teacher stay on the client."""
 
     remembers = True
     key, reason = "teacher", "which students learn from a teacher"
@@ -32,7 +32,7 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
         return self.client.request.round <= self.parameters.teaching(self.client.config.rounds)
 
     def begin(self, payload: Payload) -> None:
-        """Load the received teacher, or the final one that was kept."""
+        """Load the received teacher or, in later rounds, the final teacher that the client has kept."""
         super().begin(payload)
         if not self.teaching:
             if "model" in payload.arrays:
@@ -41,14 +41,14 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
                 self.auxiliary.load_state_dict(self.client.memory)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, for the teacher or for the client's own network."""
+        """Return one phase, which trains the teacher or, in later rounds, the client's own network."""
         if self.teaching:
             return [Phase(self.client.request.epochs, self._optimisation(), module=self.auxiliary)]
         phase = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
         return [replace(phase, task_weight=1 - ALPHA) if phase.terms else phase]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the distillation loss; none for a client that lost the teacher with its state."""
+        """Return the distillation loss as a term; no term if the client has lost the teacher."""
         if not self.client.memory:
             return ()
         self.auxiliary.eval()
@@ -61,15 +61,15 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
         return (distance,)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the teacher or, in a student's round, whether the client has a teacher."""
+        """Return the teacher or, in rounds that train students, whether the client has a teacher."""
         return super().end(payload) if self.teaching else Payload(values={"taught": bool(self.client.memory)})
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return the teacher while it is trained, then the client's own network."""
+        """Return the teacher in rounds that train it, and the client's own network in later rounds."""
         return self.auxiliary.eval() if self.teaching else self.client.model
 
     def _optimisation(self) -> Optimisation:
-        """Return the configured optimisation, with one schedule for the teacher's rounds and one for the students'."""
+        """Return the configured optimiser, with separate learning rate schedules for teacher and students."""
         client, config = self.client, self.client.config
         teaching = self.parameters.teaching(config.rounds)
         first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)

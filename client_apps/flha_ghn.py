@@ -1,9 +1,9 @@
-"""FLHA-GHN, client side: trains the hypernetwork that writes the client's network.
+"""FLHA-GHN, client side: train a graph hypernetwork (GHN) that generates the weights of the client's network.
 
-All clients hold, receive and send the same arrays, so names and sizes say nothing about an architecture. But a head
-that a client does not use returns unchanged, so a server that compares single replies with its messages learns the
-client's layer types (secure aggregation would hide them). `disclose-architecture`, off by default with this method,
-discloses the architecture's name.
+All clients receive and send arrays of the same names and sizes, which disclose nothing about an architecture. But the
+hypernetwork's head for a layer type that a client does not use returns unchanged, so a server that compares replies
+with its messages learns the client's layer types (secure aggregation would hide them). `disclose-architecture`, off by
+default with this method, discloses the architecture's name.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ REFINE_RATE = 0.001
 
 
 class FLHAGHN(ClientSide[FLHAGHNParameters]):
-    """The hypernetwork generates the network, except statistics and layers of unknown types."""
+    """Trains the hypernetwork, which generates the network except for statistics and layers of unknown types."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -44,7 +44,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 
     def messages(self) -> LayerGraph:
-        """Return the graph along whose edges messages are passed."""
+        """Return the graph of the network's layers, along whose edges the hypernetwork passes messages."""
         return self.graph
 
     def shared(self) -> dict[str, Tensor]:
@@ -52,39 +52,39 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array of the network to the hypernetwork's first key, since all keys contribute to it."""
+        """Map each generated array of the network to the hypernetwork's first key, since all keys contribute."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise a ModelError if the hypernetwork generates no layer of the network."""
+        """Raise a ModelError if the hypernetwork cannot generate any layer of the network."""
         reading, name = self.written.reading, self.client.name
         if not reading.names:
             types = dict.fromkeys(node.type for node in self.graph)
             log.info("client %s: types of its layers: %s", name, ", ".join(types))  # which the server is not told
             raise ModelError(
-                f"client {name}: the hypernetwork has no head for any of its layers' types: set "
-                'flha-ghn.head = "tiled", which generates any type, or name architectures that have these types'
+                f"client {name}: the hypernetwork has no head for any layer type of the client's network: set "
+                'flha-ghn.head = "tiled", which generates any type, or configure architectures with these types'
             )
         if reading.unknown:
             log.warning("client %s: layers of types without a head stay its own: %s", name, ", ".join(reading.unknown))
         return Payload()
 
     def begin(self, payload: Payload) -> None:
-        """Load the hypernetwork, and generate the network."""
+        """Load the hypernetwork, and generate the network's weights."""
         super().begin(payload)
         self._write()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase for the hypernetwork and the network's own layers."""
+        """Return one phase that trains the hypernetwork and the layers that it does not generate."""
         return [replace(phase, module=self.written) for phase in super().phases(payload)]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the hypernetwork, and generate the network."""
+        """Return the hypernetwork, and generate the network's weights from it."""
         self._write()
         return super().end(payload)
 
     def refine(self, when: str) -> Sequence[Phase]:
-        """Return one epoch for the last layer (as in the paper) or for all layers of the generated network."""
+        """Return one epoch of fine-tuning, of the last layer (as in the paper) or of all layers."""
         settings, head = self.parameters, f"{self.client.head}."
         if settings.refine == "none":
             return ()
@@ -100,7 +100,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
 
 @lru_cache(maxsize=8)
 def _types(architectures: str, dataset: DataSet) -> Catalogue:
-    """Return the layer types of the configured architectures, which all clients know."""
+    """Return the layer types of the configured architectures, which are the same on all clients."""
     example = dataset.transform(dataset.train.inputs[:2])
     with torch.random.fork_rng(devices=[]):
         networks = [

@@ -1,4 +1,4 @@
-r"""FML, client side: the own network and the shared one learn from the labels and from each other (Shen et al., 2020).
+r"""FML, client side: the client's own network and a shared network learn from each other (Shen et al., 2020).
 
     L_own    = alpha CE(own, y)  + (1 - alpha) KL(shared || own)
     L_shared = beta CE(shared, y) + (1 - beta)  KL(own || shared)
@@ -19,14 +19,14 @@ from ._auxiliary import SMALL, Mutual  # noqa: TID251 - this folder is fedhet.cl
 
 
 class FML(Mutual[FMLParameters]):
-    """Trains two networks that learn from each other."""
+    """Trains the client's own network and the shared network by mutual distillation."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase for both networks; the task's loss is the own network's."""
+        """Return one phase that trains both networks; the task's loss is the loss of the client's own network."""
         return [replace(phase, task_weight=self.parameters.alpha) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the other parts of both losses."""
+        """Return a term with the shared network's loss and the distillation between both networks."""
         alpha, beta, task = self.parameters.alpha, self.parameters.beta, self.client.task
 
         def mutual(step: Step) -> Tensor:

@@ -1,7 +1,7 @@
-"""HeteroFL, client side: local training of a part of the network, scaled, and masked (Diao et al., ICLR 2021).
+"""HeteroFL, client side: train a part of the network, with a scaler and a masked loss (Diao et al., ICLR 2021).
 
-scaler         a layer's outputs are divided by the width r
-masked loss    outputs of classes that the client has no example of are 0
+scaler         a layer's outputs are divided by the width r of the client's part
+masked loss    outputs for classes without an example on the client are set to 0
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from fedhet.training import Phase, Step
 
 
 class Scaled(Submodel):
-    """A part of a network whose layers with hidden units divide their outputs by its width."""
+    """A part of a network whose layers with hidden units divide their outputs by the part's width."""
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return the part with the scaler."""
+        """Return the part of a newly built network, with a scaler after each layer with hidden units."""
         part = super().cut(model)
         slots = [slot for group in self.groups for slot in group.rows + group.completes]
         for name in {slot.parameter.rpartition(".")[0]: None for slot in slots if self.width < 1}:
@@ -35,13 +35,13 @@ class Scaled(Submodel):
 
 
 class HeteroFL(ClientSide[SizedParameters]):
-    """Trains its part of the network."""
+    """Trains the client's part of the network with the masked loss."""
 
     parts = Scaled
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """The classes without an example, (classes,) bool; None if there are none, or if outputs are not of classes."""
+        """Whether each class has no example, (classes,) bool; None if all have some, or outputs are not classes."""
         labels = self.client.data.train.labels
         if self.client.task.outputs.meaning != "classes":
             return None
@@ -50,13 +50,13 @@ class HeteroFL(ClientSide[SizedParameters]):
         return absent if bool(absent.any()) and self._by_class(len(absent)) else None
 
     def _by_class(self, classes: int) -> list[str]:
-        """Return the names of the head's arrays that have a row for each class and are not tied to another layer."""
+        """Return the names of the head's arrays with one row per class that are not tied to another layer."""
         tied = tied_names(self.client.model)
         names = [name for name in self.shared_names() if name.startswith(f"{self.client.head}.") and name not in tied]
         return [name for name in names if self.client.tensors[name].shape[:1] == (classes,)]
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, with the masked loss if the client lacks a class."""
+        """Return one phase, with the masked loss if the client has no example of some class."""
         phases = super().phases(payload)
         if self.absent is None:
             return phases
@@ -69,7 +69,7 @@ class HeteroFL(ClientSide[SizedParameters]):
         return self.client.task.loss(step.outputs.masked_fill(absent, 0), step.labels)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the shared arrays and, with the masked loss, the head's rows for the client's classes."""
+        """Return the shared arrays and, with the masked loss, the row numbers of the client's classes in the head."""
         reply = super().end(payload)
         if self.absent is not None:
             rows = torch.nonzero(~self.absent).flatten().cpu().numpy()

@@ -1,4 +1,4 @@
-"""InclusiveFL, client side: only the last exit learns and is evaluated (Liu et al., KDD 2022)."""
+"""InclusiveFL, client side: only the last exit is trained and evaluated (Liu et al., KDD 2022)."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class LastExit(Exits):
-    """A network with exits that returns the outputs of the last one, also in evaluation."""
+    """A network with exits (classifiers after blocks) that returns the outputs of the last exit, also in evaluation."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the class scores (n, classes) of the last exit."""
@@ -24,6 +24,6 @@ class LastExit(Exits):
 
 
 class InclusiveFL(ByDepth[InclusiveFLParameters]):
-    """Trains its first blocks and their last exit, or the network's head if it has all."""
+    """Trains the client's first blocks and their last exit, or the network's head if the client has all blocks."""
 
     kind = LastExit

@@ -1,4 +1,4 @@
-"""Layer-average, client side: train the network, send its layers."""
+"""Layer-average, client side: train the network and send its layers, which the server averages by layer."""
 
 from itertools import islice
 
@@ -8,12 +8,12 @@ from fedhet.methods.included.layer_average import LayerAverageParameters
 
 
 class LayerAverage(ClientSide[LayerAverageParameters]):
-    """Trains the whole network; with `by = prefix` only the first layers that all networks have are sent."""
+    """Trains the whole network; with `by = prefix`, only the first layers that all networks have in common are sent."""
 
     takes_any_loop = True
 
     def end(self, payload: Payload) -> Payload:
-        """Return the layers; with `by = prefix` as many of the first arrays as the server asks for."""
+        """Return the layers; with `by = prefix`, as many of the first arrays as the server requests."""
         reply = super().end(payload)
         if "common" not in payload.values:
             return reply

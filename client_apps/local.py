@@ -16,7 +16,7 @@ class Local(ClientSide[LocalParameters]):
     """Trains the client's own model and sends nothing."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return a phase on the client's examples, optionally with the public ones."""
+        """Return one phase on the client's examples, to which public examples are added if configured."""
         phases = super().phases(payload)
         if self.parameters.public == "unused":
             return phases

@@ -1,6 +1,6 @@
-"""Low-rank adapters, client side: a linear layer computes W x + s B (A x) + b, of which A and B alone are trained.
+"""Low-rank adapters (LoRA), client side: a linear layer computes W x + B (A x) + b, and only A and B are trained.
 
-A (rank, in) starts uniform in +-1 / sqrt(in), B (out, rank) at zero (Hu et al., ICLR 2022).
+A (rank, in) is initialised uniformly in +-1 / sqrt(in), and B (out, rank) to zero (Hu et al., ICLR 2022).
 """
 
 import math
@@ -26,11 +26,11 @@ from fedhet.training import Phase
 
 
 class Ranks(Submodel):
-    """The first ranks of all adapters."""
+    """A client's part of the adapters: the first ranks of each adapter, up to the client's rank."""
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return one group, the ranks of all adapters."""
+        """Return one group, whose units are the ranks of all adapters."""
         trained = {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
         axes = {name: [(Segment(None, size),) for size in shape] for name, shape in trained.items()}
         for name in adapters(model):
@@ -40,16 +40,16 @@ class Ranks(Submodel):
 
 
 class LoRA(ClientSide[LoRAParameters]):
-    """Trains adapters of its rank."""
+    """Trains low-rank adapters of the client's rank; the rest of the network is frozen."""
 
     parts = Ranks
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Freeze a model and add adapters of the largest rank; raises a ModelError if no layer can have one."""
+        """Freeze a model and add adapters of the largest rank; raises a ModelError if no layer can have an adapter."""
         keys, head = config.parameters, head_name(model, config.head)
         if adapters(model):
-            raise ModelError("the model function returned one network twice: lora needs a new one each time, or a copy")
+            raise ModelError("the model function returned one network twice, but lora needs a new network in each call")
         model.requires_grad_(False)
         model.get_submodule(head).requires_grad_(keys.train_head)
         for layer in _chosen(model, keys, head):
@@ -62,22 +62,22 @@ class LoRA(ClientSide[LoRAParameters]):
         return model
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return a digest of the frozen network; raises a ModelError if an adapter has no effect."""
+        """Return a digest (hash) of the frozen weights; raises a ModelError if an adapter has no effect on outputs."""
         client, layers = self.client, adapters(self.client.model)
         outputs = client.model.eval()(client.transform(client.data.train.inputs[:2]))
         total = outputs.sum() + torch.zeros((), requires_grad=True)
         gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
         if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
             raise ModelError(
-                f"{type(client.model).__name__} does not call {', '.join(idle[:3])}, or not for its outputs, so an "
-                "adapter has no effect there: leave it out of lora.layers"
+                f"the outputs of {type(client.model).__name__} do not depend on {', '.join(idle[:3])}, so an adapter "
+                "has no effect there: remove these layers from lora.layers"
             )
         shared, tensors = self.shared_names(), client.tensors.items()
         frozen = {name: tensor for name, tensor in tensors if name not in shared and not name.endswith((A, B))}
         return Payload(values={"backbone": digest(*frozen, *frozen.values())})
 
     def begin(self, payload: Payload) -> None:
-        """Load the adapters; or with `stack`, add what arrived to the frozen weights, and draw new adapters."""
+        """Load the adapters; with `aggregate = stack`, add received products B A to the weights, and reset adapters."""
         super().begin(payload)
         if self.parameters.aggregate != "stack":
             return
@@ -87,11 +87,11 @@ class LoRA(ClientSide[LoRAParameters]):
             _start(layer, generator)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase of the adapters, and of the head if it is trained."""
+        """Return one phase that trains the adapters, and the head if this is configured."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), trains=self.shared_names().__contains__)]
 
     def personal(self) -> dict[str, Tensor]:
-        """Return the network's tensors, with adapters added to the weights."""
+        """Return the network's tensors, with the adapters merged into the weights."""
         tensors = dict(self.client.tensors)
         for name, layer in adapters(self.client.model).items():
             change = layer.lora_b @ layer.lora_a
@@ -100,12 +100,12 @@ class LoRA(ClientSide[LoRAParameters]):
 
 
 def adapters(model: nn.Module) -> dict[str, Any]:
-    """Return the layers with an adapter by name."""
+    """Return the layers of a model that have an adapter, by name."""
     return {name: module for name, module in model.named_modules() if A in module._parameters}
 
 
 def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear]:
-    """Return the layers that get an adapter; raises a ModelError for a pattern without a layer."""
+    """Return the layers that get an adapter; raises a ModelError if a pattern in `lora.layers` matches no layer."""
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -115,18 +115,18 @@ def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear
         linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
     matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
     if not keys.layers and not linear:
-        raise ModelError(f"lora adapts nn.Linear layers, and {type(model).__name__} has none but its head")
+        raise ModelError(f"lora adapts nn.Linear layers, but {type(model).__name__} has none except its head")
     if idle := [pattern for pattern, names in matching.items() if not names]:
         raise ModelError(
-            f"lora.layers: {type(model).__name__} has no nn.Linear for {', '.join(idle)}; an adapter can be added to "
-            f"{', '.join(linear) or 'none of its layers'}"
+            f"lora.layers: {type(model).__name__} has no nn.Linear that matches {', '.join(idle)}; adapters can be "
+            f"added to {', '.join(linear) or 'none of its layers'}"
         )
     return [linear[name] for name in {name: None for names in matching.values() for name in names}]
 
 
 @torch.no_grad()
 def _start(layer: Any, generator: torch.Generator | None = None) -> None:
-    """Draw A (by default from torch's global generator) and set B to zero."""
+    """Initialise an adapter: draw A at random (by default with torch's global generator), and set B to zero."""
     a = layer.lora_a
     a.copy_((2 * torch.rand(a.shape, generator=generator) - 1) / math.sqrt(a.shape[1]))
     layer.lora_b.zero_()
@@ -134,13 +134,19 @@ def _start(layer: Any, generator: torch.Generator | None = None) -> None:
 
 @torch.no_grad()
 def _add(layer: Any, name: str, products: Arrays) -> None:
-    """Add B A to a layer's weight, where B A arrived as factors or whole, as B; a WireError for another shape."""
+    """Add the product B A to a layer's weight; raises a WireError if its shape does not fit.
+
+    The server sends B and A or, under the name of B, their product.
+    """
     b, a = (products.get(f"{name}.{each}") for each in (B, A))
     if b is not None:
         product = to_tensor(b).to(layer.lora_b)
         product = product if a is None else product @ to_tensor(a).to(layer.lora_a)
         if product.shape != layer.weight.shape:
-            raise WireError(f"the sum of products for {name} has shape {list(product.shape)}")
+            raise WireError(
+                f"the received sum of products B A for {name} has shape {list(product.shape)}, expected "
+                f"{list(layer.weight.shape)}"
+            )
         layer.weight += product.to(layer.weight.dtype)
 
 

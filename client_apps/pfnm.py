@@ -17,7 +17,10 @@ M = TypeVar("M", bound=PFNMParameters)
 
 
 class Matched(ClientSide[M]):
-    """The client side of PFNM and FedMA: a network with permutation groups that can take other widths."""
+    """Client side of PFNM and FedMA: a network whose layers take the widths of the global model.
+
+    The server matches units of clients within permutation groups, which are sets of units that can be permuted.
+    """
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -25,35 +28,35 @@ class Matched(ClientSide[M]):
 
     @cached_property
     def groups(self) -> PermutationGroups:
-        """The permutation groups of the client's model in its configured widths."""
+        """The permutation groups of the client's network in its configured widths."""
         return resizable_groups(self._configured, self.client.transform(self.client.data.train.inputs[:2]))
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the permutation groups, and whether the outputs are classes."""
+        """Return the permutation groups of the network, and whether the task is classification."""
         classes = self.client.task.name == "classification"
         return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 
     def class_counts(self) -> dict[str, Arrays]:
-        """Return the number of examples of each class; nothing if labels are not classes."""
+        """Return the number of examples of each class; an empty dict unless the task is classification."""
         classes = self.client.task.name == "classification"
         return {"classes": class_counts(self.client, self.groups.fixed[-1])} if classes else {}
 
     def _use(self, state: Arrays) -> None:
-        """Continue with a network of these weights, in their widths."""
+        """Replace the client's network by a network with the given weights and their widths."""
         self.client.work_on(resize(self._configured, state))
 
 
 class PFNM(Matched[PFNMParameters]):
-    """Trains the client's own weights, or its units of the global model."""
+    """Trains the client's own weights or, if there is a global model, the client's units of the global model."""
 
     def begin(self, payload: Payload) -> None:
-        """Load the global model in its widths."""
+        """Load the global model, whose layers can be wider than the client's."""
         if "model" in payload.arrays:
             self._use(payload.arrays["model"])
             self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase for the client's units of the global model, or for the first ones if it has none of them."""
+        """Return one phase on the client's units of the global model, or on the first units without an assignment."""
         if "model" in payload.arrays:
             units = payload.arrays.get("assignments", {})
             assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}
@@ -61,14 +64,17 @@ class PFNM(Matched[PFNMParameters]):
         return super().phases(payload)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the network, and the number of examples of each class."""
+        """Return the network's arrays, and the number of examples of each class."""
         reply = super().end(payload)
         reply.arrays |= self.class_counts()
         return reply
 
 
 def class_counts(client: Client, output: str) -> Arrays:
-    """Return `counts` (classes,) int64: a client's training examples of each class, a row of the array `output`."""
+    """Return a client's number of training examples of each class, as `counts` (classes,) int64.
+
+    The array `output`, of the output layer, has one row per class.
+    """
     classes = client.tensors[output].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
     return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "labels beyond outputs": (lambda: run(data=many), "its network has 2 outputs, for classes 0 to 1"),
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
-    "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures are made for"),
+    "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures fit only"),
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
     "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "sparse inputs of type Tensor: make them dense"),
     "a sparse matrix": (
@@ -176,7 +176,7 @@ def test_a_network_that_returns_probabilities(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedhet.utils.text.log.propagate", True)
     run(lambda client: nn.Sequential(nn.Linear(4, outputs), last))
-    assert caplog.text.count("its Sequential returns probabilities, and the loss of") == 1
+    assert caplog.text.count("the client's Sequential returns probabilities, but the loss of") == 1
 
 
 def test_a_full_disk_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

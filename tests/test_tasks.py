@@ -206,24 +206,28 @@ def test_methods_learn_tasks(method, task, run):
 
 
 SCORES = "one vector of class scores"
-ONE_CLASS = "needs examples with exactly one class each, and the task is"
+ONE_CLASS = "needs examples with exactly one class each, but the task is"
 
 
 @pytest.mark.parametrize(
     ("method", "task", "reason"),
     [
-        ("fedharm", "one logit", "needs an output for each class, and a binary task has one for both"),
-        ("fedhenn", "pixels", f"{SCORES} .*fedhenn.target = kernel.* a segmentation are for each pixel"),
-        ("fedmd", "pixels", f"{SCORES} .* a segmentation are for each pixel"),
+        ("fedharm", "one logit", "needs an output for each class, but the network has one output for both"),
+        ("fedhenn", "pixels", f"{SCORES} .*fedhenn.target = kernel.* a segmentation are vectors for each pixel"),
+        ("fedmd", "pixels", f"{SCORES} .* a segmentation are vectors for each pixel"),
         ("fedhenn", "numbers", "the outputs of a regression are numbers"),
         ("fedproto", "numbers", f"{ONE_CLASS} regression"),
         ("fd", "tokens", f"{ONE_CLASS} token-classification"),
         ("logistic-regression", "several labels", f"{ONE_CLASS} multi-label"),
-        ("fjord", "numbers", "fjord.distil = true needs class scores, and the outputs of a regression are numbers"),
-        ("depthfl", "numbers", "which its exits exchange, and the outputs of a regression are numbers"),
+        ("fjord", "numbers", "fjord.distil = true needs class scores, but the outputs of a regression are numbers"),
+        ("depthfl", "numbers", "which its exits exchange, but the outputs of a regression are numbers"),
         ("depthfl", "pixels", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 2, 6, 6\)"),
         ("depthfl", "tokens", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 5, 3\)"),
-        ("fml", "pixels", "which the two networks exchange, and the outputs of a segmentation are for each pixel"),
+        (
+            "fml",
+            "pixels",
+            "which the two networks exchange, but the outputs of a segmentation are vectors for each pixel",
+        ),
     ],
 )
 def test_methods_refuse_tasks_with_the_reason(method, task, reason, run):
@@ -350,7 +354,7 @@ def test_one_hot_labels_are_pointed_out(run, caplog):
         return F.one_hot(inputs[:, :3].argmax(1), 3)
 
     run("fedavg", network(3), with_public(one_of_three))
-    assert "each of its examples has one label of several" in caplog.text
+    assert "each of the client's examples has exactly one of several labels" in caplog.text
     caplog.clear()
     run("fedavg", network(3), with_public(one_of_three), task="multi-label", out="named")
     assert "each of its examples" not in caplog.text

@@ -1,4 +1,4 @@
-"""The client's side of a run: the contract of a client side, and the ClientApp that serves every method."""
+"""The client of a run: `Client`, the base class `ClientSide` of every method's client side, and a client's files."""
 
 from fedhet.client.client import Client
 from fedhet.client.client_side import ClientSide

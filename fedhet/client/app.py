@@ -1,4 +1,4 @@
-"""The ClientApp that serves every method: from a message to its reply."""
+"""The Flower ClientApp that serves every method: it answers a message with a reply or a refusal."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,24 +46,25 @@ def make_client_app(
     methods: Sequence[Method] = (),
     mods: list[Any] | None = None,
 ) -> ClientApp:
-    """Return a Flower ClientApp that serves every method of fedhet; a message names the method.
+    """Return a Flower ClientApp that serves every method of fedhet; each message names its method.
 
     Args:
-        model: from a `ClientInfo` to any `nn.Module`, or any other form that `model_function` takes; by
+        model: a function from a `ClientInfo` to an `nn.Module`, or any other form that `model_function` accepts; by
             default the configured architecture. Its initial weights are drawn from torch's global generator, seeded for
-            each client. Of outputs that are a tuple the first counts, of an object its `.logits`.
-        data: from a `ClientInfo` to the client's data: a `ClientData`, or (train, test), or a mapping with `train`,
-            `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common` (the common
-            test set), `validation` and `augment` (from a training batch, and a generator if it takes one, to a batch);
-            each part in a form that `fedhet.data.own` knows. Inputs are passed to the model as they are, except that
-            bytes are scaled to [0, 1]. By default the configured data set's part.
+            each client. If the model returns a tuple, its first element is used; if an object, its `.logits`.
+        data: a function from a `ClientInfo` to the client's data: a `ClientData`, a pair (train, test), or a mapping
+            with `train`, `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common`
+            (the common test set), `validation` and `augment` (a function from a training batch, and optionally a
+            generator, to the augmented batch). Each part has a form that `fedhet.data.own` accepts. Inputs are passed
+            to the model unchanged, except that bytes are scaled to [0, 1]. By default, the client has its part of the
+            configured data set.
         task: a `fedhet.Task` or the name of one, for your own data; by default inferred from labels and outputs.
-        methods: your own methods, if no installed package announces them.
-        mods: Flower mods around every message. Flower's mods that clip and add noise (`LocalDpMod`,
-            `fixedclipping_mod`, `adaptiveclipping_mod`) are put around training alone.
+        methods: your own methods, if no installed package registers them.
+        mods: Flower mods to apply to every message. Flower's mods that clip and add noise (`LocalDpMod`,
+            `fixedclipping_mod`, `adaptiveclipping_mod`) are applied to training messages only.
 
     Raises:
-        FedhetError: a method has the name of another, the task does not exist, or `model` or `data` cannot be used.
+        FedhetError: two methods have the same name, the task does not exist, or `model` or `data` cannot be used.
     """
     for method in methods:
         registry.register(method)
@@ -75,13 +76,13 @@ def make_client_app(
 
 
 class Answers:
-    """Answers messages.
+    """The handlers of a ClientApp: for each message, they create the client, do its work and return its reply.
 
     Args:
-        clients: makes the client for a message.
+        clients: creates the client for a message.
         flower: whether arrays are sent in Flower's format, which Flower's mods need.
-        clipping: the mods of Flower's around training that clip.
-        loop: the user's own training and evaluation; None for fedhet's.
+        clipping: Flower's mods that clip, to apply to training messages only.
+        loop: returns the user's own training and evaluation for a message; None for fedhet's training loop.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Answers:
         self._clients, self._flower, self._clipping, self._loop = clients, flower, clipping, loop
 
     def app(self, mods: list[Any] | None = None) -> ClientApp:
-        """Return the ClientApp of these answers."""
+        """Return a Flower ClientApp with these handlers and `mods`."""
         app = ClientApp(mods=mods)
         app.query()(partial(self, self.question))
         app.train(mods=[*self._clipping])(partial(self, work.train))
@@ -98,7 +99,7 @@ class Answers:
         return app
 
     def __call__(self, answer: Callable[[Job], Payload], message: Message, context: Context) -> Message:
-        """Return the reply to a message: the payload that the client's work gives and its report, or a refusal."""
+        """Return the reply to a message: the payload from `answer` and the client's report, or a refusal."""
         name, policy, machine = node.name_of(context), Policy(), cluster_machine()
         asked, refused = message.metadata.message_type, False
         try:
@@ -139,7 +140,7 @@ class Answers:
     def _job(
         self, info: ClientInfo, request: Request, policy: Policy, message: Message, context: Context, loop: Loop | None
     ) -> Iterator[Job]:
-        """Make the client for a message."""
+        """Create the client for a message, and yield it with its work (`Job`)."""
         payload = decode(message.content)
         info = with_measured_size(self._clients, info, request, policy, payload, context)
         with self._clients.job(info, request, policy, payload, loop) as job:
@@ -149,7 +150,7 @@ class Answers:
             yield job
 
     def question(self, job: Job) -> Payload:
-        """Answer the handshake, the question for the weights from which all start, or a method's own question."""
+        """Answer a query: the handshake, a request for initial weights, an unseen client's join, or a method's own."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)
@@ -171,7 +172,7 @@ class Answers:
         return side.handshake(job.payload)
 
     def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:
-        """Return the reply: the method's payload, metrics and the client's report."""
+        """Return the reply to the server: the method's payload, metrics, and a report about the client."""
         client, policy = job.client, job.policy
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
@@ -191,7 +192,7 @@ class Answers:
         )
 
     def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:
-        """Add the facts about the client that the server needs before the first round."""
+        """Add to `report` the facts about the client that the server needs before the first round."""
         client = job.client
         report.metric, report.own_data = client.task.metric, client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
@@ -215,10 +216,10 @@ class Answers:
 
 
 def _check_public_labels(client: Client) -> None:
-    """Raise `DataError` unless the network has an output for each label of the public dataset."""
+    """Raise `DataError` unless the labels of the public dataset fit the network's outputs."""
     public = client.public
     if public.labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), public.labels)):
-        raise DataError(f"it cannot learn the public dataset: {problem}")
+        raise DataError(f"the client cannot learn from the public dataset: {problem}")
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:

@@ -1,4 +1,4 @@
-"""The client on which a method's hooks work, while it handles one message."""
+"""The client on which the hooks of a method's client side work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,22 +30,22 @@ class Client:
         name: the client's name.
         config: the run's configuration, with this node's own settings.
         request: the server's request.
-        data: its examples, on the device.
-        representation: its network, on the device, with the inner layer that gives Phi.
-        architecture: the network's name.
-        task: loss, metric and prediction.
-        device: the device on which it computes.
-        transform: from raw inputs to the network's.
-        augment: draws variants of a raw training batch; None without augmentation.
-        store: its files.
-        own_data: whether its data come from a user's function instead of the configured data set.
-        tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
-        least: least number of examples behind every number that leaves the node.
+        data: the client's examples, on `device`.
+        representation: the network on `device`, with the layer that gives the representation Phi (the head's input).
+        architecture: name of the network's architecture.
+        task: the task, which defines loss, metric and predictions.
+        device: the device on which the client computes.
+        transform: function from raw inputs to the network's inputs.
+        augment: function that augments a raw training batch; None without augmentation.
+        store: the client's files.
+        own_data: whether the data come from a user's function instead of the configured data set.
+        tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
+        least: minimum number of examples behind every number that leaves the node (`min-examples`).
         secret: secret seed of a node with a policy; None for other nodes.
-        outputs: number of scores, or numbers, of a prediction.
-        part: its part of the configured network, if the method's clients have parts.
+        outputs: number of values in a prediction, such as class scores.
+        part: the client's part of the configured network, for methods whose clients train parts of different sizes.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
-        trained: the result of the phases so far.
+        trained: the combined result of the training phases so far.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Client:
 
     @property
     def model(self) -> nn.Module:
-        """The network."""
+        """The client's network."""
         return self.representation.model
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The network's state dict, which shares its memory."""
+        """The network's state dict, whose tensors share memory with the network."""
         return self.model.state_dict()
 
     @property
@@ -90,19 +90,19 @@ class Client:
 
     @property
     def precision(self) -> torch.dtype | None:
-        """The floating dtype of the network's parameters; None without parameters."""
+        """The floating-point dtype of the network's parameters; None for a network without parameters."""
         return self.representation.precision
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """Move a tensor to the network's device, and convert floats to its dtype."""
+        """Return a tensor on the network's device, with floating-point values in the network's dtype."""
         return in_precision(tensor.to(self.device), self.precision)
 
     def find_public(self) -> PublicDataset:
-        """Return the public dataset that the request names: the client's own, labelled or not, or a stored one.
+        """Return the public dataset that the request names, from the client's own data or from the client's files.
 
         Raises:
-            LostState: the dataset is not stored (any more).
-            WireError: its examples have other axes, features or channels than the client's own.
+            LostState: the client has not stored the dataset, or has lost it.
+            WireError: the dataset's examples have other axes, features or channels than the client's examples.
         """
         brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
         public = next((each for each in brought if each.digest == self.request.public), None)
@@ -111,8 +111,8 @@ class Client:
         expected, shape = self.data.train.inputs[:1].shape, public.inputs.shape
         if len(shape) != len(expected) or (len(expected) != 3 and shape[1] != expected[1]):
             raise WireError(
-                f"the request's public dataset has examples of shape {list(shape[1:])}, and this client's are of "
-                f"{list(expected[1:])}"
+                f"the request's public dataset has examples of shape {list(shape[1:])}, but this client's examples "
+                f"have shape {list(expected[1:])}: choose a public dataset that fits"
             )
         return public
 
@@ -122,29 +122,32 @@ class Client:
         return relabelled(resident(self.find_public(), self.device), self.task.outputs.labels)
 
     def work_on(self, model: nn.Module) -> None:
-        """Continue with another network of the same structure."""
+        """Replace the client's network by `model`, which has the same structure."""
         places, self.representation = self.representation.places, Representation(model, self.head)
         self.representation.places = places
 
     @property
     def root(self) -> int:
-        """The seed of the client's random streams: the run's, or at a node with a policy a secret one."""
+        """The seed of the client's random streams: the run's seed, or a secret one on a node with a policy."""
         return self.config.seed if self.secret is None else derive_seed(self.secret, self.config.seed)
 
     def seed(self, *purpose: object) -> int:
-        """Return a seed for one purpose of this client in this round."""
+        """Return a seed that depends on `purpose`, the client and the round."""
         return derive_seed(self.root, *purpose, self.name, self.request.round)
 
     def generator(self, *purpose: object) -> torch.Generator:
-        """Return a random stream for one purpose of this client in this round."""
+        """Return a random generator whose seed depends on `purpose`, the client and the round."""
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the configured optimisation for this round; a closing round has the last round's rate.
+        """Return the configured optimiser and learning rate for this round.
+
+        A closing round, which follows the last round, has the last round's learning rate.
 
         Args:
-            part: number of the phase in the round, for rates that change by step; negative for the previous round.
-            parts: number of phases of the round, which all have the same number of steps.
+            part: index of the phase in the round, for rates that change with each step; negative for phases of the
+                previous round.
+            parts: number of phases in the round, which all have the same number of steps.
         """
         config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -167,7 +170,7 @@ class Client:
         )
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Transform raw inputs to a training batch, augmented with `generator` if that is configured."""
+        """Transform raw inputs to a training batch; augment them if this is configured and `generator` is given."""
         if self.augment is None or generator is None:
             return self.transform(inputs)
         return self.transform(self.augment(inputs, generator))
@@ -180,50 +183,50 @@ class Client:
         rows: int = BATCH,
         tokens: Tensor | None = None,
     ) -> Tensor:
-        """Return the network's outputs for raw inputs in evaluation mode, or with `until` their representations.
+        """Return the network's outputs for raw inputs in evaluation mode or, with `until`, their representations.
 
-        See `fedhet.training.read`.
+        The arguments are the same as for `fedhet.training.read`.
         """
         return read(self.model, inputs, self.transform, until=until, rows=rows, tokens=tokens)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
-        """Return class scores (n, C) of raw inputs in evaluation mode, or of one token (n,) of each input.
+        """Return class scores (n, C) for raw inputs in evaluation mode; with `tokens` (n,), for one token per input.
 
-        Raises `ModelError` for other outputs.
+        Raises `ModelError` if the network does not return class scores.
         """
         outputs = self.read(inputs, rows=ROWS_AT_ONCE, tokens=tokens)
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
 
     def check_classes(self, *, outputs: bool = False) -> None:
-        """Raise `DataError` unless each example has one class and, with `outputs`, each class has an output."""
+        """Raise `DataError` unless each example has one class and, if `outputs`, the network an output per class."""
         if outputs and self.task.name == "binary":
             raise DataError(
-                f"client {self.name}: {self.config.method_name} needs an output for each class, and a binary task has "
-                "one for both: give the network two"
+                f"client {self.name}: {self.config.method_name} needs an output for each class, but the network has "
+                "one output for both classes of a binary task: give it two outputs"
             )
         if self.data.train.labels.ndim != 1:
             raise DataError(
-                f"client {self.name}: {self.config.method_name} needs examples with exactly one class each, and the "
-                f"task is {self.task.name}"
+                f"client {self.name}: {self.config.method_name} needs examples with exactly one class each, but the "
+                f"task is {self.task.name}: choose another method"
             )
 
     def check_scores(self, reason: str, *, tokens: bool = False, numbers: bool = False) -> None:
-        """Raise `DataError` unless each example has one vector of class scores.
+        """Raise `DataError` unless the network returns one vector of class scores for each example.
 
         Args:
-            reason: why the method needs them, a clause of the message.
-            tokens: whether to accept one vector for each token.
-            numbers: whether to accept a vector of numbers.
+            reason: why the method needs class scores, as a clause of the message.
+            tokens: whether one vector for each token is accepted, too.
+            numbers: whether a vector of numbers (regression) is accepted, too.
         """
         outputs = self.task.outputs
         several = outputs.places == "pixels" or (self.tokens > 1 and not tokens)
         if several or (outputs.meaning == "numbers" and not numbers):
-            got = "numbers" if not several else "for each pixel" if outputs.places == "pixels" else "for each token"
+            got = "numbers" if not several else f"vectors for each {outputs.places.removesuffix('s')}"
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs one vector of class scores for each example, "
-                f"{reason}, and the outputs of a {self.task.name} are {got}"
+                f"{reason}, but the outputs of a {self.task.name} are {got}: choose another method"
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate running statistics from the training examples (see `fedhet.training.reestimate`)."""
+        """Re-estimate the network's running statistics from the training examples (`fedhet.training.reestimate`)."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)

@@ -1,4 +1,4 @@
-"""The client side of a method: its hooks and their defaults."""
+"""The base class of a method's client side: its hooks and their defaults."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -21,17 +21,17 @@ P = TypeVar("P", bound=Parameters)
 
 
 class ClientSide(Generic[P]):
-    """The client side of a method. An object is made for every message. Subclasses override hooks.
+    """The client side of a method, created for every message. Subclasses override hooks.
 
-    By default the network is trained on the client's examples, and shared arrays are sent. The hooks are called in this
-    order, depending on the message:
+    By default, the network is trained on the client's examples, and the shared arrays are sent. The hooks are called in
+    this order, depending on the message:
 
     - when a network is built: `adapt`, `head_of`;
     - for a question: `handshake` or `answer`;
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
     - for evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
 
-    An evaluation calls `evaluate`, then `refine`.
+    Each evaluation calls `evaluate`, then `refine`.
     """
 
     role: ClassVar[str] = "client"
@@ -40,7 +40,7 @@ class ClientSide(Generic[P]):
     takes_any_loop: ClassVar[bool] = True
     """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
     parts: ClassVar[type[Submodel] | None] = None
-    """How clients get parts of one network; None if each client has a whole one."""
+    """The kind of part that a client trains of a common network; None if each client has a whole network."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -51,27 +51,27 @@ class ClientSide(Generic[P]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Return a newly built model in the form that the method needs."""
+        """Return a newly built model in the form that the method needs; by default unchanged."""
         return model
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """Return the name of the head of a model from `adapt`; empty for the last `nn.Linear`."""
+        """Return the name of the head in a model that `adapt` returned; empty for the last `nn.Linear`."""
         return config.head
 
     @property
     def parameters(self) -> P:
-        """The method's own parameters."""
+        """The values of the method's own options."""
         parameters: P = self.client.config.parameters
         return parameters
 
     @cached_property
     def traits(self) -> Traits:
-        """The method's traits for these parameters."""
+        """The method's traits for these options: what its clients share, send and keep."""
         return registry.traits(self.client.config)
 
     def shared_names(self) -> dict[str, str]:
-        """Return the shared key of each shared array of the network, by the array's name (see `Sharing`)."""
+        """Map the name of each shared array of the network to the key under which it is sent (see `Sharing`)."""
         return self._names
 
     @cached_property
@@ -84,66 +84,76 @@ class ClientSide(Generic[P]):
 
     @property
     def network(self) -> nn.Module:
-        """The network whose arrays are sent; by default the client's."""
+        """The network whose arrays are sent; by default the client's network."""
         return self.client.model
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """The kinds of the arrays of the network that is sent, by name and by shared key."""
+        """The kind (such as "trained" or "statistic") of each array of `network`, by name and by shared key."""
         kinds, keys = kinds_of(self.network), self.shared_names()
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
     def shared(self) -> dict[str, Tensor]:
-        """Return the shared tensors by shared key, not copied; by default those of the network."""
+        """Return the tensors to send by shared key, without a copy; by default shared tensors of the network."""
         tensors = self.client.tensors
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
     def share(self) -> Payload:
-        """Return the shared arrays in the precision in which they are sent."""
+        """Return a payload with the shared arrays, in the configured precision for sending."""
         shared = self.shared()
         return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return what the method needs to know about the client before the first round."""
+        """Return what the method's server side needs to know about the client before the first round."""
         return Payload()
 
     def answer(self, question: str, payload: Payload) -> Payload:
-        """Answer a question that the method asks within a round."""
-        raise FedhetError(f"{self.client.config.method_name} asks its clients nothing, but was asked {question!r}")
+        """Answer a question that the method's server side asks within a round."""
+        raise FedhetError(
+            f"the client side of {self.client.config.method_name} cannot answer {question!r}: override its `answer`"
+        )
 
     def begin(self, payload: Payload) -> None:
-        """Load what the server sent, before evaluation and training."""
+        """Load the arrays that the server sent, before evaluation and training."""
         if model := payload.arrays.get("model"):
             load_into(self.shared(), model)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the terms to add to the task's loss."""
+        """Return the loss terms to add to the task's loss in training."""
         return ()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return the phases of training in order; by default one on the client's examples."""
+        """Return the training phases in order; by default one phase on the client's examples."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply after training: shared arrays, and the means of values that loss terms recorded."""
+        """Return the reply after training: by default shared arrays, and means of values that loss terms recorded."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply
 
     def refine(self, when: str) -> Sequence[Phase]:
-        """Return phases to train before an evaluation (of `received` or `trained`), which are undone afterwards."""
+        """Return phases that fine-tune the network for one evaluation only; its weights are restored afterwards.
+
+        Args:
+            when: the evaluation: `received` for the received model, `trained` for the model after training.
+        """
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from batch to outputs to evaluate (`received` or `trained`), or None."""
+        """Return the function from a batch to outputs that is evaluated, or None to skip the evaluation.
+
+        Args:
+            when: the evaluation: `received` for the received model, `trained` for the model after training.
+        """
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:
-        """Return the reply to the evaluation at the end of the run."""
+        """Return what to send with the evaluation at the end of the run; by default nothing."""
         return Payload()
 
     def personal(self) -> dict[str, Tensor]:
-        """Return the tensors to save as the client's personal model at the end of a run; by default its network's."""
+        """Return the tensors to save as the personal model at the end of a run; by default the client's network."""
         return self.client.tensors
 
 

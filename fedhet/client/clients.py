@@ -1,4 +1,4 @@
-"""Makes the client for a message: its network, data and task, and the method's client side."""
+"""Creates the client for a message: its network, data and task, and the method's client side."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ KEPT = 64
 
 @dataclass
 class _Network:
-    """A network that waits for its next client: one of the same `kind`."""
+    """A network in use by a client, or kept for the next client with the same `kind` of network."""
 
     kind: tuple[object, ...]
     representation: Representation
@@ -45,10 +45,10 @@ class _Network:
 
 
 class Clients:
-    """Makes a client for each message, and keeps networks and data between messages.
+    """Creates the client for each message, and keeps networks and data between messages.
 
-    Without a user's functions, clients have the configured architectures and data set. A task without a name is
-    inferred.
+    Without user functions for model and data, clients have the configured architectures and data set. A task without
+    a name is inferred from labels and outputs.
     """
 
     def __init__(self, model: ModelFunction | None, data: user_functions.DataFunction | None, task: Task) -> None:
@@ -61,16 +61,16 @@ class Clients:
         self._serving: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the functions and the task only; another process keeps its own networks and data."""
+        """Pickle only the user functions and the task; each process keeps its own networks and data."""
         return type(self), (self._model, self._data, self._task)
 
     @contextmanager
     def job(
         self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
     ) -> Iterator[Job]:
-        """Make a client for a message; within the context no other client uses its network.
+        """Create the client for a message, and yield its work; no other client uses its network in the meantime.
 
-        Raises a FedhetError if the node's policy refuses, or if the client's model or data cannot be used.
+        Raises a FedhetError if the node's policy refuses the message, or if the client's model or data cannot be used.
         """
         config = info.config
         self._serve(info, request)
@@ -81,7 +81,7 @@ class Clients:
         device, secret = device_of(config.device), self._secret_of(info) if policy.keeps_secret else None
         data = self._data_of(info, device)
         if len(data.train) == 0:
-            raise DataError("has no training examples")
+            raise DataError("the client has no training examples: give it at least one, or leave it out of the run")
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         dataset = client_setup.dataset_of(config) if self._data is None else None
         with self._network(info, data, device) as network:
@@ -119,17 +119,17 @@ class Clients:
                 yield Job(side, payload, policy, build, redraw, checked.note, loop)
 
     def forget_networks(self) -> None:
-        """Free the networks that wait for their next client."""
+        """Free the networks that are kept for later clients."""
         self._free.clear()
 
     def forget_data(self, client: Client) -> None:
-        """Free a client's data on the GPU, at the end of a run."""
+        """Free the GPU memory of a client's data at the end of a run."""
         if client.device.type == "cuda":
             for key in [key for key in self._data_kept if key[0] == client.name]:
                 del self._data_kept[key]
 
     def _serve(self, info: ClientInfo, request: Request) -> None:
-        """Clear the caches of networks and data if the last request was for another run, method, data set or seed."""
+        """Clear the cached networks and data if the last request had another run, method, data set or seed."""
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
@@ -139,7 +139,7 @@ class Clients:
             resident.cache_clear()
 
     def _secret_of(self, info: ClientInfo) -> NodeSecret:
-        """Return the node's secret; raises `ChangedExamples` if the run would choose other examples than its first."""
+        """Return the node's secret; raises `ChangedExamples` if the node's first run used other examples."""
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {"dataset", *keys_that("path")}
@@ -168,7 +168,7 @@ class Clients:
         return self._data_kept[key]
 
     def _relabelled(self, data: ClientData, task: Task) -> ClientData:
-        """Return and keep data whose labels have the form that methods use."""
+        """Return the data with labels in the form that methods use, and keep it for later messages."""
         changed = data.relabelled(task.outputs.labels)
         if changed is not data:
             self._data_kept = {key: changed if kept is data else kept for key, kept in self._data_kept.items()}
@@ -183,7 +183,7 @@ class Clients:
         config: Config,
         loop: Loop | None,
     ) -> ModelCheck:
-        """Check a client's network on its data, unless both are configured or a user's own loop reads them."""
+        """Check a client's network on its data, unless both are configured or the user's own loop trains."""
         if loop:
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
@@ -196,7 +196,7 @@ class Clients:
 
     @contextmanager
     def _network(self, info: ClientInfo, data: ClientData, device: torch.device) -> Iterator[_Network]:
-        """Context with a network for a client, reused from another client if possible; its weights may be any."""
+        """Yield a network with arbitrary weights for a client, reused from another client if possible."""
         config, parts = info.config, registry.client_side(info.config.method_name).parts
         kind: tuple[object, ...] = (info.name, config.seed)
         if self._model is None:
@@ -222,17 +222,23 @@ class Clients:
                 self._groups[kind[:-1]] = side.parts.groups_of(model, example)
             part = side.parts(kind[-1], self._groups[kind[:-1]])
             if not part.groups:
-                raise ModelError(f"no hidden layer of {model._get_name()} can be cut to a width")
+                raise ModelError(
+                    f"no hidden layer of {model._get_name()} can be made narrower: choose another model, or a method "
+                    "that trains whole networks"
+                )
             model = part.cut(model)
         representation = Representation(model, side.head_of(config))
         if odd := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
             raise ModelError(
-                f"{model._get_name()}'s {odd} holds complex numbers, which no method shares or saves: use real ones"
+                f"{model._get_name()}'s {odd} holds complex numbers, which cannot be sent or saved: use real numbers"
             )
         return _Network(kind, representation, part)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a whole network with the initial weights of `owner`, in the form from which the part is cut."""
+        """Build a whole network with the initial weights of the client `owner`, or of `all` clients.
+
+        With `part`, the network gets the modules that its parts have, such as exits.
+        """
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -242,17 +248,17 @@ class Clients:
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
-        """Load the initial weights of `owner` into a client's network."""
+        """Load the initial weights of the client `owner`, or of `all` clients, into a client's network."""
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
             model.load_state_dict(part.state(built) if part else built.state_dict())
         except RuntimeError as error:
             raise ModelError(
-                f"its {model._get_name()} was built again as another network, and must be the same for a client "
-                f"every time: let nothing random decide its layers{user_functions.origin(self._model)}"
+                f"the client's {model._get_name()} has other layers when it is built again: the model function must "
+                f"return the same layers in every call for a client{user_functions.origin(self._model)}"
             ) from error
 
 
 def _transform(dtype: torch.dtype | None, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:
-    """Return the transform from raw inputs to a network's of a dtype, for the configured data set or a user's data."""
+    """Return the function from raw inputs to network inputs of a dtype; `dataset` is None for a user's own data."""
     return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A node's memory limit, and the size of a client that fits in it."""
+"""A node's memory limit, and the largest size (width, depth or rank) of a client's network that fits in it."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,13 @@ from fedhet.utils.machine import data_in_use, out_of_memory, peak_memory
 
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
-    """Context in which this process has at most `memory-limit` GB, of the node config, of memory; on Linux.
+    """Limit this process's memory to `memory-limit` GB of the node config within the context; on Linux only.
 
-    The limit applies to all data of the process, imports included (`RLIMIT_DATA`).
+    The limit applies to all data of the process, including imported modules (`RLIMIT_DATA`).
 
     Raises:
-        ConfigError: the limit is not a number above 0 that a machine can have.
-        Refused: more was needed.
+        ConfigError: the limit is not a number above 0 and below 1e9.
+        Refused: the process needed more memory than the limit.
     """
     if "memory-limit" not in context.node_config:
         yield
@@ -42,41 +42,45 @@ def memory_limited(context: Context) -> Iterator[None]:
     except Exception as error:  # of whichever library runs out of memory
         if not out_of_memory(error):
             raise
-        raise Refused(f"it needs more memory than its node allows (memory-limit = {limit} GB)") from error
+        raise Refused(
+            f"the client needs more memory than its node allows (memory-limit = {limit} GB): raise the limit or choose "
+            "a smaller model"
+        ) from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def memory_limit(node_config: Mapping[str, Any]) -> int:
-    """Return `memory-limit` in bytes; raises a ConfigError if it is not a number above 0 that a machine can have."""
+    """Return `memory-limit` in bytes; raises a ConfigError if it is not a number of GB above 0 and below 1e9."""
     limit = node_config["memory-limit"]
     try:
         most = int(float(limit) * 1e9)
     except (ValueError, OverflowError):
         most = 0
     if not 0 < most < 10**18:  # bytes that no machine has
-        raise ConfigError(f"the node's memory-limit is {limit!r}, must be a number of GB above 0 and below 1e+09")
+        raise ConfigError(f"the node's memory-limit is {limit!r}, but must be a number of GB above 0 and below 1e+09")
     return most
 
 
 def with_measured_size(
     clients: Clients, info: ClientInfo, request: Request, policy: Policy, payload: Payload, context: Context
 ) -> ClientInfo:
-    """Return `info` with the largest size that fits in the node's memory limit, if the node asks for it (`auto`).
+    """Return `info` with the largest size that fits in the node's memory limit, if the node config asks for `auto`.
 
-    The size is measured once and kept in the node's context for the whole run.
+    A size is the width, depth or rank of the part of the network that a client trains. It is measured once and kept in
+    the node's context for the whole run.
 
     Raises:
-        ConfigError: the node has no memory-limit.
-        Refused: the smallest size needs more memory.
+        ConfigError: the node config has no `memory-limit`.
+        Refused: the smallest size needs more memory than the limit.
     """
     name = info.config.parameters.size_name
     if info.node_config.get(name) != "auto" or registry.client_side(info.config.method_name).parts is None:
         return info
     if "memory-limit" not in info.node_config:
         raise ConfigError(
-            f"the node's {name} is 'auto', the largest that fits in its memory-limit, which it lacks: set memory-limit "
-            f"(GB), or a {name}"
+            f"the node's {name} is 'auto', the largest that fits in its memory-limit, but the node has no "
+            f"memory-limit: set memory-limit (GB), or set {name} to a number"
         )
     size = _largest(clients, info, request, policy, payload)
     context.state[SIZE] = ConfigRecord({name: size})
@@ -86,8 +90,8 @@ def with_measured_size(
 def _largest(clients: Clients, info: ClientInfo, request: Request, policy: Policy, payload: Payload) -> Any:
     """Return the largest size with which a client can train within its node's memory limit.
 
-    The limit covers the process's data, a measured step of training or evaluation, and three copies of the whole
-    network, which is built before it is cut.
+    The limit covers the process's data, one measured step of training or evaluation, and three copies of the whole
+    network, which is built before the client's part is cut out.
     """
     most, keys = memory_limit(info.node_config), info.config.parameters
     largest = None
@@ -107,14 +111,14 @@ def _largest(clients: Clients, info: ClientInfo, request: Request, policy: Polic
         largest = size
     if largest is None:
         raise Refused(
-            f"its smallest {keys.size_name}, {keys.sizes[-1]:g}, needs more memory to train than its node allows "
-            f"(memory-limit = {most / 1e9:g} GB)"
+            f"training with the smallest {keys.size_name}, {keys.sizes[-1]:g}, needs more memory than the client's "
+            f"node allows (memory-limit = {most / 1e9:g} GB): raise the limit"
         )
     return largest
 
 
 def step_memory(job: Job) -> int:
-    """Return the most bytes that a step of training, or an evaluation, takes; the step changes the network."""
+    """Return the peak memory in bytes of one training step and one evaluation; the step changes the weights."""
     client = job.client
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Checks of a client's network and data before training, so that errors about them are plain sentences."""
+"""Checks of a client's network and data before training, with error messages that name the cause."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,17 +33,17 @@ PARTS = {
     "common": "common test set",
 }
 
-OWN_MODEL = "the configured architectures are made for the configured data set: give a network of your own (model)"
+OWN_MODEL = "the configured architectures fit only the configured data set: pass a network of your own (model)"
 
 
 class ModelCheck(NamedTuple):
     """The result of checking a client's network on its data.
 
     Attributes:
-        task: the task of its data.
-        outputs: number of outputs of a prediction; for one logit two, the scores of both classes.
-        note: a remark on the network for the log; may be empty.
-        tokens: number of tokens of an example with predictions; 1 if predictions are not for tokens.
+        task: the task of the client's data, inferred if no task was named.
+        outputs: number of values in a prediction; 2 for a single logit, which gives the scores of both classes.
+        note: a warning about the network for the log; may be empty.
+        tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
     """
 
     task: Task
@@ -65,20 +65,20 @@ def check_model(
     *,
     guessed: bool,
 ) -> ModelCheck:
-    """Check a client's network on some of its examples; the network stays in evaluation mode.
+    """Check a client's network on some of the client's examples; leaves the network in evaluation mode.
 
     Args:
-        representation: the network's representation.
+        representation: the network, with the layer that gives its representation.
         data: the client's data, on the network's device.
-        transform: from raw inputs to the network's.
-        task: the chosen task; without a name it is inferred from outputs and labels.
+        transform: function from raw inputs to the network's inputs.
+        task: the chosen task; a task without a name is inferred from outputs and labels.
         function: the user's function that returned the network, if any.
-        guessed: whether neither user nor method named the head, so that it may be the wrong layer.
+        guessed: whether the head was guessed, since neither the user nor the method named it.
 
     Raises:
-        ModelError: the network cannot take such inputs, or does not return a row of finite numbers for each example.
-        DataError: its outputs or the labels do not fit the task.
-        ConfigError: the task's own loss cannot be used.
+        ModelError: the network cannot process the inputs, or does not return a row of finite numbers for each example.
+        DataError: outputs or labels do not fit the task.
+        ConfigError: the user's own loss function of the task cannot be used.
     """
     model, inputs = representation.model.eval(), transform(data.train.inputs[:EXAMPLES])
     name, origin = model._get_name(), user_functions.origin(function)
@@ -90,16 +90,17 @@ def check_model(
     except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
         taken = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
         reason = OWN_MODEL if function is None else _remedy(model, inputs) or f"{type(error).__name__}: {error}"
-        raise ModelError(f"its {name} cannot take its inputs, {taken}: {reason}{origin}") from error
+        raise ModelError(f"the client's {name} cannot take its inputs, {taken}: {reason}{origin}") from error
     if outputs.ndim < 1 or len(outputs) != len(inputs):
         shape = f"outputs of shape {tuple(outputs.shape)}" if outputs.ndim else "a single number"
         raise ModelError(
-            f"its {name} returned {shape} for {len(inputs)} examples: it must return a row for each{origin}"
+            f"the client's {name} returned {shape} for {len(inputs)} examples, but must return one row for each "
+            f"example{origin}"
         )
     if function is not None and (odd := not_finite(outputs)) is not None:
         raise ModelError(
-            f"its {name} returned {odd[1]} for row {odd[0]} of its training inputs, which are finite, before any "
-            f"training{origin}"
+            f"the client's {name} returned {odd[1]} for row {odd[0]} of its training inputs before any training, "
+            f"although the inputs are finite: check its layers and initial weights{origin}"
         )
     asked, task = task, task.of(outputs, data.train.labels)
     for part in (data.train, data.test, data.validation):
@@ -108,7 +109,10 @@ def check_model(
     task.check_loss(outputs, task.outputs.labels(data.train.labels[: len(outputs)]))
     note = _note(representation, captured if guessed else None, outputs, task, origin)
     if not note and task is not asked and task.name == "multi-label" and bool((data.train.labels.sum(1) == 1).all()):
-        note = "each of its examples has one label of several: classes are given by their numbers, labels.argmax(1)"
+        note = (
+            "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
+            "as labels, labels.argmax(1)"
+        )
     unsaved = unsaved_state(model, inputs[:2]) if function is not None else ""
     scores = task.outputs.scores(outputs)
     tokens = scores.shape[1] if task.outputs.places == "tokens" and scores.ndim == 3 else 1
@@ -121,19 +125,19 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
     if head is not None and not _makes(head, outputs):
         kind = "nn.Linear" if isinstance(model.get_submodule(representation.head), nn.Linear) else "convolution"
         return (
-            f"its head was guessed to be {representation.head!r}, the last {kind}, which does not make its network's "
-            "outputs: name the right one, head = '...'"
+            f"the head was guessed to be {representation.head!r}, the last {kind}, but the client's network has other "
+            "outputs than this layer: name the right layer, head = '...'"
         )
     if _probabilities(model, task, outputs):
         return (
-            f"its {model._get_name()} returns probabilities, and the loss of {task.name} takes scores before a softmax "
-            f"or sigmoid: leave that out of the network, since it learns more slowly with it{origin}"
+            f"the client's {model._get_name()} returns probabilities, but the loss of {task.name} expects logits: "
+            f"remove the final softmax or sigmoid, with which the network learns more slowly{origin}"
         )
     return ""
 
 
 def _remedy(model: nn.Module, inputs: Tensor) -> str:
-    """Return how images must be laid out for the network's first convolution, or an empty string."""
+    """Return advice on the axes of images if they do not fit the network's first convolution, or an empty string."""
     first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
     if first is None or inputs.ndim not in (3, 4):
         return ""
@@ -145,7 +149,7 @@ def _remedy(model: nn.Module, inputs: Tensor) -> str:
 
 
 def _probabilities(model: nn.Module, task: Task, outputs: Tensor) -> bool:
-    """Return whether a network returns probabilities although the task's own loss takes scores."""
+    """Return whether a network seems to return probabilities although the task's loss expects logits."""
     if task.own_loss is not None or task.outputs.meaning == "numbers":
         return False
     if task.name in ("binary", "multi-label"):
@@ -156,7 +160,7 @@ def _probabilities(model: nn.Module, task: Task, outputs: Tensor) -> bool:
 
 
 def _makes(head: Captured, outputs: Tensor) -> bool:
-    """Return whether the head's outputs are the network's, or rank classes alike, as before a softmax."""
+    """Return whether the network's outputs seem to come from the head: same size, or same predicted classes."""
     try:
         scores = head.features
     except ModelError:  # it did not run
@@ -171,10 +175,10 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
 
 @torch.no_grad()
 def unsaved_state(model: nn.Module, inputs: Tensor) -> str:
-    """Return a warning if training changes what a network keeps outside its state dict, or an empty string.
+    """Return a warning if training changes state of a network that is not in its state dict, or an empty string.
 
-    A copy that was passed in training mode is compared with another copy that has its state dict. A network that cannot
-    be copied, or trained on such inputs, is not examined.
+    A copy of the network runs in training mode, then it is compared with a fresh copy that loads its state dict. The
+    check is skipped if the network cannot be copied, or cannot run on these inputs.
 
     Args:
         model: the network, which is not changed.
@@ -200,9 +204,9 @@ def unsaved_state(model: nn.Module, inputs: Tensor) -> str:
         if isinstance(value, Tensor | int | float | str) and str(value) != str((vars(other) | other._buffers).get(name))
     ]
     return (
-        f"training changes {', '.join(changed) or 'something'} in its {model._get_name()}, which is not in the state "
-        "dict: files and other processes lack it, so results depend on the number of workers; register it as a buffer "
-        "(register_buffer)"
+        f"training changes {', '.join(changed) or 'something'} in the client's {model._get_name()}, which is not in "
+        "the state dict: files and other processes lack it, so results depend on the number of workers; register it as "
+        "a buffer (register_buffer)"
     )
 
 
@@ -216,12 +220,13 @@ def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def check_unchanged(job: Job) -> None:
-    """Check that a client has the task, the network and the examples with which the run began, or note them.
+    """Check that task, network and examples are the same as at the beginning of the run; at the beginning, save them.
 
-    Digests are kept with the client's state and never sent: the server hears only that something has changed.
+    Only digests (hashes) are saved, with the client's state. They are never sent: the server only learns which of the
+    three has changed.
 
     Raises:
-        Refused: something changed, so that the rounds before and after would be of different experiments.
+        Refused: task, network or examples changed, so that rounds before and after are different experiments.
     """
     store = job.client.store
     with seeded(job.client.config.seed, "beginning", job.client.name):
@@ -230,13 +235,13 @@ def check_unchanged(job: Job) -> None:
         store.note_beginning(now)
     elif changed := [name for name, value in now.items() if then.get(name, value) != value]:
         raise Refused(
-            f"its {', '.join(changed)} changed since this run began: bring back the same task, model and data, or "
-            "start another run"
+            f"the client's {', '.join(changed)} changed since this run began: restore the same task, model and data, "
+            "or start another run"
         )
 
 
 def _digests(job: Job) -> dict[str, str]:
-    """Return digests of the task, the network's structure and each part of the examples, by name."""
+    """Return digests (hashes) of the task, the network's structure and each set of examples, by name."""
     client, found = job.client, dict[str, str]()
     for name, words in PARTS.items():
         part: Examples | None = getattr(client.data, name)
@@ -252,7 +257,7 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _task(job: Job) -> str:
-    """Return the task as text, with the value of a user's own loss for arbitrary outputs and labels."""
+    """Describe the task as text; a user's own loss is described by its value for arbitrary outputs and labels."""
     client, text = job.client, str(job.client.task)
     if client.task.own_loss is None:
         return text
@@ -266,7 +271,7 @@ def _task(job: Job) -> str:
 
 
 def _structure(model: nn.Module, *, sized: bool) -> str:
-    """Return modules and arrays of a network as text; of a part of a network the modules without widths."""
+    """Describe a network's modules and arrays as text; for a part of a network (`sized`), only its modules' types."""
     lines = [f"{name} {type(m).__name__} {'' if sized else m.extra_repr()}" for name, m in model.named_modules()]
     arrays = {} if sized else model.state_dict(keep_vars=True)
     lines += [f"{name} {each.dtype} {list(each.shape)} {each.requires_grad}" for name, each in arrays.items()]

@@ -1,7 +1,7 @@
-"""A node's config, and the run's configuration at the node.
+"""A node's config, and the run's configuration on the node.
 
-Paths are taken from a server on the same machine or cluster only (a simulation); elsewhere the node names the places of
-data and state.
+Paths in a server's request are used only if the server runs on the same machine or cluster (a simulation). Otherwise,
+the node config names the folders for data and state.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ PINNED = "fedhet.split"
 
 
 def name_of(context: Context) -> str:
-    """Return the client's name: its `name`, or else its partition id, which it keeps when its node comes back."""
+    """Return the client's name: `name` or else `partition-id` of the node config, or else Flower's node id."""
     config = context.node_config
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
 def opened(message: Message, context: Context, *, in_cluster: bool = False) -> tuple[ClientInfo, Request, Policy]:
-    """Return the client with its configuration, the request, and the node's policy.
+    """Read a message: return the client's identity and configuration, the server's request, and the node's policy.
 
     Nothing is loaded or computed for a message that the policy refuses.
 
@@ -46,9 +46,9 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
 
     Raises:
         WireError: the message is not from fedhet's server.
-        ConfigError: the node's name cannot be a file name, or its settings are invalid; this machine of a cluster lacks
-            the folder of the clients' state.
-        Refused: the policy refuses the method, or the run would split the node's data in another way than before.
+        ConfigError: the node's name is not a valid file name, a setting is invalid, or the folder for the clients'
+            state does not exist on this machine of a cluster.
+        Refused: the policy refuses the method, or the request splits the node's data differently than the run so far.
     """
     request, settings = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(settings).encode())
@@ -59,14 +59,14 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
     node, name = _with_data(context.node_config), name_of(context)
     node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
-        raise ConfigError(f"this node's name {name!r} cannot be that of a file: give it another one")
+        raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
     config = configuration.at_node(
         settings, tuple((key, node[key]) for key in keys_that("at_node") if key in node), here=here
     )
     if in_cluster and not (folder := state_folder(config.state_dir, request.run)).is_dir():
         raise ConfigError(
-            f"there is no folder {folder}, where clients keep their state: a simulation on several machines needs a "
-            "run directory (--out) that all of them share"
+            f"the folder {folder} for the clients' state does not exist on this machine: a simulation on several "
+            "machines needs a run directory (--out) that all of them share"
         )
     policy.check_method(config.method_name, registry.traits(config))
     if policy.deployed:
@@ -82,32 +82,32 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
 
 
 def _whole(node: Mapping[str, Any], name: str) -> int | None:
-    """Return a number of the node's config, or None; raises a ConfigError if it is not a whole number."""
+    """Return a number from the node config, or None if it is not set; raises a ConfigError if it is not whole."""
     value = node.get(name)
     if value is not None and not str(value).isdecimal():
-        raise ConfigError(f"the node's {name} must be a whole number, from 0")
+        raise ConfigError(f"the node's {name} must be a whole number of at least 0, not {value!r}")
     return None if value is None else int(value)
 
 
 def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's config with its data folder under both names, `data` and Flower's usual `data-path`.
+    """Return the node config with its data folder under both `data` and Flower's usual name `data-path`.
 
     Raises:
-        ConfigError: they name different folders.
+        ConfigError: `data` and `data-path` are different folders.
     """
     places = [node_config[name] for name in ("data", "data-path") if name in node_config]
     if len({*places}) > 1:
-        raise ConfigError("the node's config has a data-path, and other data: give one of them")
+        raise ConfigError("the node config has different folders for data and data-path: set only one of them")
     return {**node_config, **{name: path for path in places for name in ("data", "data-path")}}
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Store a run's split of the node's data, and refuse another one: two splits would disclose single examples."""
+    """Store how a run splits the node's data, and refuse another split, since two would disclose single examples."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]
     if changed := [key for key, value in now.items() if kept[key] != value]:
         raise Refused(
-            f"its data are split as at the beginning of the run until the run ends, and the request has another "
-            f"{', '.join(changed)}: start another run"
+            f"the split of the node's data is fixed within a run, but the request has another {', '.join(changed)}: "
+            "start another run"
         )

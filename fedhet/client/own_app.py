@@ -1,4 +1,4 @@
-"""A user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
+"""Runs a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,26 +33,27 @@ def wrap(
     loss: str = "eval_loss",
     train_loss: str = "train_loss",
 ) -> ClientApp:
-    """Return a ClientApp that answers fedhet's strategies with the train and evaluate functions of another ClientApp.
+    """Return a ClientApp that serves fedhet's strategies with the train and evaluate functions of your own ClientApp.
 
     These functions receive what Flower's own strategies send: `arrays`, the network's state dict, and `config` with
     `server-round`, `lr`, `local-epochs`, `batch-size` and the method's own keys. They return what Flower's strategies
-    expect: arrays from training, metrics from both. All metrics are in the run's history by their names; a metric of
-    training that evaluation returns, too, gets the prefix `train_`. Arrays that the method does not share stay with the
-    client. A method that needs fedhet's training loop is refused.
+    expect: arrays from training, and metrics from training and evaluation. The run's history lists all metrics by name;
+    a training metric gets the prefix `train_` if evaluation returns a metric of the same name. Arrays that the method
+    does not share stay on the client. Methods that need fedhet's training loop are refused.
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
-        model: as for `fedhet.make_client_app`; its state dict has the arrays that the functions receive and return.
-        examples: a function of a client, such as of its `partition_id`, that returns its numbers of training and test
-            examples, which do not change within a run.
-        accuracy: name of the metric of `evaluate` that is the score, from 0 to 1.
-        loss: name of the mean loss of `evaluate`.
-        train_loss: name of the mean loss of `train`; it may be missing.
+        model: the model, in any form that `fedhet.make_client_app` accepts; its state dict has the arrays that the
+            functions receive and return.
+        examples: a function that returns a client's numbers of training and test examples, which must not change
+            within a run; its argument is, for example, the client's `partition_id`.
+        accuracy: name of the metric from `evaluate` that is used as the score, from 0 to 1.
+        loss: name of the metric from `evaluate` with the mean loss.
+        train_loss: name of the metric from `train` with the mean loss; `train` may leave it out.
 
     Raises:
         ModelError: `model` is None.
-        ConfigError: `app` is not a ClientApp, or `examples` needs arguments that it cannot be given.
+        ConfigError: `app` is not a ClientApp, or `examples` has arguments for which fedhet has no value.
     """
     if not isinstance(app, ClientApp):
         raise ConfigError(f"app must be a flwr.clientapp.ClientApp, not {type(app).__name__}")
@@ -67,38 +68,41 @@ def wrap(
 
 
 def _check_method(config: Config) -> None:
-    """Raise a ConfigError for a method or a setting that needs fedhet's training loop."""
+    """Raise a ConfigError if the method or a setting needs fedhet's training loop."""
     if not registry.client_side(config.method_name).takes_any_loop:
         able = [name for name in registry.own_methods() if registry.client_side(name).takes_any_loop]
         raise ConfigError(
-            f"{config.method_name} needs fedhet's training loop, and this client's app trains with its own "
-            f"(fedhet.wrap): make it with fedhet.make_client_app, or take one of {', '.join(able)}"
+            f"{config.method_name} needs fedhet's training loop, but this client's app trains with its own "
+            f"(fedhet.wrap): create the app with fedhet.make_client_app, or choose one of {', '.join(able)}"
         )
     if config.validation or config.unseen_clients:
         key = "validation" if config.validation else "unseen-clients"
-        raise ConfigError(f"{key} needs fedhet's own loop, and this client's app has its own (fedhet.wrap)")
+        raise ConfigError(
+            f"{key} needs fedhet's training loop, but this client's app trains with its own (fedhet.wrap): create the "
+            f"app with fedhet.make_client_app, or leave {key} unset"
+        )
 
 
 class _Unread:
-    """Stands for examples that only the app's own functions read."""
+    """Placeholder for examples that only the app's own functions can read."""
 
     def __getitem__(self, row: int) -> Any:
         raise DataError(
-            "its examples are read by its app's own functions alone (fedhet.wrap), and a setting of the run needs them "
-            "here: batch-norm = local, and no validation part"
+            "only the app's own functions can read the client's examples (fedhet.wrap), but a setting of the run needs "
+            "them: set batch-norm = local, and no validation part"
         )
 
 
 def _unread(client: str, counts: Any) -> ClientData:
-    """Return data with these numbers of examples, which cannot be read; raises a DataError for other values."""
+    """Return client data with `counts` unreadable examples; raises a DataError if `counts` are not valid numbers."""
     try:
         train, test = (int(count) for count in counts)
     except (TypeError, ValueError):
         train, test = -1, -1
     if train < 1 or test < 0:
         raise DataError(
-            f"client {client}: examples must return the numbers of training and test examples, at least (1, 0), not "
-            f"{counts!r}"
+            f"client {client}: the function examples must return the numbers of training and test examples, at least "
+            f"(1, 0), but returned {counts!r}"
         )
     unread = (LazyInputs(_Unread(), None, torch.arange(count)) for count in (train, test))
     own_train, own_test = (Examples(part, torch.zeros(len(part), dtype=torch.int64)) for part in unread)
@@ -106,18 +110,18 @@ def _unread(client: str, counts: Any) -> ClientData:
 
 
 class _Loop:
-    """Trains and evaluates by the functions of a user's app; `names` are those of accuracy, loss and training loss."""
+    """Trains and evaluates with the functions of a user's app; `names` name accuracy, loss and training loss."""
 
     def __init__(self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str]) -> None:
         self._app, self._message, self._context, self._names = app, message, context, names
         self._metrics: dict[str, dict[str, float]] = {"train": {}, "evaluate": {}}
 
     def train(self, job: Job) -> None:
-        """Train the client's network."""
+        """Train the client's network with the app's train function."""
         client, train_loss = job.client, self._names[2]
         arrays, metrics = self._ask("train", job)
         try:
-            check(arrays, spec_of(client.tensors), "the arrays that its train function returned")
+            check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
         except FedhetError as error:
             raise ModelError(f"{error} (fedhet.wrap)") from error
         load_into(client.tensors, arrays)
@@ -127,7 +131,7 @@ class _Loop:
         self._report(job)
 
     def measure(self, job: Job, when: str) -> None:
-        """Evaluate the client's network as `received` or `trained` on its test examples."""
+        """Evaluate the client's network on its test examples, as `received` or as `trained` (`when`)."""
         count, (accuracy, loss, _) = len(job.client.data.test), self._names
         if count < max(job.policy.least, 1):
             log.warning("client %s has %d test examples, too few for a metric (min-examples)", job.client.name, count)
@@ -135,8 +139,9 @@ class _Loop:
         metrics = self._ask("evaluate", job)[1]
         if missing := next((name for name in (accuracy, loss) if name not in metrics), None):
             raise ModelError(
-                f"its evaluate function returned no metric {missing!r} but {', '.join(sorted(metrics)) or 'none'}: "
-                "name its accuracy and its loss, fedhet.wrap(..., accuracy='...', loss='...')"
+                f"the app's evaluate function returned no metric {missing!r}; it returned "
+                f"{', '.join(sorted(metrics)) or 'none'}: pass the names of its accuracy and loss, "
+                "fedhet.wrap(..., accuracy='...', loss='...')"
             )
         metric = Metric((metrics[accuracy],), (float(count),))
         job.measured[when] = job.policy.measured(metric, metrics[loss], examples=count, ranked=False)
@@ -145,14 +150,14 @@ class _Loop:
             self._report(job)
 
     def _report(self, job: Job) -> None:
-        """Report the metrics of both functions; a name that both use is that of evaluation."""
+        """Report metrics of training and evaluation; a training metric is renamed if evaluation has its name."""
         (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
         taken = {accuracy, loss, *evaluated}
         trained = {f"train_{name}" if name in taken else name: v for name, v in self._metrics["train"].items()}
         job.further = trained | evaluated
 
     def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
-        """Call one of the app's functions; return the arrays and metrics of its reply."""
+        """Call the app's `train` or `evaluate` function (`action`); return the arrays and metrics of its reply."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.parameters).items()}
         family = f"{config.family}."

@@ -32,18 +32,18 @@ DIGITS = 4
 
 
 class Refused(FedhetError):
-    """A node does not answer a message, for a reason that depends on nothing private."""
+    """Raised if a node refuses to answer a message, for a reason that does not depend on private data."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules of one node.
+    """The rules of one node: which kinds of values it sends, and from how many examples.
 
     Attributes:
-        allowed: kinds (`KINDS`) that may be sent; None for all.
-        least: number of examples that must be behind every number that is sent.
-        deployed: whether the server is on another machine, or another user's. Then metrics are rounded, nothing is
-            downloaded, and reasons of failures that could disclose data stay in the node's log.
+        allowed: kinds of values (`KINDS`) that may be sent; None allows all.
+        least: minimum number of examples behind every number that is sent.
+        deployed: whether the server runs on another machine or as another user. Then metrics are rounded, nothing is
+            downloaded, and failure reasons that could disclose data stay in the node's log.
     """
 
     allowed: frozenset[str] | None = None
@@ -52,7 +52,7 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """Return the policy of a node's config (`allow`, `min-examples`); raises a ConfigError for a wrong value."""
+        """Return the policy that a node config sets (`allow`, `min-examples`); raises a ConfigError if invalid."""
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))
@@ -60,7 +60,7 @@ class Policy:
                 raise ConfigError(nearest("kind in the node's allow", unknown[0], KINDS))
         least = node_config.get("min-examples", LEAST if deployed else 1)
         if isinstance(least, bool) or not isinstance(least, int) or least < 1:
-            raise ConfigError(f"the node's min-examples is {least!r}, must be a whole number of at least 1")
+            raise ConfigError(f"the node's min-examples is {least!r}, but must be a whole number of at least 1")
         return cls(allowed, least, deployed)
 
     @property
@@ -70,40 +70,41 @@ class Policy:
 
     @property
     def keeps_secret(self) -> bool:
-        """Whether the node's batches are its secret (`fedhet.client.secret`)."""
+        """Whether the node draws its batches from a secret seed (`fedhet.client.secret`)."""
         return self.deployed and self.allowed is not None
 
     def check_method(self, method: str, traits: Traits) -> None:
-        """Raise `Refused` if a method sends a kind, except metrics, that may not be sent."""
+        """Raise `Refused` if a method sends a kind of values, other than metrics, that the node does not allow."""
         if self.allowed is not None:
             if not self.allowed:
-                raise Refused("this node allows nothing to be sent (allow = ''), so it takes part in no run")
+                raise Refused("this node allows nothing to be sent (allow = ''), so it cannot take part in a run")
             self._check(method, traits.kinds)
 
     def check_shared(self, side: AnySide) -> None:
-        """Raise `Refused` if a kind of the network's shared arrays may not be sent."""
+        """Raise `Refused` if the network's shared arrays are of a kind that the node does not allow."""
         if self.allowed is not None:
             kinds = {_kind_of("model", name, side) for name in side.shared()}
-            self._check(side.client.config.method_name, kinds, way_out="; batch-norm = local keeps statistics")
+            self._check(side.client.config.method_name, kinds, way_out="; set batch-norm = local to send no statistics")
 
     def check_examples(self, count: int, batch_size: int) -> None:
         """Raise `Refused` if a client has too few training examples, or trains on too few in a step.
 
-        Weights can depend on the last step alone, such as by a weight decay that forgets the others.
+        Few examples per step are refused since weights can depend on the last step alone, for example if a large
+        weight decay erases the earlier steps.
         """
         if count < self.least:
             raise Refused(
-                f"it has {count} training examples, and its node requires at least {self.least} examples behind every "
-                "number (min-examples)"
+                f"the client has {count} training examples, but its node requires at least {self.least} examples "
+                "behind every number that it sends (min-examples)"
             )
         if batch_size < self.least and not self.keeps_secret:  # which trains on whole groups
             raise Refused(
-                f"batch-size is {batch_size}, and its node trains on no fewer than {self.least} examples at a time "
-                "(min-examples)"
+                f"batch-size is {batch_size}, but the client's node requires at least {self.least} examples in every "
+                "training step (min-examples): increase batch-size"
             )
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
-        """Return the payload with metrics rounded or left out; raises `Refused` for a kind that may not be sent."""
+        """Return the payload with metrics rounded or left out; raises `Refused` for kinds that are not allowed."""
         if self.allowed is not None:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
@@ -117,7 +118,7 @@ class Policy:
         return Payload(payload.arrays, values)
 
     def account(self, reply: Reply, side: AnySide) -> str:
-        """Return the kinds in a reply, with the bytes of their arrays, as text for the node's log."""
+        """Describe a reply for the node's log: its kinds of values, and the size of their arrays in bytes."""
         bytes_of: Counter[str] = Counter()
         for group, arrays in reply.payload.arrays.items():
             for name, array in arrays.items():
@@ -136,14 +137,14 @@ class Policy:
         ranked: bool,
         behind: Sequence[int] | None = None,
     ) -> Measured:
-        """Return an evaluation as it may be sent: rounded, without values that too few examples are behind.
+        """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
         Args:
             metric: the metric's values with their weights.
             loss: the mean loss.
             examples: number of examples.
             ranked: whether the metric is an AUC, whose weights are numbers of pairs of examples.
-            behind: number of examples behind each value, if these are not all; weights are then rounded, too.
+            behind: number of examples behind each value, None for all examples; if given, weights are rounded, too.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -157,23 +158,23 @@ class Policy:
         return Measured(Metric(values, weights), self.rounded(loss))
 
     def rounded(self, value: float) -> float:
-        """Return a metric or a loss with as many digits as may be sent."""
+        """Return a metric or a loss; a deployed node rounds it to the digits that it may send."""
         return float(f"{value:.{DIGITS}g}") if self.deployed else value
 
     def reason(self, client: str, error: Exception) -> str:
-        """Return the reason of a failure for the server; at a deployed node none that could disclose data."""
+        """Return the reason of a failure for the server; a deployed node withholds reasons that could disclose data."""
         if not self.deployed or isinstance(error, Refused | ChangedExamples | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
-        return "it failed; the reason is in its node's log, since reasons can disclose data"
+        return "the client failed; the reason is in its node's log, since it could disclose data"
 
     def _check(self, method: str, kinds: Collection[str], *, way_out: str = "") -> None:
-        """Raise `Refused` for a kind that may not be sent; `way_out` is the remedy for BatchNorm's statistics."""
+        """Raise `Refused` if kinds are not allowed; `way_out` is a remedy to append for BatchNorm's statistics."""
         refused = sorted({*kinds} - {METRICS, STRUCTURE} - (self.allowed or frozenset()))
         if refused:
             way_out = way_out if refused == ["statistics"] else ""
             out = ", ".join(sorted(self.allowed or ()))
-            raise Refused(f"this node allows only {out} (allow), and {method} sends {', '.join(refused)}{way_out}")
+            raise Refused(f"this node allows only {out} (allow), but {method} sends {', '.join(refused)}{way_out}")
 
 
 def _kind_of(group: str, name: str, side: AnySide) -> str:

@@ -1,8 +1,9 @@
-"""A node's secret: the random streams and groups of examples that a node with a policy uses in all runs.
+"""A node's secret: the seed and the groups of examples that a node with a policy uses in all runs.
 
 A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
-in which step, and could solve for single examples from the differences between rounds. A node with `allow` therefore
-draws from a secret, trains on fixed groups of at least `min-examples` examples, and has the same examples in all runs.
+in which step, and could compute single examples from the differences between rounds. A node with `allow` therefore
+draws from a secret seed, trains on fixed groups of at least `min-examples` examples, and uses the same examples in all
+runs.
 Whatever a server computes linearly from many rounds and runs is then a sum over whole groups.
 """
 
@@ -29,11 +30,11 @@ FOLDER = "nodes"
 
 
 class ChangedExamples(FedhetError):
-    """A run would choose other examples of a node's data than the node's first run did."""
+    """Raised if a run would use other examples of a node's data than the node's first run."""
 
 
 class NodeSecret:
-    """The secret of one client and how its examples are chosen, in `state-dir`/nodes/NAME.json.
+    """The secret seed of a client and the settings that choose its examples, stored in `state-dir`/nodes/NAME.json.
 
     Args:
         state_folder: the node's state folder.
@@ -41,7 +42,7 @@ class NodeSecret:
         data: name of the data set.
 
     Attributes:
-        seed: the seed of all random streams that decide which private examples are in which step.
+        seed: the seed of all random streams that decide which private examples are in which training step.
 
     Raises:
         FedhetError: the file is damaged.
@@ -56,10 +57,11 @@ class NodeSecret:
         self.seed = int(self._content["seed"])
 
     def keep(self, choice: Mapping[str, Any]) -> None:
-        """Store settings that decide which examples there are, or compare them with the node's first run.
+        """Store settings that decide which examples are used, or compare them with the settings of the first run.
 
         Raises:
-            ChangedExamples: a value is not that of the first run; two sums could then differ by one example.
+            ChangedExamples: a setting differs from the first run. Sums over both sets of examples could then differ by
+                a single example, and disclose it.
         """
         if self._new(choice):
             with locked(self._path.parent, wait=True):
@@ -69,13 +71,13 @@ class NodeSecret:
                 self._write(self._content)
 
     def _new(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that are not stored; raises `ChangedExamples` if a stored one has another value."""
+        """Return the settings that are not stored yet; raises `ChangedExamples` if a stored one differs."""
         kept = self._content["examples"].get(self._data, {})
         if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
             raise ChangedExamples(
-                f"this node's examples are those of its first run with {self._data}, and {changed[0]} is another "
-                f"now: set {changed[0]} as it was, in the run or in the node config, or let the node's owner "
-                f"remove {FOLDER}/{self._path.name} in its state-dir"
+                f"this node must use the same examples as in its first run with {self._data}, but {changed[0]} has "
+                f"changed: restore {changed[0]} in the run or in the node config, or let the node's owner remove "
+                f"{FOLDER}/{self._path.name} in the node's state-dir"
             )
         return {key: value for key, value in choice.items() if key not in kept}
 
@@ -83,7 +85,7 @@ class NodeSecret:
         """Return the client's data with its training examples in fixed groups (see `groups_of`).
 
         Raises:
-            ChangedExamples: `least` or the labels are not those of the first run.
+            ChangedExamples: `least` or the labels differ from the first run.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
@@ -110,17 +112,17 @@ class NodeSecret:
 
 
 def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_class: bool) -> tuple[Tensor, ...]:
-    """Divide examples at random into groups of at least `least`, and fewer than twice as many.
+    """Divide examples at random into groups of at least `least`, and fewer than 2 * `least`, examples.
 
     Args:
         labels: (n, ...) labels of the examples.
-        least: smallest size of a group.
-        generator: random stream on the CPU.
-        by_class: whether examples of a group have the same label. The gradient of a linear layer separates classes, so
-            a mixed group would disclose sums over few examples. Examples of rarer labels are in no group.
+        least: minimum size of a group.
+        generator: random generator on the CPU.
+        by_class: whether all examples of a group have the same label. The gradient of a linear layer separates classes,
+            so a mixed group would disclose sums over few examples. Labels with too few examples are left out.
 
     Returns:
-        For each group the rows (k,) int64 of its examples, on the device of the labels.
+        The rows (k,) int64 of each group's examples, on the device of the labels.
     """
     order = torch.randperm(len(labels), generator=generator)
     kinds = torch.zeros(len(labels), dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""The files of a client: its state by round, its personal model, and public datasets.
+"""The files of a client: its state after each round, its personal model, and public datasets.
 
-The server names the round whose state it expects. A client whose reply was lost goes back to the state before it, and
-one that died within a round trains again from where it was.
+The server names the round whose state it expects. A client whose reply was lost returns to the state before that round,
+and a client that stopped within a round repeats the round from the same state.
 """
 
 import json
@@ -27,15 +27,15 @@ BEGINNING = "beginning"
 
 
 class LostState(FedhetError):
-    """A client lacks a state that the server expects, so that the server repeats its handshake."""
+    """Raised if a client lacks a state that the server expects; the server then repeats the client's handshake."""
 
 
 class ClientStore:
     """The files of one client in one run, written atomically.
 
     Args:
-        state_dir: the folder; empty for this user's own.
-        run: the run's identity; empty if the folder belongs to one run.
+        state_dir: the folder for state; empty for the user's default folder.
+        run: the run's identity, which names a subfolder; empty if the folder belongs to one run.
         client: the client's name.
     """
 
@@ -47,22 +47,22 @@ class ClientStore:
         self._model = self._base / run / "models" / f"{name}.safetensors"
 
     def make_room(self) -> None:
-        """Remove old files, if several runs keep their state in one folder."""
+        """Remove old runs and public datasets, if several runs keep their state in one folder."""
         if self._run:
             for path in remove_old(self._base, KEPT_DAYS):
                 log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
     def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int, closing: bool = False) -> None:
-        """Write the state after `round`, and remove earlier ones but that of round `after`, on which it builds.
+        """Save the state after `round`, and remove earlier states except the state after round `after`.
 
-        The server goes back to that one if this reply is lost. A `closing` round removes none, since a run that is
-        resumed with more rounds goes on before it.
+        The server returns to the state after round `after` if this reply is lost. A `closing` round removes no state,
+        since a run that is resumed with more rounds continues from the state before it.
         """
         try:
             write_tensors(self._states / f"{round}.safetensors", tensors)
         except OSError as error:
             raise FedhetError(
-                f"its state cannot be saved: {in_words(error)}; make room, and continue the run with --resume"
+                f"the client's state cannot be saved: {in_words(error)}; free disk space and resume the run (--resume)"
             ) from error
         for path in self._states.glob("*.safetensors"):
             if not closing and path.stem not in (str(round), str(after)):
@@ -77,11 +77,11 @@ class ClientStore:
             return None
 
     def note_beginning(self, digests: Mapping[str, str]) -> None:
-        """Save digests of what the client's numbers depend on, as the run begins."""
+        """Save digests of the client's task, network and examples at the beginning of the run."""
         write_text(self._beginning, json.dumps(digests))
 
     def beginning(self) -> dict[str, str]:
-        """Return the digests that were saved as the run began, or none; raises a `FedhetError` if they are damaged."""
+        """Return the digests from the beginning of the run, empty if none are saved; a FedhetError if damaged."""
         if not self._beginning.is_file():
             return {}
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
@@ -93,7 +93,7 @@ class ClientStore:
             log.info("client %s: its personal model is %s", self._client, self._model)
 
     def keep(self, public: PublicDataset) -> None:
-        """Keep a public dataset that the server sent."""
+        """Save a public dataset that the server sent."""
         path = self._public(public.digest)
         try:
             _public_dataset(path)
@@ -102,7 +102,7 @@ class ClientStore:
             write_tensors(path, {"public": public.inputs, **labels})
 
     def public_dataset(self, digest: str) -> PublicDataset:
-        """Return the stored public dataset with this digest; raises `LostState` if there is none."""
+        """Return the stored public dataset with this digest; raises `LostState` if it is missing."""
         try:
             return _public_dataset(self._public(digest))
         except LookupError as error:
@@ -113,31 +113,31 @@ class ClientStore:
 
 
 def _public_dataset(path: Path) -> PublicDataset:
-    """Return a public dataset; raises a LookupError if there is none, or if it is damaged, after removing it."""
+    """Return the public dataset in a file; raises a LookupError if it is missing, or damaged and now removed."""
     try:
         return _read_public(path, path.stat().st_mtime_ns)
     except FileNotFoundError as error:
-        raise LookupError(path) from error
+        raise LookupError(f"there is no public dataset {path}") from error
 
 
 @lru_cache(maxsize=4)
 def _read_public(path: Path, modified: int) -> PublicDataset:
-    """Read a public dataset, once in a process as long as the file does not change."""
+    """Read a public dataset from a file; each process caches it until the file's modification time changes."""
     try:
         if (tensors := read_tensors(path)) is None:
-            raise LookupError(path)
+            raise LookupError(f"there is no public dataset {path}")
         public = PublicDataset(tensors["public"], tensors.get("labels"))
     except (FedhetError, KeyError, ValueError) as error:
         log.warning("%s: it is removed, and asked for again", error)
         path.unlink(missing_ok=True)
-        raise LookupError(path) from error
+        raise LookupError(f"the public dataset {path} was damaged") from error
     return public
 
 
 def remove_old(base: Path, days: float) -> list[Path]:
-    """Remove the runs and public datasets in a node's folder that were not written to for so many days; return them.
+    """Remove runs and public datasets from a node's folder that were not written to for `days` days; return them.
 
-    A folder with other content is not a run's and stays.
+    A folder with other files is not the folder of a run, and is kept.
     """
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}

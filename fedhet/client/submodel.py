@@ -1,6 +1,6 @@
-"""Parts of a common network, for methods whose clients have parts of different sizes (HeteroFL, DepthFL, LoRA, ...).
+"""Parts of a common network, for methods whose clients train parts of different sizes (HeteroFL, DepthFL, LoRA, ...).
 
-A method's client side names its kind of part in `ClientSide.parts`; nothing else in a client depends on it.
+`ClientSide.parts` is the kind of part that a method uses; no other code of a client depends on the kind.
 """
 
 import math
@@ -22,11 +22,11 @@ from fedhet.config.client_setup import ClientInfo
 
 @dataclass(frozen=True)
 class Submodel:
-    """A client's part of a network: a share of the units of each hidden layer, rounded up.
+    """A client's part of a network: a fraction of the units of each hidden layer, rounded up.
 
     Attributes:
-        width: the share, above 0 and at most 1.
-        groups: the whole network's permutation groups.
+        width: the fraction, above 0 and at most 1.
+        groups: the whole network's permutation groups (sets of units that are selected together).
     """
 
     width: float
@@ -34,12 +34,12 @@ class Submodel:
 
     @classmethod
     def width_of(cls, info: ClientInfo) -> float:
-        """Return a client's share."""
+        """Return the width of a client's part."""
         return client_setup.width_of(info)
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return the groups of units by which a whole network can be cut; by default all hidden ones.
+        """Return the groups of units by which a whole network can be made smaller; by default all hidden units.
 
         Args:
             model: the whole network, as `ClientSide.adapt` returns it.
@@ -49,16 +49,16 @@ class Submodel:
 
     @property
     def whole(self) -> Self:
-        """The part that is the whole network."""
+        """The part that is the whole network (width 1)."""
         return replace(self, width=1.0)
 
     @cached_property
     def units(self) -> dict[int, NDArray[np.int64]]:
-        """The units of each group: the first ones."""
+        """Indices of this part's units in each group: the first units of the group."""
         return {group.index: np.arange(math.ceil(round(group.width * self.width, 6))) for group in self.groups}
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return this part of a newly built network, or the network itself if the part is the whole."""
+        """Return this part of a newly built network, or the network itself if the width is 1."""
         if self.width == 1:
             return model
         state = self.state(model)
@@ -75,5 +75,5 @@ class Submodel:
         return kept | {n: torch.from_numpy(array) for n, array in cut_out(parts, self.groups, self.units).items()}
 
     def describe(self) -> str:
-        """Return the groups in the form that the server reads in the handshake."""
+        """Return the permutation groups as text, in the form that the server reads in the handshake."""
         return groups_to_json(self.groups)

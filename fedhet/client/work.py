@@ -1,4 +1,4 @@
-"""A client's work for a message, top to bottom: restore, begin, evaluate, train the phases, end, evaluate, keep."""
+"""A client's work for one message: restore, begin, evaluate, train in phases, end, evaluate, keep."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -24,31 +24,31 @@ from fedhet.utils.text import log
 
 
 class Loop(Protocol):
-    """A user's own functions that train and evaluate a client's network instead of fedhet's loop."""
+    """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
 
     def train(self, job: "Job") -> None:
-        """Train the network."""
+        """Train the client's network."""
 
     def measure(self, job: "Job", when: str) -> None:
-        """Evaluate the network as `received` or `trained`."""
+        """Evaluate the client's network as `received` or as `trained` (`when`)."""
 
 
 @dataclass
 class Job:
-    """One client with a message to answer.
+    """A client and the message that it answers.
 
     Attributes:
         side: the method's client side.
-        payload: what the server sent.
-        policy: the rules of its node.
-        build: builds the client's whole configured network, with the initial weights of a client or of `all`.
-        redraw: loads such weights into the client's network.
-        note: a remark on its network for the log; may be empty.
-        loop: the user's own training and evaluation; None for fedhet's.
-        measured: its evaluations so far, by name.
+        payload: arrays and values that the server sent.
+        policy: the rules of the client's node.
+        build: builds the whole configured network, with the initial weights of the named client, or of `all` clients.
+        redraw: loads the initial weights of the named client, or of `all` clients, into this client's network.
+        note: a warning about the network for the log; may be empty.
+        loop: the user's own training and evaluation; None for fedhet's training loop.
+        measured: the client's evaluations so far, by name.
         lost: whether the state that the server expects is missing.
-        further: the user's own metrics, by name.
-        batches: the random stream for the order of examples.
+        further: metrics of the user's own functions, by name.
+        batches: the random generator for the order of examples.
     """
 
     side: AnySide
@@ -64,12 +64,12 @@ class Job:
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the random stream from client and round."""
+        """Create the random generator for the order of examples from client and round."""
         self.batches = self.client.generator("batches")
 
     @property
     def client(self) -> Client:
-        """The client."""
+        """The client that answers the message."""
         return self.side.client
 
 
@@ -77,7 +77,7 @@ class Job:
 
 
 def train(job: Job) -> Payload:
-    """Answer a message to train: one client's work of a round."""
+    """Answer a training message: do one client's work of a round, and return the reply's payload."""
     side, client = job.side, job.client
     restore(job)
     begin(job)
@@ -96,9 +96,9 @@ def train(job: Job) -> Payload:
 
 
 def evaluate(job: Job) -> Payload:
-    """Answer a message to evaluate: the received model and, if clients keep models, the client's own.
+    """Answer an evaluation message: evaluate the received model and, if clients keep models, the client's own model.
 
-    At the end of a run the client's own model is saved.
+    At the end of a run, the client's personal model is saved.
     """
     side, client = job.side, job.client
     restore(job)
@@ -120,10 +120,11 @@ def evaluate(job: Job) -> Payload:
 
 
 def join(job: Job) -> Payload:
-    """Answer an unseen client's message after the last round: train the received weights, and new ones, and evaluate.
+    """Train and evaluate a client that joins after the last round, from received weights and from new weights.
 
-    Both starts are trained for `unseen-epochs` with the task's loss on the same batches, each with its own learning
-    rate, after BatchNorm's statistics are re-estimated, and evaluated before the first epoch and after each.
+    From each start, BatchNorm's statistics are re-estimated, and the network is trained for `unseen-epochs` with the
+    task's loss on the same batches. It is evaluated before the first epoch and after each epoch. The received weights
+    can have their own learning rate.
     """
     client, config = job.client, job.client.config
     if not job.policy.tells_metrics:
@@ -148,7 +149,7 @@ def join(job: Job) -> Payload:
 
 
 def first(job: Job) -> Payload:
-    """Return the weights from which all clients start; those of the whole network if clients have parts of it."""
+    """Return the common initial weights of all clients; the whole network's weights if clients train parts of it."""
     if job.client.part is None:
         job.redraw("all")
         return job.side.share()
@@ -161,7 +162,7 @@ def first(job: Job) -> Payload:
 
 
 def restore(job: Job) -> None:
-    """Restore the network and the method's memory to the state that the server expects."""
+    """Restore the network and the method's memory to the saved state that the server expects."""
     client, side, expected = job.client, job.side, job.client.request.expected
     saved: dict[str, Tensor] | None = {}
     if expected >= 0 and (side.remembers or _lasting(side)):
@@ -186,14 +187,14 @@ def restore(job: Job) -> None:
 
 
 def begin(job: Job) -> None:
-    """Load the payload; re-estimate BatchNorm's statistics if that is configured and weights were received."""
+    """Load the payload; with `batch-norm = re-estimate`, re-estimate statistics if weights were received."""
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
         job.client.reestimate()
 
 
 def run_phases(job: Job, phases: Iterable[Phase]) -> None:
-    """Train the client's network for the phases in order."""
+    """Train the client's network in the given phases, in order."""
     client = job.client
     for phase in phases:
         if phase.epochs or phase.steps:
@@ -218,7 +219,7 @@ def keep(job: Job) -> None:
 
 
 def _lasting(side: AnySide) -> dict[str, Tensor]:
-    """Return the network's tensors that the client keeps between rounds."""
+    """Return the tensors of the network that the client keeps between rounds, by name."""
     if side.traits.keeps == "nothing":
         return {}
     shared = side.shared_names() if side.traits.keeps == "rest" else {}
@@ -228,7 +229,7 @@ def _lasting(side: AnySide) -> dict[str, Tensor]:
 
 
 def _shares_all(side: AnySide) -> bool:
-    """Return whether all clients have one global model, statistics included."""
+    """Return whether all clients have the same global model, including BatchNorm's statistics."""
     return side.traits.whole and len(side.shared_names()) == len(side.client.names)
 
 
@@ -236,9 +237,10 @@ def _shares_all(side: AnySide) -> bool:
 
 
 def measure(job: Job, when: str) -> None:
-    """Evaluate the network as `received` or `trained`, unless the node's policy keeps metrics.
+    """Evaluate the network as `received` or as `trained` (`when`), unless the node's policy allows no metrics.
 
-    User code draws the same random numbers in every evaluation of a client; training is not affected.
+    User code draws the same random numbers in every evaluation of a client. The random numbers of training do not
+    depend on evaluations.
     """
     client = job.client
     if not job.policy.tells_metrics:
@@ -254,7 +256,7 @@ def measure(job: Job, when: str) -> None:
 
 
 def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> None:
-    """Evaluate the network after these phases, which are undone afterwards."""
+    """Evaluate the network after training in the given phases, then restore its weights."""
     client = job.client
     before = {name: tensor.clone() for name, tensor in client.tensors.items()}
     batches, trained = job.batches, client.trained
@@ -267,7 +269,7 @@ def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], pha
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
-    """Evaluate outputs on the configured parts of the data."""
+    """Evaluate the function `outputs` on the configured sets of examples: test, common test and validation."""
     client, policy = job.client, job.policy
     client.model.eval()  # which a method's own function of outputs may use
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
@@ -292,16 +294,16 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
 
 
 def _check_loss(client: Client, loss: float, when: str) -> None:
-    """Raise `ModelError` if a loss is not finite or so large that training diverged."""
+    """Raise `ModelError` if a loss is not finite, or so large that training must have diverged."""
     if abs(loss) <= LARGEST:
         return
     if client.request.round <= 1 and when == "received" and not math.isfinite(loss):
         raise ModelError(
-            f"the loss of what it received is {loss:.3g} before anybody has trained: for some test example its network "
-            "returns no finite numbers"
+            f"the loss of the received model is {loss:.3g} before any training: for some test example, the client's "
+            "network returns values that are not finite"
         )
     raise ModelError(
-        f"the loss of what it {when} is {loss:.3g}: training diverged, a lower learning-rate than "
+        f"the loss of the {when} model is {loss:.3g}: training diverged, a lower learning-rate than "
         f"{client.config.learning_rate:g} may help"
     )
 

@@ -1,4 +1,4 @@
-"""Training, evaluation, and BatchNorm's statistics: one loop for all methods."""
+"""Training, evaluation and BatchNorm's statistics, with one training loop for all methods."""
 
 from fedhet.training.distillation import divergence as divergence
 from fedhet.training.distillation import soft_divergence as soft_divergence

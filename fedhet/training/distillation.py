@@ -7,10 +7,10 @@ from fedhet.tasks import Task
 
 
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
-    """Return the mean over predictions of KL(wanted || outputs) of logits (n, ..., classes) divided by a temperature T.
+    """Return the mean KL divergence KL(wanted || outputs) of logits (n, ..., classes) divided by `temperature`.
 
-    `wanted` is a constant. With many labels each output is a probability of its own, and divergences are averaged over
-    labels. The gradient falls as 1 / T^2, for which the caller must compensate.
+    No gradient reaches `wanted`. With `many_labels`, each output is the logit of a separate label, and divergences are
+    averaged over labels. Gradients scale with 1 / temperature^2, for which the caller must compensate.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
     if not many_labels:
@@ -20,7 +20,7 @@ def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many
 
 
 def divergence(task: Task, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return `soft_divergence` of two networks' outputs (n, ...) for the same examples of a task."""
+    """Return `soft_divergence` between two networks' outputs (n, ...) for the same examples of a task."""
     scores, many_labels = task.outputs.scores, task.outputs.meaning == "labels"
     return soft_divergence(scores(outputs), scores(wanted), temperature, many_labels=many_labels)
 

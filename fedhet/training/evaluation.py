@@ -1,4 +1,4 @@
-"""Forward passes, and what is computed in evaluation mode: outputs, scores and BatchNorm's statistics."""
+"""Forward passes, and computations in evaluation mode: outputs, metrics and BatchNorm's statistics."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -35,10 +35,10 @@ def forward(
         model: the network.
         inputs: (n, ...) transformed examples.
         captures: inner values to capture, by name.
-        until: stop at the head and return Phi (n, d) instead of outputs.
-        learns: whether a graph is built.
-        stream: the random stream of dropout in a pass that must not change the network's buffers.
-        bf16: whether to compute in bfloat16 where torch holds that to be safe; results are float32.
+        until: if given, stop at the head and return the representation Phi (n, d) instead of outputs.
+        learns: whether to build an autograd graph.
+        stream: the random stream for dropout, in a pass that leaves the network's buffers unchanged.
+        bf16: whether to compute in bfloat16 where `torch.autocast` does so; results are float32.
     """
     if not (captures or bf16 or stream) and learns:  # most training steps
         return (until or model)(inputs), {}
@@ -60,14 +60,14 @@ def forward(
 def evaluate(
     predict: Callable[[Tensor], Tensor], examples: Examples, task: Task, prepare: Callable[[Tensor], Tensor]
 ) -> Score | None:
-    """Return the score of predictions over all examples, or None without examples.
+    """Return the metric and the loss of predictions for all examples, or None if there are no examples.
 
     Args:
-        predict: a network on the device of the examples, which stays in evaluation mode, or a function from transformed
-            inputs to outputs.
+        predict: a function from transformed inputs to outputs, or a network on the device of the examples, which is
+            left in evaluation mode.
         examples: the examples to evaluate.
-        task: gives metric and loss.
-        prepare: transforms raw inputs.
+        task: the task, which defines metric and loss.
+        prepare: function that transforms raw inputs.
     """
     total = None
     if isinstance(predict, nn.Module):
@@ -89,15 +89,15 @@ def read(
     rows: int = BATCH,
     tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return a model's outputs (n, ...) for raw inputs, without a graph; the model stays in evaluation mode.
+    """Return a model's outputs (n, ...) for raw inputs, without gradients; leaves the model in evaluation mode.
 
     Args:
         model: the network.
         inputs: (n, ...) raw examples.
-        transform: from raw inputs to the model's.
-        until: return Phi (n, d) instead of outputs.
+        transform: function from raw inputs to the model's inputs.
+        until: if given, return the representation Phi (n, d) instead of outputs.
         rows: batch size.
-        tokens: (n,) int64, the token of each row to return values of; None for all.
+        tokens: (n,) int64, the position of the token to return for each example; None for all tokens.
     """
     model.eval()
     values = []
@@ -108,7 +108,7 @@ def read(
 
 
 def of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
-    """Return the values (n, ...) of one token (n,) of each row of `values` (n, tokens, ...)."""
+    """Return the values (n, ...) of one token per row of `values` (n, length, ...); `tokens` (n,) are positions."""
     return values[torch.arange(len(values), device=values.device), tokens]
 
 
@@ -120,14 +120,14 @@ def reestimate(
 ) -> None:
     """Re-estimate running statistics of BatchNorm and InstanceNorm as means over batches, weighted by batch size.
 
-    Averaged weights give other activations than those from which their statistics were taken. A unit that does not vary
-    gets variance 1.
+    After weights are averaged over clients, activations no longer match the clients' running statistics. A unit whose
+    activation is constant gets variance 1.
 
     Args:
-        model: the network; it stays in evaluation mode if it has such layers.
-        inputs: (n, ...) raw examples; with fewer than two nothing is done.
-        transform: from raw inputs to the model's.
-        chosen: whether a layer is re-estimated, by the name of its running mean.
+        model: the network; it is left in evaluation mode if it has such layers.
+        inputs: (n, ...) raw examples; with fewer than two examples nothing changes.
+        transform: function from raw inputs to the model's inputs.
+        chosen: whether to re-estimate a layer, given the name of its running mean; by default all layers.
     """
     kinds = kinds_of(model)
     layers: list[_NormBase] = []

@@ -15,18 +15,18 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 @dataclass(frozen=True)
 class Optimisation:
-    """The optimiser of a phase of training.
+    """The optimiser, batch size and learning rate of a training phase.
 
     Attributes:
         optimizer: sgd, adam, amsgrad (Adam with the largest second moment so far: Reddi et al., 2018) or adamw.
-        learning_rate: constant over the phase, unless there is a schedule.
-        momentum: of SGD.
-        weight_decay: on matrices and filters, not on biases and normalisation.
-        batch_size: examples in a mini-batch.
-        schedule: from the fraction of the phase that is done to the learning rate of a step.
+        learning_rate: the learning rate, constant over the phase unless there is a schedule.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of matrices and filters; biases and normalisation have none.
+        batch_size: number of examples in a mini-batch.
+        schedule: function from the completed fraction of the phase to the learning rate of a step.
         bf16: whether forward passes are computed in bfloat16; weights and losses are float32.
-        least: examples in the smallest mini-batch: a smaller rest of an epoch joins the batch before it.
-        clip_gradients: largest norm of a step's gradient of all parameters; 0 for no limit.
+        least: minimum number of examples in a mini-batch; a smaller last batch is merged into the batch before it.
+        clip_gradients: maximum norm of the gradient of all parameters; 0 for no limit.
     """
 
     optimizer: str = "sgd"
@@ -40,11 +40,11 @@ class Optimisation:
     clip_gradients: float = 0.0
 
     def at(self, rate: float) -> "Optimisation":
-        """Return a copy with a constant learning rate; with rate 0 return this one."""
+        """Return a copy with the constant learning rate `rate`, or this object if `rate` is 0."""
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a new optimiser of the parameters."""
+        """Return a new optimiser for the parameters."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
@@ -58,10 +58,10 @@ class Optimisation:
 
 
 def learning_rate(schedule: str, largest: float, done: float) -> float:
-    """Return the learning rate of a schedule when a fraction of the run is done.
+    """Return the learning rate of a schedule after the fraction `done` of the run.
 
-    `constant`; `linear` and `cosine` fall to zero; `one-cycle` (Smith and Topin, 2018) rises along a cosine from a 25th
-    of the largest rate, which it reaches at 0.3 of the run, and falls along another to a 100th.
+    `constant` stays at `largest`; `linear` and `cosine` decrease to zero; `one-cycle` (Smith and Topin, 2018) increases
+    along a cosine from `largest` / 25 to `largest` at 0.3 of the run, then decreases along a cosine to `largest` / 100.
     """
     done = min(max(done, 0.0), 1.0)
     falling = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}
@@ -75,10 +75,10 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 
 @cache
 def eager(kind: type[Kind]) -> type[Kind]:
-    """Return a subclass of one of torch's optimisers that computes the same without torch's compiler and profiler.
+    """Return a subclass of a torch optimiser with the same computation, but without torch's compiler and profiler.
 
-    Torch's wrappers import the compiler, which takes seconds, and profile each step, which takes a third of a small
-    network's step.
+    Torch wraps the methods of its optimisers: the wrappers import the compiler, which takes seconds, and profile each
+    step, which takes a third of a small network's step.
     """
     step = torch.no_grad()(_bare(kind.step))
     vars(step)["hooked"] = True  # torch takes its hooks to be there
@@ -86,7 +86,7 @@ def eager(kind: type[Kind]) -> type[Kind]:
 
 
 def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method without torch's own wrappers; other wrappers stay."""
+    """Return a method of an optimiser without torch's own wrappers; other wrappers stay."""
 
     def others(function: Callable[..., Any]) -> bool:
         module = getattr(function, "__globals__", {}).get("__name__", "")  # a wrapper's `__module__` is what it wraps

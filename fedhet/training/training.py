@@ -26,17 +26,17 @@ from fedhet.utils.statistics import Work
 
 @dataclass(slots=True)
 class Step:
-    """One mini-batch, as a loss term sees it.
+    """One mini-batch of training, as loss terms receive it.
 
     Attributes:
         number: number of the step in its phase, from 0.
-        model: the network in training mode, before this step's gradients.
-        parameters: its parameters by name, frozen ones included.
+        model: the network in training mode, before this step's update.
+        parameters: the network's parameters by name, including frozen ones.
         inputs: (n, ...) transformed examples on the device.
-        labels: (n, ...) their labels.
-        rows: (n,) int64, positions of these examples in the phase's examples.
-        outputs: the network's outputs.
-        captured: the inner values that the phase captures, by name; each (n, ...), part of the graph.
+        labels: (n, ...) labels of the examples.
+        rows: (n,) int64, positions of the examples in the phase's examples.
+        outputs: the network's outputs for the inputs.
+        captured: the inner values that the phase captures, by name; each (n, ...), part of the autograd graph.
         bf16: whether forward passes are computed in bfloat16.
         further: number of examples outside the batch that loss terms passed through the network.
     """
@@ -53,9 +53,9 @@ class Step:
     further: int = 0
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return Phi (m, d) of further transformed examples (m, ...), part of the graph; dropout draws from `stream`.
+        """Return representations Phi (m, d) of further transformed examples (m, ...), part of the autograd graph.
 
-        Buffers and the task's random stream do not change.
+        Dropout draws from `stream`. The pass changes neither buffers nor torch's global random state.
         """
         self.further += len(inputs)
         return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
@@ -67,22 +67,22 @@ Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training.
+    """One phase of a client's local training.
 
     Attributes:
-        epochs: passes over the examples.
-        optimisation: the optimiser.
-        steps: number of mini-batches, instead of whole epochs.
-        module: the network to train, if not the client's.
-        trains: whether an array is trained, by its name. Other parameters do not change, nor do buffers of modules that
-            have no parameters (or, without parameters, no buffers) to train. A parameter that does not require
-            gradients is never trained.
-        terms: loss terms, added to the task's loss.
-        task_weight: weight of the task's own loss; with 0 labels may be anything that the terms need.
-        captures: inner values of every batch for the terms, by name.
-        examples: the examples to train on, if not the client's training part.
-        augmented: whether batches of `examples` are augmented, which targets of single examples do not allow.
-        continues: continue with the optimiser of the previous phase, which must train the same parameters.
+        epochs: number of passes over the examples.
+        optimisation: optimiser, batch size and learning rate.
+        steps: number of mini-batches, instead of whole epochs, if above 0.
+        module: the network to train, if not the client's network.
+        trains: function from an array's name to whether it is trained; None trains all. Other parameters do not change,
+            nor do buffers of a module that has no parameters to train (or no buffers, if it has no parameters). A
+            parameter that does not require gradients is never trained.
+        terms: loss terms to add to the task's loss.
+        task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
+        captures: inner values to capture from every batch for the terms, by name.
+        examples: the examples to train on, if not the client's training examples.
+        augmented: whether batches of `examples` are augmented; must be False if terms have a target for each example.
+        continues: whether to continue with the optimiser of the previous phase, which must train the same parameters.
     """
 
     epochs: int
@@ -104,10 +104,10 @@ class Trained:
 
     Attributes:
         loss: sum over epochs of the mean loss of an epoch's steps, weighted by batch size.
-        epochs: passes over the examples, fractional for phases that count steps.
-        recorded: sum (a scalar tensor) and number of steps of each value that a term recorded.
+        epochs: number of passes over the examples, fractional for phases that count steps.
+        recorded: sum (a scalar tensor) and number of steps, for each value that a loss term recorded, by name.
         optimizer: the optimiser with its state.
-        work: gradient steps and forward passes.
+        work: numbers of gradient steps and of forward passes.
     """
 
     loss: float = 0.0
@@ -137,20 +137,20 @@ def train(
     generator: torch.Generator,
     before: Trained | None = None,
 ) -> Trained:
-    """Train a model in place for one phase, and return the result of this phase and the earlier ones.
+    """Train a model in place for one phase; return the combined result of this phase and the earlier phases.
 
     Args:
-        model: the model, unless the phase has a module.
+        model: the model to train, unless the phase has a `module`.
         phase: the phase of training.
-        examples: the client's training part, on the model's device, unless the phase has its own.
-        task: gives the loss.
-        prepare: transforms raw inputs, augmented with the given generator if there is one.
+        examples: the client's training examples, on the model's device; not used if the phase has its own.
+        task: the task, which defines the loss.
+        prepare: function that transforms raw inputs, and augments them if it is given a generator.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         before: the result of earlier phases.
 
     Raises:
-        ModelError: the phase trains none of the model's parameters, or continues one that trained others; training
-            diverged, or its first loss is not finite.
+        ModelError: the phase trains none of the model's parameters, or continues a phase that trained other parameters;
+            training diverged, or the first loss is not finite.
     """
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
@@ -195,7 +195,7 @@ def _passes(
     prepare: Callable[[Tensor], Tensor],
     batches: Iterable[Tensor],
 ) -> Iterator[Step]:
-    """Yield mini-batches, given by their rows, each after its forward pass."""
+    """Yield a `Step` after the forward pass of each mini-batch; `batches` are the row numbers of its examples."""
     for number, index in enumerate(batches):
         inputs, labels = examples.at(index)
         inputs = prepare(inputs)
@@ -206,14 +206,14 @@ def _passes(
                 raise
             few = "there is one training example" if len(examples) == 1 else "batch-size is 1"
             raise ModelError(
-                f"BatchNorm cannot train on a batch of one example, and {few}: set batch-size to at least 2 and give "
-                "every client at least 2 training examples, or use GroupNorm in its place"
+                f"BatchNorm cannot train on a batch of one example, but {few}: set batch-size to at least 2 and give "
+                "every client at least 2 training examples, or replace BatchNorm by GroupNorm"
             ) from error
         yield Step(number, model, parameters, inputs, labels, index, outputs, captured, phase.optimisation.bf16)
 
 
 def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
-    """Return the sum of the task's loss and the terms; add the values that terms record to `recorded`."""
+    """Return the sum of the task's loss and the loss terms; add the values that terms record to `recorded`."""
     loss = task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
     if phase.task_weight != 1:
         loss = phase.task_weight * loss
@@ -232,11 +232,11 @@ def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor
 def _check_losses(
     losses: list[float], sizes: list[int], examples: int, parameters: list[nn.Parameter], rate: float, *, first: bool
 ) -> None:
-    """Raise `ModelError` if the first loss is not finite, or if losses or weights are too large to recover."""
+    """Raise `ModelError` if the first loss is not finite, or if losses or weights show that training diverged."""
     if first and not math.isfinite(losses[0]):
         raise ModelError(
-            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: for some example of "
-            "the batch the network returns no finite numbers, or the augmentation does"
+            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: the network, or the "
+            "augmentation, returns values that are not finite for some example of the batch"
         )
     step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
     with torch.inference_mode():
@@ -253,12 +253,14 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
         return phase.optimisation.build(parameters)
     stepped = {id(parameter) for group in before.optimizer.param_groups for parameter in group["params"]}
     if stepped != {id(parameter) for parameter in parameters}:
-        raise ModelError("a phase of training continues one that trains other parameters: they must be the same")
+        raise ModelError(
+            "a training phase continues a phase that trains other parameters: let both train the same parameters"
+        )
     return before.optimizer
 
 
 def _uses_batch_norm(model: nn.Module) -> bool:
-    """Return whether a network in training mode normalises by the statistics of the batch."""
+    """Return whether a network has BatchNorm layers in training mode, which normalise by statistics of the batch."""
     return any(isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training for each in model.modules())
 
 
@@ -266,14 +268,14 @@ def _uses_batch_norm(model: nn.Module) -> bool:
 def _only_trained(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
 ) -> Iterator[list[nn.Parameter]]:
-    """Yield the chosen parameters, without gradients; the rest of the network is frozen within the context."""
+    """Yield the parameters to train, with cleared gradients; the rest of the network is frozen within the context."""
     model.train()
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
         raise ModelError(
-            f"a phase of training has no parameters to train: of {len(trainable)} trainable ones of "
-            f"{model._get_name()}, none is in the part that it trains"
+            f"a training phase has no parameters to train: it selects none of the {len(trainable)} trainable "
+            f"parameters of {model._get_name()}"
         )
     _forget_gradients(live)
     if trains is None:
@@ -303,7 +305,7 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
 def _rows(
     examples: Examples, size: int, epochs: int, steps: int, generator: torch.Generator, *, least: int
 ) -> tuple[Iterator[Tensor], int]:
-    """Return the mini-batches of whole epochs, or of `steps` if above 0, as index tensors, and their number."""
+    """Return the mini-batches of whole epochs, or `steps` mini-batches if above 0, as index tensors, and a count."""
     if examples.groups == ():
         return iter(()), 0
     total, device = steps or epochs * len(_ends(len(examples), size, least)), examples.labels.device
@@ -317,7 +319,7 @@ def _rows(
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the mini-batches of one shuffled epoch of `count` examples, of at least `least`, as index tensors."""
+    """Yield the mini-batches of one shuffled epoch of `count` examples, each an index tensor of at least `least`."""
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0
@@ -329,7 +331,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield mini-batches of one shuffled epoch, of whole groups of rows (k,) int64 and at least `least` examples."""
+    """Yield index tensors for one shuffled epoch, each of whole groups of rows and with at least `least` examples."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

@@ -53,7 +53,7 @@ def test_contradicting_data_folders(federate):
     nodes = {0: {"data": "/data/one", "data-path": "/data/other"}}
     watch, _ = federate("FedAvg", nodes=nodes)
     reasons = [failure["reason"] for row in watch.rows for failure in row["failures"]]
-    assert "the node's config has a data-path, and other data: give one of them" in reasons
+    assert "the node config has different folders for data and data-path: set only one of them" in reasons
 
 
 # ---- where it writes
@@ -77,7 +77,7 @@ def test_paths_in_a_cluster(federate, tmp_path, monkeypatch):
     monkeypatch.setattr("fedhet.client.app.cluster_machine", lambda: "node7")
     monkeypatch.setattr("fedhet.server.federation.proof", lambda text: "guessed")
     shared = tmp_path / "shared"
-    with pytest.raises(FedhetError, match=rf"on machine node7: there is no folder {shared}/\w+, where clients keep"):
+    with pytest.raises(FedhetError, match=rf"on machine node7: the folder {shared}/\w+ for the clients' state"):
         federate("Local", state_dir=str(shared))
     monkeypatch.setattr("fedhet.server.handshake.simulated", lambda grid: True)  # whose server makes the folder
     federate("Local", state_dir=str(shared))
@@ -153,7 +153,7 @@ def test_server_paths_of_data_and_presets(tmp_path, in_a_run):
 
 def test_node_name_with_path(federate):
     watch, _ = federate("Local", nodes={0: {"name": "../1"}})
-    assert "'../1' cannot be that of a file" in watch.rows[0]["failures"][0]["reason"]
+    assert "'../1' is not a valid file name" in watch.rows[0]["failures"][0]["reason"]
 
 
 def test_damaged_public_dataset(tmp_path):
@@ -187,7 +187,7 @@ def test_removal_of_old_runs(federate, home):
 
 def test_partition_id_must_be_whole(federate):
     watch, _ = federate("Local", nodes={0: {"partition-id": "third"}})
-    assert "the node's partition-id must be a whole number, from 0" in watch.rows[0]["failures"][0]["reason"]
+    assert "the node's partition-id must be a whole number of at least 0" in watch.rows[0]["failures"][0]["reason"]
 
 
 # ---- how much it may take
@@ -201,7 +201,7 @@ def test_client_beyond_memory_limit(federate, tiny):
 
     most = psutil.Process().memory_info().data / 1e9 + 1
     watch, _ = federate("FedAvg", data=greedy, nodes={n: {"memory-limit": most} for n in range(3)})
-    reason = f"it needs more memory than its node allows (memory-limit = {most} GB)"
+    reason = f"the client needs more memory than its node allows (memory-limit = {most} GB)"
     assert watch.rows[0]["failures"] == [{"client": "1", "reason": reason}]
     assert watch.rows[2]["participants"] == ["0", "2"]
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
@@ -245,7 +245,7 @@ def test_largest_size_in_memory(name, setting, keys, sizes, federate, monkeypatc
         shape = strategy.federation.specs[str(number)]["0.weight"][0]
         assert shape == ((400 * share, 4) if setting == "width" else (400, 4))
     (refused,) = watch.rows[0]["failures"]
-    words = f"its smallest {setting}, {sizes[-1]:g}, needs more memory to train than its node allows"
+    words = f"training with the smallest {setting}, {sizes[-1]:g}, needs more memory than the client's node allows"
     assert refused["reason"] == f"{words} (memory-limit = 1e-05 GB)"
     assert [row["participants"] for row in watch.rows[1:3]] == [[str(n) for n in range(len(sizes))]] * 2
 
@@ -257,7 +257,7 @@ def test_size_measured_within_limit(federate):
     assert strategy.federation.specs["0"]["0.weight"][0] == (400, 4)
     (refused,) = watch.rows[0]["failures"]
     assert refused["client"] == "1"
-    assert "width is 'auto', the largest that fits in its memory-limit, which it lacks: set memory-limit" in str(
+    assert "width is 'auto', the largest that fits in its memory-limit, but the node has no memory-limit" in str(
         refused
     )
 
@@ -271,7 +271,7 @@ def test_size_measured_within_limit(federate):
         (
             "FedAvg",
             "features, prototypes",
-            "allows only features, prototypes (allow), and fedavg sends weights",
+            "allows only features, prototypes (allow), but fedavg sends weights",
         ),
         ("FedProto", "", "allows nothing to be sent"),
         ("FedProto", "prototype", "did you mean 'prototypes'"),
@@ -297,7 +297,7 @@ def test_statistics_are_a_separate_kind(federate):
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 
     watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, clients=3)
-    assert "fedavg sends statistics; batch-norm = local keeps statistics" in watch.rows[0]["failures"][0]["reason"]
+    assert "fedavg sends statistics; set batch-norm = local" in watch.rows[0]["failures"][0]["reason"]
     watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, batch_norm="local")
     assert watch.rows[0]["failures"] == []
 

@@ -165,7 +165,7 @@ def test_config_like_flowers_strategies():
 @pytest.mark.parametrize("name", ["FedHeNN", "HeteroFL"])
 def test_methods_that_need_fedhets_loop(name):
     strategy = getattr(fedhet, name)(**SETTINGS)
-    with pytest.raises(FedhetError, match=f"{strategy.config.method_name} needs fedhet's training loop, and this"):
+    with pytest.raises(FedhetError, match=f"{strategy.config.method_name} needs fedhet's training loop, but this"):
         strategy.start(LocalGrid(fedhet.wrap(hospital(), network, counts), 3))
 
 
@@ -179,11 +179,13 @@ class TestItIsToldWhatIsWrong:
             self.start(fedhet.wrap(hospital(wrong=wrong), network, counts))
 
     def test_a_score_by_another_name(self):
-        with pytest.raises(FedhetError, match=r"returned no metric 'auc' but eval_acc, eval_loss, num-examples, sens"):
+        with pytest.raises(
+            FedhetError, match=r"returned no metric 'auc'; it returned eval_acc, eval_loss, num-examples, sens"
+        ):
             self.start(fedhet.wrap(hospital(), network, counts, accuracy="auc"))
 
     def test_settings_that_need_its_examples(self):
-        with pytest.raises(FedhetError, match="validation needs fedhet's own loop"):
+        with pytest.raises(FedhetError, match="validation needs fedhet's training loop"):
             self.start(fedhet.wrap(hospital(), network, counts), validation=0.2)
 
     def test_numbers_of_examples_that_are_none(self):

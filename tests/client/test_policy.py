@@ -187,7 +187,8 @@ def test_too_few_training_examples(federate, tiny):
 
     watch, _ = federate("FedAvg", data=data)
     assert [failure["reason"] for failure in watch.rows[0]["failures"]] == [
-        "it has 9 training examples, and its node requires at least 10 examples behind every number (min-examples)"
+        "the client has 9 training examples, but its node requires at least 10 examples behind every number that it "
+        "sends (min-examples)"
     ]
     assert watch.rows[1]["participants"] == ["0", "2"]
     watch, _ = federate("FedAvg", {"min-examples": 9}, data=data)
@@ -209,7 +210,8 @@ def test_smallest_batch(federate):
     assert {*sizes} == {13, 14}, "the 40th example joins a batch"
     watch, _ = federate("FedAvg", {"min-examples": 14}, batch_size=13)
     assert [failure["reason"] for failure in watch.rows[0]["failures"]] == [
-        "batch-size is 13, and its node trains on no fewer than 14 examples at a time (min-examples)"
+        "batch-size is 13, but the client's node requires at least 14 examples in every training step (min-examples): "
+        "increase batch-size"
     ]
 
 
@@ -235,7 +237,7 @@ def test_class_means_of_few_examples(name, federate, caplog):
     assert all(row["failures"] == [] for row in watch.rows)
     sent = [strategy.state.prototypes] if name == "FedProto" else list(strategy.state.own.values())
     assert all(own["classes"].tolist() == [0, 1] for own in sent)
-    assert "keeps the means of classes [2], of which it has fewer than 10 examples" in caplog.text
+    assert "does not send the means of classes [2], since it has fewer than 10 examples" in caplog.text
     watch, _ = federate(name, {"min-examples": 100})
     assert len(watch.rows[0]["failures"]) == 1
     watch, _ = federate(name, {"min-examples": 40}, clients=2, batch_size=40)
@@ -325,7 +327,7 @@ def test_notes_stay_at_the_node(federate, elsewhere, caplog):
             return self.made(inputs) + 0 * self.last(inputs)
 
     federate("Local", model=lambda client: Odd())
-    assert "client 1: its head was guessed" in caplog.text
+    assert "client 1: the head was guessed" in caplog.text
     grid = LocalGrid(make_client_app(lambda: Odd(), forty), 2)
     assert read_reply(asked(grid, "query", {"method": "local"}, "handshake")).report.note == ""
 

@@ -133,5 +133,5 @@ def test_public_dataset_of_other_shape(tmp_path):
     other = PublicDataset(torch.ones(3, 5))
     client = client_with(None, other.digest, tmp_path)
     client.store.keep(other)
-    with pytest.raises(WireError, match=r"examples of shape \[5\], and this client's are of \[4\]"):
+    with pytest.raises(WireError, match=r"examples of shape \[5\], but this client's examples have shape \[4\]"):
         client.find_public()

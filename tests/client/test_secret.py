@@ -59,7 +59,7 @@ def test_changed_settings_are_refused(change, tmp_path):
     NodeSecret(tmp_path, "north", "digits").keep(choice)
     NodeSecret(tmp_path, "north", "digits").keep(choice)
     NodeSecret(tmp_path, "north", "mnist").keep(choice | change)
-    with pytest.raises(ChangedExamples, match=f"digits, and {next(iter(change))} is another now") as refusal:
+    with pytest.raises(ChangedExamples, match=f"digits, but {next(iter(change))} has changed") as refusal:
         NodeSecret(tmp_path, "north", "digits").keep(choice | change)
     assert "4711" not in str(refusal.value)
 
@@ -67,7 +67,7 @@ def test_changed_settings_are_refused(change, tmp_path):
 @pytest.mark.parametrize(("labels", "least"), [(LABELS[:-1], 10), (LABELS, 11)])
 def test_changed_examples_are_refused(labels, least, tmp_path):
     NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES)
-    with pytest.raises(ChangedExamples, match="this node's examples are those of its first run"):
+    with pytest.raises(ChangedExamples, match="this node must use the same examples as in its first run"):
         NodeSecret(tmp_path, "north", "own").grouped(data(labels), least, CLASSES)
 
 

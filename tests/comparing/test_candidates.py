@@ -60,7 +60,7 @@ def test_methods_that_need_a_public_dataset():
 def test_what_may_leave_the_clients_decides():
     found = asked("fedmd", "fedproto", "layer-average", "local", allow="posteriors")
     assert set(found.choices) == {"fedmd", "local"}
-    assert "allows only posteriors (allow), and layer-average sends weights" in found.refused["layer-average"]
+    assert "allows only posteriors (allow), but layer-average sends weights" in found.refused["layer-average"]
     found = asked("fedavg", base=DIGITS | {"architectures": "torchvision/resnet18"}, allow="weights")
     assert "fedavg sends statistics" in found.refused["fedavg"]
     with pytest.raises(ConfigError, match="unknown kind in the node's allow 'everything'"):
@@ -127,7 +127,7 @@ def test_refusals_of_a_users_networks():
         "set it to a model for these inputs"
     )
     assert refused["flha-distillation"] == f"flha-distillation.teacher: {reason}"
-    assert refused["lora"] == "lora adapts nn.Linear layers, and Sequential has none but its head"
+    assert refused["lora"] == "lora adapts nn.Linear layers, but Sequential has none except its head"
     assert refused["fml"] == f"fml.shared-model: {reason}"
 
 

@@ -27,7 +27,9 @@ def test_a_part_of_one_image_tells_no_loss(allow, tmp_path):
     victim = Victim(0, tmp_path, SINGLE, own_data=False, **({} if allow is None else {"allow": allow}))
     assert pixel_by_pixel(victim, "validation-received") is None
     (reason,) = {*victim.refusals}
-    assert "it has 1 training examples, and its node requires at least 10 examples behind every number" in reason
+    assert (
+        "the client has 1 training examples, but its node requires at least 10 examples behind every number" in reason
+    )
 
 
 def test_losses_reveal_at_most_the_mean(tmp_path):

@@ -162,7 +162,8 @@ def test_too_few_outputs_for_public_labels_are_refused(method, own, tmp_path):
     run_locally(config, tmp_path / "run", app=make_client_app(model, data))
     done = Run(tmp_path / "run")
     assert done.failures == [(0, "1")]
-    assert "it cannot learn the public dataset: its labels go from 0 to 9" in done.rows[0]["failures"][0]["reason"]
+    reason = done.rows[0]["failures"][0]["reason"]
+    assert "the client cannot learn from the public dataset: its labels go from 0 to 9" in reason
 
 
 @pytest.mark.parametrize("hook", ["configure_fit", "evaluation_payloads", "aggregate_fit"])

@@ -92,5 +92,5 @@ def test_model_without_body_is_refused(federate):
     def data(client):
         return ((torch.zeros(8, 64), torch.zeros(8).long()),) * 2
 
-    with pytest.raises(FedhetError, match="clients .*: a phase of training has no parameters to train"):
+    with pytest.raises(FedhetError, match="clients .*: a training phase has no parameters to train"):
         federate("fedrep", model=model, data=data)

@@ -360,7 +360,7 @@ def test_statistics_of_all_sizes(method, federate):
 
 def test_class_name_with_exits(federate):
     widths = iter(range(4, 99))
-    with pytest.raises(FedhetError, match="its ResNet was built again as another network"):
+    with pytest.raises(FedhetError, match="the client's ResNet has other layers when it is built again"):
         federate("depthfl", model=lambda client: ResNet(next(widths)), **DEPTHS)
 
 

@@ -276,7 +276,7 @@ def test_continued_optimiser(optimizer):
 def test_invalid_continuation():
     model = network()
     first = run(model, Phase(1, Optimisation(), trains=lambda name: name.startswith("3.")))
-    with pytest.raises(ModelError, match="continues one that trains other parameters"):
+    with pytest.raises(ModelError, match="continues a phase that trains other parameters"):
         run(model, Phase(1, Optimisation(), continues=True), before=first)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
