@@ -242,7 +242,9 @@ class TestSides:
             ConfigError, match=f"server side of method 'crossed', '{client}', must be a subclass of fedhet.server"
         ):
             registry.strategy("crossed")
-        with pytest.raises(ConfigError, match=f"client side of method 'crossed', '{server}', is not a fedhet.client"):
+        with pytest.raises(
+            ConfigError, match=f"client side of method 'crossed', '{server}', must be a subclass of fedhet.client"
+        ):
             registry.client_side("crossed")
         registry.register(Method("value", server="fedhet.server.round:P"))
         with pytest.raises(ConfigError, match="must be a subclass of fedhet.server"):
