@@ -92,7 +92,7 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return the groups matched since each client's last message, and the number of the next group.
 
-        A client starts from its own weights if its units are not in the global model and a layer of it is wider.
+        A client starts from its own weights if it has no assignments and a layer that is wider than the global one.
         """
         payloads = {client: self._news(client) for client in clients}
         for client, payload in payloads.items():

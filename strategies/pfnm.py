@@ -75,9 +75,9 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             expected = groups.shapes(widths_of(shapes, groups))
             needed = {name for name in expected if groups.kinds.get(name) != "statistic"}
             if needed - shapes.keys() or not groups.fixed:
-                raise ValueError("the names of its arrays differ from the arrays that the client shares")
+                raise ValueError("the described arrays have other names than the arrays that the client shares")
             if {name: expected[name] for name in shapes} != shapes:
-                raise ValueError("the shapes of its arrays differ from the arrays that the client shares")
+                raise ValueError("the described arrays have other shapes than the arrays that the client shares")
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise WireError(f"the client's description of its layers cannot be used: {error}") from error
         return groups
@@ -169,7 +169,8 @@ class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return the global model with each client's assignments, by which a client selects its units.
 
-        A client starts from its own weights if there is no global model, or if it has no assignments and is wider.
+        A client starts from its own weights if there is no global model, or if it has no assignments and one of its
+        layers is wider than the global one.
         """
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():

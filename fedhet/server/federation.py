@@ -66,7 +66,7 @@ class Federation:
     # ---- a round
 
     def choose(self, clients: Iterable[str]) -> list[str]:
-        """Return the clients that are connected, in order of name; record the others as failed."""
+        """Return the connected clients among `clients`, in order of name; record the others as failed."""
         wanted = list(clients)
         for client in wanted:
             if client not in self.roster.nodes:

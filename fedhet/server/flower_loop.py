@@ -51,7 +51,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def _begin(self, grid: Grid) -> None:
         """Begin a run at round 1, in Flower's loop or in a Flower strategy that wraps this one."""
         if self.config.resume:
-            raise ConfigError("a run in a Flower strategy that wraps fedhet's cannot be resumed: leave out resume")
+            raise ConfigError("a run cannot be resumed if a Flower strategy wraps its strategy: leave out resume")
         self._flowers_loop, self._wrapper = ExitStack(), wrapper_of(self)
         atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
         if self.config.closing_epochs:

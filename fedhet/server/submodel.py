@@ -138,13 +138,13 @@ def check_part(report: Report) -> None:
         groups, spec = read_network(report.groups), report.spec
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
-            raise ValueError("they are wider than the whole network")
+            raise ValueError("the arrays are wider than the whole network")
         shapes = groups.shapes(widths)
         if any(shapes[name] != shape for name, (shape, _) in spec.items()):
-            raise ValueError("their shapes differ from the description")
+            raise ValueError("the shapes of the arrays differ from the description")
         lacking = [name for name in groups.needs if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
-            raise ValueError(f"{lacking[0]} is missing")
+            raise ValueError(f"the array {lacking[0]} is missing")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise WireError(f"the client's arrays are not a part of the network that it describes: {error}") from error
 
