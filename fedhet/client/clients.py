@@ -142,9 +142,10 @@ class Clients:
         """Return the node's secret; raises `ChangedExamples` if the node's first run used other examples."""
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
-        about = {*keys_about("data")} - replaced - {"dataset", *keys_that("path")}
+        about = {*keys_about("data")} - replaced - {*keys_that("path")}
         split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
-        secret = NodeSecret(state_folder(config.state_dir, ""), info.name, OWN if self._data else config.dataset)
+        files = OWN if self._data else config.dataset.partition("-")[0]  # `cifar10-fedharm` has the files of `cifar10`
+        secret = NodeSecret(state_folder(config.state_dir, ""), info.name, files)
         secret.keep({key: flat[key] for key in sorted(about)} | split)
         return secret
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
-from fedhet.errors import FedhetError
+from fedhet.errors import DataError, FedhetError
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text
 from fedhet.utils.randomness import torch_generator
@@ -84,8 +84,11 @@ class NodeSecret:
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups (see `groups_of`).
 
+        Examples in no group leave the data, because running statistics and means of few of them would disclose them.
+
         Raises:
             ChangedExamples: `least` or the labels differ from the first run.
+            DataError: there is no group.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
@@ -97,7 +100,11 @@ class NodeSecret:
                 "(min-examples)",
                 *(self._client, left, least),
             )
-        return replace(data, train=replace(data.train, groups=groups))
+        if not groups:
+            raise DataError(f"no class has {least} training examples (min-examples), so the client cannot train")
+        rows = torch.cat(groups).sort().values
+        places = tuple(torch.searchsorted(rows, group) for group in groups)
+        return replace(data, train=replace(data.train.subset(rows.cpu()), groups=places))
 
     def _read(self) -> dict[str, Any]:
         try:

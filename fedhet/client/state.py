@@ -144,6 +144,8 @@ def remove_old(base: Path, days: float) -> list[Path]:
     parts = {BEGINNING, "clients", "models"}
     ours = [run for run in runs if not run.is_symlink() and {path.name for path in run.iterdir()} <= parts]
     for path in sorted([*base.glob("public/*.safetensors"), *ours]):
+        if not path.resolve().is_relative_to(base.resolve()):  # behind a link to another place
+            continue
         files = [path, *path.rglob("*")]
         if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -179,6 +179,8 @@ def _rows(
             f"torch Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
+    if type(value) is Subset and torch.as_tensor(value.indices[:1]).dtype == torch.bool:
+        raise DataError("is a Subset whose indices are a mask of booleans: give row numbers (mask.nonzero()[:, 0])")
     if collate is None and (pair := _in_memory(value)) is not None:
         return pair if len(rows) == len(pair) else pair.subset(rows)
     if not len(rows):

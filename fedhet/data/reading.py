@@ -192,6 +192,8 @@ def _dense(value: Any, what: str) -> Any:
     if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout is not torch.strided):
         dense = "to_dense" if isinstance(value, Tensor) else "toarray"
         raise DataError(f"has sparse {what} of type {type(value).__name__}: make them dense with {what}.{dense}()")
+    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+        raise DataError(f"has masked {what}, which networks cannot read: fill them with values ({what}.filled(...))")
     if hasattr(value, "to_numpy") and not isinstance(value, Tensor):
         return value.to_numpy()
     if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):

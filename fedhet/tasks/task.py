@@ -228,6 +228,10 @@ class Task:
             raise ConfigError(
                 f"the task's loss {name} returned {got}: return a differentiable scalar, the mean over a batch"
             )
+        with torch.no_grad():
+            twice = self.loss(torch.cat([leaf, leaf]), torch.cat([labels, labels])).item()
+        if math.isclose(twice, 2 * value.item(), rel_tol=1e-4) and abs(value.item()) > 1e-6:
+            raise ConfigError(f"the task's loss {name} returned a sum over a batch: return the mean (reduction='mean')")
         if any(each is not leaf for each in _trained_by(value)):
             raise ConfigError(
                 f"the task's loss {name} has parameters, which clients do not train: move them into the network, or "

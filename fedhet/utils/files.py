@@ -237,4 +237,4 @@ def state_home() -> Path:
 
 def state_folder(state_dir: str | Path, run: str) -> Path:
     """Return the folder in which clients store the state of a run; `run` is empty if `state_dir` is for one run."""
-    return Path(state_dir or state_home()) / run
+    return Path(state_dir or state_home()) / (file_name(run) if run else "")

@@ -185,6 +185,17 @@ def test_removal_of_old_runs(federate, home):
     assert state.remove_old(base, 1) == []
 
 
+def test_removal_does_not_follow_links(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.safetensors").touch()
+    os.utime(elsewhere / "a.safetensors", (0, 0))
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "public").symlink_to(elsewhere)
+    assert state.remove_old(tmp_path / "base", 1) == []
+    assert (elsewhere / "a.safetensors").exists()
+
+
 def test_partition_id_must_be_whole(federate):
     watch, _ = federate("Local", nodes={0: {"partition-id": "third"}})
     assert "the node's partition-id must be a whole number of at least 0" in watch.rows[0]["failures"][0]["reason"]
@@ -201,7 +212,7 @@ def test_client_beyond_memory_limit(federate, tiny):
 
     most = psutil.Process().memory_info().data / 1e9 + 1
     watch, _ = federate("FedAvg", data=greedy, nodes={n: {"memory-limit": most} for n in range(3)})
-    reason = f"the client needs more memory than its node allows (memory-limit = {most} GB)"
+    reason = f"the client needs more memory than its node allows (memory-limit = {most} GB): raise the limit or choose a smaller model"
     assert watch.rows[0]["failures"] == [{"client": "1", "reason": reason}]
     assert watch.rows[2]["participants"] == ["0", "2"]
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
@@ -246,7 +257,7 @@ def test_largest_size_in_memory(name, setting, keys, sizes, federate, monkeypatc
         assert shape == ((400 * share, 4) if setting == "width" else (400, 4))
     (refused,) = watch.rows[0]["failures"]
     words = f"training with the smallest {setting}, {sizes[-1]:g}, needs more memory than the client's node allows"
-    assert refused["reason"] == f"{words} (memory-limit = 1e-05 GB)"
+    assert refused["reason"] == f"{words} (memory-limit = 1e-05 GB): raise the limit"
     assert [row["participants"] for row in watch.rows[1:3]] == [[str(n) for n in range(len(sizes))]] * 2
 
 

@@ -5,7 +5,7 @@ import torch
 
 from fedhet.client.secret import ChangedExamples, NodeSecret, groups_of
 from fedhet.data import ClientData, Examples
-from fedhet.errors import FedhetError
+from fedhet.errors import DataError, FedhetError
 from fedhet.tasks import Task
 from fedhet.training.training import grouped_batches
 
@@ -51,6 +51,15 @@ def test_secret_by_node(tmp_path):
     assert one.seed == again.seed != other.seed
     grouped = [rows(each.grouped(data(), 10, CLASSES).train.groups) for each in (one, again, other)]
     assert grouped[0] == grouped[1] != grouped[2]
+
+
+def test_examples_in_no_group_leave_the_data(tmp_path):
+    train = NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES).train
+    assert train.labels.bincount().tolist() == [25, 0, 10]
+    assert sorted(row for group in rows(train.groups) for row in group) == [*range(35)]
+    assert all(len(train.labels[group].unique()) == 1 for group in train.groups)
+    with pytest.raises(DataError, match="no class has 26 training examples"):
+        NodeSecret(tmp_path, "south", "own").grouped(data(), 26, CLASSES)
 
 
 @pytest.mark.parametrize("change", [{"alpha": 2.0}, {"split-seed": 1}])

@@ -169,6 +169,14 @@ def test_random_transforms_stay_random():
         (Rows(lambda i: (torch.ones(i + 1), i)), r"has inputs of different shapes, \[1\] and \[2\]"),
         (Rows(lambda i: (torch.ones(1), "cat")), "has labels of type str: number the classes from 0"),
         ((INPUTS, np.array(["a", "b", "a"])), "has labels of type str: number the classes from 0"),
+        (
+            (np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS),
+            "has masked inputs, which networks cannot",
+        ),
+        (
+            Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
+            r"is a Subset whose indices are a mask of booleans: give row numbers \(mask.nonzero",
+        ),
         (iter([]), "is of type list_iterator, whose rows cannot be read by number"),
     ],
 )
