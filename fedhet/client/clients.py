@@ -145,7 +145,9 @@ class Clients:
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
         split = {"clients": info.num_partitions or config.clients, "split-seed": info.split_seed}
         files = OWN if self._data else config.dataset.partition("-")[0]  # `cifar10-fedharm` has the files of `cifar10`
-        secret = NodeSecret(state_folder(config.state_dir, ""), info.name, files)
+        # Flower's node id changes when a node is registered anew, and is no name for what must last.
+        name = "node" if info.partition_id is None and "name" not in info.node_config else info.name
+        secret = NodeSecret(state_folder(config.state_dir, ""), name, files)
         secret.keep({key: flat[key] for key in sorted(about)} | split)
         return secret
 

@@ -110,8 +110,8 @@ class Handshake:
         for node, others in roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
             roster.refused[node] = opened.pop(node)[1].client
             round.fail(f"at node {node}", roster.contest(roster.refused[node], others))
-        averaged = run.traits.shares.averaged and run.traits.alike not in ("widths", "parts")
-        for node in most_alike_first(opened, averaged=averaged):
+        one_shape = run.traits.alike not in ("widths", "parts")
+        for node in most_alike_first(opened, averaged=run.traits.shares.averaged, one_shape=one_shape):
             reply = opened[node][1]
             try:
                 self._check_size(node, reply)

@@ -162,20 +162,24 @@ def _task(report: Report) -> str:
     return report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
 
 
-def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool) -> list[int]:
+def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool, one_shape: bool) -> list[int]:
     """Return nodes in the order of admission, so that the majority decides which clients fit.
 
     Clients with the most frequent compatibility value are admitted first. If shared arrays are `averaged`, clients with
-    the same value are ordered by how many of their arrays have the most frequent shape.
+    the same value are ordered by how many of their arrays have the most frequent dtype and, with `one_shape`, shape.
     """
     kinds = Counter(kind for kind, _ in opened.values())
-    arrays = {node: reply.report.spec.items() if averaged else () for node, (_, reply) in opened.items()}
+    arrays = {
+        node: [(key, (shape if one_shape else (), dtype)) for key, (shape, dtype) in reply.report.spec.items()]
+        for node, (_, reply) in opened.items()
+        if averaged
+    }
     votes = Counter(array for each in arrays.values() for array in each)
     most: dict[str, int] = {}
     for (key, _), count in votes.items():
         most[key] = max(most.get(key, 0), count)
     unlike = {node: sum(votes[array] < most[array[0]] for array in each) for node, each in arrays.items()}
-    return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike[node]))
+    return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike.get(node, 0)))
 
 
 def with_remedy(reasons: str) -> str:

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from fedhet.client.clients import Clients
 from fedhet.client.secret import ChangedExamples, NodeSecret, groups_of
+from fedhet.config import configuration
+from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples
 from fedhet.errors import DataError, FedhetError
 from fedhet.tasks import Task
@@ -60,6 +63,19 @@ def test_examples_in_no_group_leave_the_data(tmp_path):
     assert all(len(train.labels[group].unique()) == 1 for group in train.groups)
     with pytest.raises(DataError, match="no class has 26 training examples"):
         NodeSecret(tmp_path, "south", "own").grouped(data(), 26, CLASSES)
+
+
+@pytest.mark.parametrize("node_config", [{}, {"name": "north"}])
+def test_choice_of_examples_outlives_flowers_node_id(node_config, tmp_path):
+    clients = Clients(None, lambda client: data(), Task("classification"))
+    for number, validation in ((4711, 0.2), (4712, 0.3)):
+        name = node_config.get("name", str(number))
+        config = configuration.resolve({"method": "fedavg", "validation": validation, "state-dir": str(tmp_path)})
+        info = ClientInfo(name, None, None, config, node_config)
+        if number == 4711:
+            clients._secret_of(info)
+    with pytest.raises(ChangedExamples, match="validation has changed"):
+        clients._secret_of(info)
 
 
 @pytest.mark.parametrize("change", [{"alpha": 2.0}, {"split-seed": 1}])

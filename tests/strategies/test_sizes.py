@@ -464,6 +464,17 @@ def test_part_of_another_network(federate):
     assert "need one architecture, of which each may have a part (width)" in reason
 
 
+def test_majority_decides_dtypes(federate):
+    """A client in float64 that comes first is refused alone."""
+
+    def model(client):
+        return Small().double() if client.name == "0" else Small()
+
+    done = federate("heterofl", model=model, rounds=1, **{"heterofl.widths": "1,0.5"})
+    ((_, client, reason),) = done.failures
+    assert (client, "shared arrays must have equal dtypes" in reason) == ("0", True)
+
+
 def test_validation_of_the_global_model(federate):
     """On common validation examples, and not as the mean over clients' parts of it."""
     settings = {"test_on": "global", "validation": 0.2, "validation_on": "common", "heterofl.widths": "1,0.5"}
