@@ -142,7 +142,7 @@ def _check_library(name: str) -> None:
     if model not in (known := names_of(library)):
         close = " or ".join(repr(f"{library}/{match}") for match in get_close_matches(model, known, n=3))
         hint = f"; did you mean {close}?" if close else ";"
-        raise ModelError(f"unknown model {name!r}{hint} {library}'s list_models() names all {len(known)}")
+        raise ModelError(f"unknown model {name!r}{hint} {library}'s list_models() lists all {len(known)} names")
 
 
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:

@@ -249,7 +249,9 @@ def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities
     Raises a ModelError unless there is one vector for each of `count` examples.
     """
     if logits.ndim != 2 or len(logits) != count:
-        raise ModelError(f"{kind} need outputs of shape ({count}, classes), got {tuple(logits.shape)}")
+        raise ModelError(
+            f"{kind} need a model with outputs of shape ({count}, classes), got outputs of shape {tuple(logits.shape)}"
+        )
     logits = logits.float()
     return logits.softmax(1) if kind == "probabilities" else logits
 

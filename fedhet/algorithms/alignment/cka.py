@@ -182,7 +182,10 @@ def u_centred_kernel(kernel: Tensor) -> Tensor:
 
 
 def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
-    """Return a kernel `(L, L)`, centred and divided by its norm, and its term in the denominator of CKA."""
+    """Return a kernel `(L, L)`, centred and divided by its norm, and its squared norm for the denominator of CKA.
+
+    With `debiased`, the kernel is then U-centred, and the squared norm has a lower bound.
+    """
     biased = _unit(centred_kernel(kernel), kernel)
     square: Tensor = biased.square().sum()
     if not debiased:

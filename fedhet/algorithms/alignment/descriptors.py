@@ -88,7 +88,10 @@ def _differentiated(
     with _leaves(model, blocks) as leaves, torch.enable_grad():
         logits = torch.func.functional_call(model, constants, (inputs,))
         if logits.ndim != 2 or logits.shape[1] < 2:
-            raise ModelError(f"descriptors need logits of shape ({len(inputs)}, classes), got {tuple(logits.shape)}")
+            raise ModelError(
+                f"descriptors need a classifier of two or more classes with outputs of shape ({len(inputs)}, classes), "
+                f"got outputs of shape {tuple(logits.shape)}"
+            )
         score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
         outputs = [leaves[name] for name in blocks]
         gradients = torch.autograd.grad(score, outputs)

@@ -156,7 +156,7 @@ def _attention_unfused() -> Iterator[None]:
 
 
 class _Reader:
-    """Builds a graph from an exported program."""
+    """Converts a program from `torch.export` to an `ArchitectureGraph`."""
 
     def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
         self.model, self.shapes, self.tied = model, shapes, tied_names(model)

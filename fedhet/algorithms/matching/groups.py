@@ -83,7 +83,7 @@ class Matching:
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """Return the prior mean (D,) of a group's rows: 0.1 for biases, the mean of a norm's scales, else 0."""
+        """Return the prior mean (D,) of a group's rows: 0.1 for biases, the mean of a norm's scales, 0 for others."""
         slots = columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
         scale = np.array([slot.role in ("weight", VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots])
@@ -314,7 +314,10 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 
 
 def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
-    """Return the names of the arrays that a client with `done` matched groups sends in a step of FedMA."""
+    """Return the names of the arrays that a client sends in a step of FedMA, in which group number `step` is matched.
+
+    `done` groups are matched already. In the last step the client also sends the rest.
+    """
     names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
 
