@@ -212,8 +212,10 @@ def test_client_beyond_memory_limit(federate, tiny):
 
     most = psutil.Process().memory_info().data / 1e9 + 1
     watch, _ = federate("FedAvg", data=greedy, nodes={n: {"memory-limit": most} for n in range(3)})
-    reason = f"the client needs more memory than its node allows (memory-limit = {most} GB): raise the limit or "
-    reason += "choose a smaller model"
+    reason = (
+        f"the client needs more memory than its node allows (memory-limit = {most} GB): raise the limit or choose a "
+        "smaller model"
+    )
     assert watch.rows[0]["failures"] == [{"client": "1", "reason": reason}]
     assert watch.rows[2]["participants"] == ["0", "2"]
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"

@@ -175,7 +175,7 @@ class TestItIsToldWhatIsWrong:
 
     def test_arrays_of_another_network(self):
         wrong = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
-        with pytest.raises(FedhetError, match=r"that its train function returned: 0\.weight is float64\[6, 4\]"):
+        with pytest.raises(FedhetError, match=r"that the app's train function returned: 0\.weight is float64\[6, 4\]"):
             self.start(fedhet.wrap(hospital(wrong=wrong), network, counts))
 
     def test_a_score_by_another_name(self):

@@ -42,5 +42,5 @@ def test_full_disk_names_resume(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr("fedhet.client.state.write_tensors", full)
-    with pytest.raises(FedhetError, match="No space left on device; make room, and continue the run with --resume"):
+    with pytest.raises(FedhetError, match="No space left on device; free disk space and resume the run"):
         ClientStore(tmp_path, "", "0").save(1, {"w": torch.ones(2)}, after=-1)

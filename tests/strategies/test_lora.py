@@ -194,7 +194,7 @@ def test_choice_of_layers():
     assert adapted(network(), **{"lora.layers": "3,5"}) == ["3", "5"]
     assert adapted(Attending()) == ["first", "unused"]
     with pytest.raises(
-        ModelError, match=r"no nn.Linear for attention\.\*; an adapter can be added to first, unused, head"
+        ModelError, match=r"no nn.Linear that matches attention\.\*; adapters can be added to first, unused, head"
     ):
         adapted(Attending(), **{"lora.layers": "first,attention.*"})
     with pytest.raises(ModelError, match="returned one network twice"):
