@@ -151,7 +151,7 @@ class TestPathsThatLeadOutOfAFolder:
         folder = copied(runs["interrupted"])
         config = folder / "config.toml"
         config.write_text(f'state-dir = "{outside}"\n{config.read_text()}')
-        self.refused(outside, f"set state-dir = {outside} again", "run", "--resume", folder)
+        self.refused(outside, f"set state-dir = {outside} for the resumed run", "run", "--resume", folder)
         assert "it goes on" in answered("run", "--resume", folder, "--set", f"state-dir={outside}").stderr
 
     @pytest.mark.parametrize("values", ["x = " + "[" * 200 + "]" * 200, "[" + ".".join("a" * 900) + "]\nx = 1"])

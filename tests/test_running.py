@@ -122,7 +122,7 @@ def test_a_comparison_needs_the_same_model(tmp_path, tiny):
     settings = {**QUICK, "rounds": 1, "report": False}
     once = {"seeds": [0], "out": tmp_path / "all", "jobs": 1, "data": tiny.data}
     fedhet.compare(["local"], settings, model=tiny.model, **once)
-    with pytest.raises(ConfigError, match=r"(?s)local-seed0: .*its network changed since .* or choose another folder"):
+    with pytest.raises(ConfigError, match=r"(?s)local-seed0: .*network changed since .* or choose another folder"):
         fedhet.compare(["local"], settings, model=tanh, **once)
     assert not fedhet.compare(["local"], settings, model=tiny.model, **once).failed
 

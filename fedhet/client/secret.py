@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
-from fedhet.errors import DataError, FedhetError
+from fedhet.errors import FedhetError
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text
 from fedhet.utils.randomness import torch_generator
@@ -85,10 +85,10 @@ class NodeSecret:
         """Return the client's data with its training examples in fixed groups (see `groups_of`).
 
         Examples in no group leave the data, because running statistics and means of few of them would disclose them.
+        If there is no group, the client trains on none of its examples, and its data stay as they are.
 
         Raises:
             ChangedExamples: `least` or the labels differ from the first run.
-            DataError: there is no group.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
@@ -101,7 +101,7 @@ class NodeSecret:
                 *(self._client, left, least),
             )
         if not groups:
-            raise DataError(f"no class has {least} training examples (min-examples), so the client cannot train")
+            return replace(data, train=replace(data.train, groups=()))
         rows = torch.cat(groups).sort().values
         places = tuple(torch.searchsorted(rows, group) for group in groups)
         return replace(data, train=replace(data.train.subset(rows.cpu()), groups=places))

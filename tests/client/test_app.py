@@ -46,7 +46,7 @@ def reasons(watch):
         (None, lambda client: None, "client 0: the data function must return (train, test)"),
         (None, lambda client: ((torch.ones(3, 4), torch.ones(2)), None), "client 0: train has 3 inputs but 2 labels"),
         (None, lambda client: (THREE, 5), "client 0: test is of type int, whose rows cannot be read by number"),
-        (None, lambda client: (NONE, THREE), "client 0: has no training examples"),
+        (None, lambda client: (NONE, THREE), "client 0: the client has no training examples"),
     ],
 )
 def test_errors_name_the_client(federate, model, data, reason):

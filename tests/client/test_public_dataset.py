@@ -72,7 +72,7 @@ def test_client_public_dataset(method, expected, tiny, watch):
 
 
 def test_missing_labels(tiny, watch):
-    with pytest.raises(ConfigError, match="labelled needs a public dataset with labels, but it has none"):
+    with pytest.raises(ConfigError, match="labelled needs labels of the public dataset, which has only inputs"):
         start("labelled", tiny.app(), watch, PUBLIC.unlabelled)
     with pytest.raises(FedhetError, match="clients .0, 1.: there is no labelled public dataset to align on"):
         start("labelled", bringing(tiny, PUBLIC.inputs), watch)

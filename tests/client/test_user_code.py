@@ -242,7 +242,7 @@ def test_state_outside_the_state_dict() -> None:
             self.scale = self.scale + self.training
             return super().forward(inputs) * self.scale
 
-    assert "training changes 0.steps in its Sequential" in unsaved_state(nn.Sequential(Counting(4, 3)), INPUTS)
-    assert "training changes scale in its Scaling" in unsaved_state(Scaling(), INPUTS)
+    assert "training changes 0.steps in the client's Sequential" in unsaved_state(nn.Sequential(Counting(4, 3)), INPUTS)
+    assert "training changes scale in the client's Scaling" in unsaved_state(Scaling(), INPUTS)
     normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
     assert [unsaved_state(each, INPUTS) for each in (normal, Caching())] == ["", ""]

@@ -242,7 +242,7 @@ def test_no_labelled_public_dataset(federate: Federate) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_setup, "public_dataset", lambda config: None)
         with pytest.raises(
-            FedhetError, match=r"client 0 alone.*\n  2 clients \(1, 2\): there is no labelled public dataset"
+            FedhetError, match=r"only client 0 is left.*\n  2 clients \(1, 2\): there is no labelled public dataset"
         ):
             federate("fedharm", data=mine, model=population_model, **settings, rounds=1)
 
