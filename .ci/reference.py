@@ -19,6 +19,7 @@ def build(folder: Path) -> None:
     """Write a page for the package, each room, and each method's two sides."""
     public = {name: getattr(fedhet, name) for name in dir(fedhet) if not name.startswith("_")}
     vars(fedhet).update(public)  # pdoc does not ask a module's __getattr__
+    fedhet.__all__ = [*public]
     rooms = [module.name for module in pkgutil.iter_modules([str(Path(fedhet.__file__).parent)], "fedhet.")]
     modules = [name for name in (*rooms, "fedhet.strategies", "fedhet.client_apps") if name not in LEFT_OUT]
     pdoc.render.configure(docformat="google")

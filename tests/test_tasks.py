@@ -70,7 +70,7 @@ def network(outputs):
 
     def model(client):
         width = 8 + 4 * (client.partition_id % 2) * (client.config.method_name != "fedavg")
-        width = 8 if client.config.method_name == "fedproto" else width
+        width = 8 if client.config.method_name in ("fedproto", "fedrep") else width
         return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, outputs))
 
     return model
