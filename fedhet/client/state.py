@@ -141,10 +141,10 @@ def remove_old(base: Path, days: float) -> list[Path]:
     """
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}
-    parts = {BEGINNING, "clients", "models"}
+    parts, root = {BEGINNING, "clients", "models"}, base.resolve()
     ours = [run for run in runs if not run.is_symlink() and {path.name for path in run.iterdir()} <= parts]
     for path in sorted([*base.glob("public/*.safetensors"), *ours]):
-        if not path.resolve().is_relative_to(base.resolve()):  # behind a link to another place
+        if not path.resolve().is_relative_to(root):  # behind a link to another place
             continue
         files = [path, *path.rglob("*")]
         if max((each.stat().st_mtime for each in files if each.is_file()), default=0) < oldest:

@@ -14,7 +14,7 @@ Value = bool | int | float | str
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
 OwnPart = Literal["data", "model", "loader"]
-"""What a user passes: data, models, or training examples in a DataLoader with another batch size than configured."""
+"""A part that a user passes: data, models, or training examples in a DataLoader with its own batch size."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),
