@@ -266,7 +266,6 @@ def keys(
 
 
 def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
-    """Return the keys set by `--set` or by options; raises a ConfigError if a key has no value or is set twice."""
     chosen: dict[str, Any] = parse_settings(settings or ())
     for key, value in options.items():
         if value is None:
@@ -317,12 +316,7 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 
 @contextmanager
 def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
-    """Context in which errors are printed as messages; exits with code 2 for invalid input, and 1 for a failed run.
-
-    Args:
-        everything_is_input: treat all errors as invalid input.
-        stopped: the message if the command is interrupted.
-    """
+    """Context in which errors are printed as messages; exits with code 2 for invalid input, and 1 for a failed run."""
     with ended_by_signals():
         try:
             yield

@@ -149,7 +149,6 @@ def compare(
 def _compared(
     shared: SharedSettings, seeds: Sequence[int], out: Path, baseline: str, tuning: Tuning | None, execute: Execution
 ) -> Comparison:
-    """Tune the variants if requested, carry out the runs, and write and print the results."""
     for note in shared.notes:
         execute.tell(note)
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})

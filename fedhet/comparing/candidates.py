@@ -89,10 +89,7 @@ def ask(
 def _first_serving(
     tries: Iterable[tuple[Choice, Config]], refusal: Callable[[Config], str]
 ) -> tuple[Choice, Config, str]:
-    """Return the first configuration that can train the clients; if none can, the first one and the reason.
-
-    Of several configurations with the same traits, only one is checked.
-    """
+    """Return the first configuration that can train the clients; if none can, the first one and the reason."""
     known: dict[tuple[Traits, bool], str] = {}
     refused = []
     for choice, config in tries:
@@ -147,7 +144,6 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def _silently() -> Iterator[None]:
-    """Context in which clients' refusals are not logged."""
     log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.CRITICAL)

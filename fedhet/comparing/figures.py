@@ -59,7 +59,6 @@ def _draw_curves(axes: Axes, results: Sequence[VariantResult]) -> None:
 
 
 def _draw_bars(axes: Axes, results: Sequence[VariantResult]) -> None:
-    """Draw a group of bars for each variant, with its name below."""
     place = 0.0
     for result in results:
         for which, colour in (("personal", BLUE), ("global", ORANGE)):

@@ -150,7 +150,6 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
 
 
 def _tell_answers(candidates: Candidates, execute: Execution) -> None:
-    """Print which methods can train the clients; raises a `FedhetError` if even training without exchange fails."""
     execute.tell(f"{', '.join(candidates.choices)} can serve")
     for name, reason in candidates.refused.items():
         execute.tell(f"{name} cannot serve: {reason}")
@@ -177,11 +176,7 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 
 
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run the methods' first trials, then their second ones, and so on until the deadline.
-
-    After the first trials, only trials that all methods completed before the deadline count. Returns the searches, and
-    the methods that are left out, each with the reason.
-    """
+    """Run first trials of all methods, then second ones, until the deadline; a later round counts if all complete it."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
@@ -209,7 +204,6 @@ def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> t
 
 
 def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
-    """Return a table with the best trial of each method, in order of accuracy."""
     best = sorted((each.best for each in searches.values() if each.completed), key=lambda tried: -(tried.accuracy or 0))
     lines = [[tried.variant, format_value(tried.accuracy), tried.words] for tried in best]
     return [["method", "validation", "settings"], *lines]
@@ -224,7 +218,6 @@ def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Col
 
 
 def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple[list[PlannedRun], dict[str, str]]:
-    """Run the best configurations with other seeds until the deadline; return the runs, and failures with reasons."""
     runs, failed = list[PlannedRun](), dict[str, str]()
     tuner.execute.tell(f"comparison on test parts: {', '.join(each.variant for each in best)}")
     for seed in seeds:
@@ -249,7 +242,6 @@ def _conclude(
     failed: Mapping[str, str],
     tuner: Tuner,
 ) -> Recommendation:
-    """Select the recommended method from the runs; write and print the results."""
     execute, out, results = tuner.execute, tuner.folder.parent, measure(runs, failed)
     ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
     controls = [each for each in ranked if each.variant in without_exchange]

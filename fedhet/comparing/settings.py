@@ -203,7 +203,6 @@ def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapp
 
 
 def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of the preset in `base`; the preset `own` has different settings for each method."""
     name = str(base.get("preset", ""))
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
@@ -232,10 +231,7 @@ def _training_for_all(base: Mapping[str, Any], first: Variant) -> dict[str, Valu
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
-    """Return optimiser and learning rate of a method that trains something other than networks; empty for others.
-
-    They come from the method's own preset and, for a user's models, from `Parameters.suited`.
-    """
+    """Return optimiser and rate, from preset or `suited`, of a method that trains no networks; empty for others."""
     if not (method := registry.method(config.method_name)).trains:
         return {}
     preset = _own_preset(method, base)
@@ -264,7 +260,6 @@ def _own_settings(
 
 
 def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: UserFunctions) -> dict[str, int]:
-    """Return the number of rounds (key `rounds`) of each variant."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
     first = methods[variants[0].name]

@@ -57,7 +57,6 @@ def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: S
 
 
 def _in_markdown(cell: str) -> str:
-    """Escape Markdown in a cell, since names of architectures may contain any characters."""
     return re.sub(r"([|<`\\]|(?<=\])\()", r"\\\1", cell)
 
 
@@ -101,7 +100,6 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
 
 
 def _lines(results: Sequence[VariantResult], columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return a table with a line for each variant: its name, and its cell of each column."""
     rows = zip((result.label for result in results), *columns.values(), strict=True)
     return [["method", *columns], *map(list, rows)]
 
@@ -196,7 +194,6 @@ def notes_below(
 
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
-    """Yield notes on how differences to the baseline are measured."""
     found = differences(results, baseline)
     if not found:
         return
@@ -210,7 +207,6 @@ def _differences(results: Sequence[VariantResult], baseline: VariantResult, metr
 
 
 def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield a note for each variant whose results lack clients that never took part or failed."""
     for result in results:
         if short := [each for each in result.outcomes if each.missing]:
             seeds = ", ".join(str(each.run.seed) for each in short)
@@ -223,7 +219,6 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
 
 
 def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield a note on the fraction of training examples that were used for validation only, if any."""
     settings = [each.run.settings for result in results for each in result.outcomes]
     if shares := sorted({each.validation for each in settings if each.validation}):
         yield f"{', '.join(f'{share:.0%}' for share in shares)} of training examples were for validation only."

@@ -56,7 +56,6 @@ class Difference:
         return 2 * float(special.stdtr(self.seeds - 1, -abs(self.mean) / math.sqrt(self.variance)))
 
     def __str__(self) -> str:
-        """Return the difference and, if known, its confidence interval, such as `+0.038 [+0.003, +0.072]`."""
         interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
         return f"{self.mean:+.3f}{interval}"
 

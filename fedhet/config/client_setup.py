@@ -216,7 +216,6 @@ def must_be_equal(config: Config) -> bool:
 
 @lru_cache(maxsize=256)  # a comparison checks all its runs
 def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, tuple[int, int]]:
-    """Return the number of axes and the number of bytes of each array in an architecture's state dict."""
     try:
         with torch.device("meta"):
             tensors = models.build(name, input_shape, classes).state_dict()
@@ -229,10 +228,7 @@ def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, 
 def _check_shared(
     method: str, traits: Traits, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]
 ) -> None:
-    """Check that arrays that the server averages have the same shape in all architectures.
-
-    `known` maps each shared key to the first architecture that has it and its shape there; this network's are added.
-    """
+    """Check the shapes of averaged arrays against `known` (architecture and shape by shared key), and extend it."""
     if traits.networks == "widths" or not traits.shares.averaged:
         return
     tensors = network.model.state_dict()
@@ -260,7 +256,6 @@ def _data_keys(config: Config) -> Config:
 
 @lru_cache(maxsize=4)
 def _split(keys: Config, clients: int, seed: int) -> Split:
-    """Split the configured data set: the run's seed draws the public dataset, and `seed` partitions the rest."""
     return data.split(
         dataset_of(keys),
         keys.partition,

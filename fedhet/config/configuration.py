@@ -144,7 +144,6 @@ def _values_of(
 
 
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
-    """Return the dataclass field of a key; raises a ConfigError that suggests the nearest key if there is none."""
     try:
         options: Any = registry.method(prefix, trusted=False).Parameters if prefix else Config
     except ConfigError as error:
@@ -161,7 +160,6 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
 
 
 def _key(key: str) -> str:
-    """Return a key with hyphens in place of underscores."""
     prefix, dot, name = key.rpartition(".")
     return f"{prefix}{dot}{kebab(name)}"
 

@@ -42,7 +42,6 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """Return the depth of nested tables and lists."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1

@@ -51,7 +51,6 @@ class UserFunctions:
     )
 
     def __post_init__(self) -> None:
-        """Check that model, data and task can be used."""
         _ = model_function(self.model), self.data_of, as_task(self.task)
         if self.task is not None and self.data is None:
             raise ConfigError("task is for your own data, but the configured data set has its own task: pass data, too")
@@ -149,12 +148,6 @@ class Function:
     accept: Callable[[str, Any], Any]
 
     def __call__(self, client: ClientInfo) -> Any:
-        """Call the function for a client and return the converted value.
-
-        Raises:
-            ModelError, DataError: the value cannot be used.
-            UserCodeError: the function raised an exception.
-        """
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:
@@ -222,11 +215,7 @@ def described(function: Any) -> str:
 
 
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Wrap a user's function so that it is called with a client, whatever its parameters are.
-
-    The function can take the client, facts about the client (see `_FACTS`), or nothing. Raises a `ConfigError` for
-    other parameters, and if it is unclear whether a parameter with a default is the client.
-    """
+    """Wrap a user's function, which takes the client, facts about it (`_FACTS`) or nothing, as a function of a client."""
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     wanted = named & _FACTS.keys()

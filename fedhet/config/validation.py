@@ -114,7 +114,6 @@ def is_complete(chosen: Collection[str]) -> bool:
 
 
 def _said(value: Value) -> str:
-    """Return a value as it is written in a message: `true` and `false` in lower case, empty text as `""`."""
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 

@@ -74,7 +74,6 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
 
 
 def _rows(table: Path, images: Container[str]) -> list[Row]:
-    """Return the rows of the table of labels whose images exist, in their order."""
     try:
         rows = list(csv.DictReader(io.StringIO(read(table).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -90,7 +89,6 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
 
 
 def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bool_]:
-    """Return a mask of the rows for testing; `owners` has the patient of each row."""
     if variant(listed) is None:
         return owners % 5 == 4
     official = set(read(listed).decode().split())
@@ -124,7 +122,6 @@ def _images(files: Sequence[Path], size: int) -> Tensor:
 
 
 def _decoded(files: Sequence[Path], size: int) -> Tensor:
-    """Decode images to (n, 1, side, side) uint8, where `side` is the first image's, at most `size`."""
     from PIL import Image  # imported late because only this data set needs it
 
     def decoded(file: Path, side: int = 0) -> Tensor:

@@ -77,7 +77,6 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
 
 
 def _download(dataset: str) -> None:
-    """Download a data set to the cache folder, with the class of this name in `torchvision.datasets`."""
     cache = cache_folder()
     if not _downloads.get():
         raise DataError(
@@ -133,8 +132,6 @@ def read_idx(file: Path) -> Tensor:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickler of arrays, numbers, text and containers that refuses all other classes and functions."""
-
     ALLOWED = frozenset(
         [("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")]
         + [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]

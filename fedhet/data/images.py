@@ -41,7 +41,6 @@ def _images(
     white: int = 255,
     classes: int = 10,
 ) -> DataSet:
-    """Return a classification data set from its training and test images."""
     (train, test), task = parts, Task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
     return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
@@ -81,7 +80,6 @@ def fashion_mnist(folder: Path | None) -> DataSet:
 
 
 def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
-    """Read grey images of 28 x 28 and their 10 classes from the idx files in a folder."""
     parts = []
     for part in ("train", "t10k"):
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
@@ -141,7 +139,6 @@ def grey(images: Tensor) -> Tensor:
 
 
 def _with_grey(examples: Examples, shares: np.ndarray, rng: np.random.Generator) -> Examples:
-    """Return the examples with a random share of each class's images turned grey."""
     images = examples.inputs[:].clone()
     for label, share in enumerate(shares.tolist()):
         of_class = torch.nonzero(examples.labels == label)[:, 0].numpy()

@@ -200,16 +200,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Divide each class evenly among its clients; remainders go to the clients with the fewest examples so far.
-
-    Args:
-        holds: whether a client has a class (clients, classes).
-        sizes: number of examples of each class.
-        rng: random generator for ties.
-
-    Returns:
-        Numbers of examples (clients, classes).
-    """
+    """Return numbers of examples (clients, classes); remainders of a class go to clients with the fewest examples."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])

@@ -40,7 +40,6 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
 
 
 def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
-    """Return the indices of all examples, owner by owner, with owners in random order."""
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 
@@ -110,7 +109,6 @@ def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float 
 
 
 def _both(train: Examples, test: Examples) -> Examples:
-    """Concatenate training and test examples."""
     inputs = [part.inputs for part in (train, test) if isinstance(part.inputs, Tensor)]
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(

@@ -94,7 +94,6 @@ def _of_tiny(lines: list[str]) -> Speeches:
 
 
 def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
-    """Return all windows of the texts with the next character as label, and the number of each window's text, (n,)."""
     windows = [text.unfold(0, WINDOW + 1, 1) for text in texts if len(text) > WINDOW]
     owners = [number for number, text in enumerate(texts) if len(text) > WINDOW]
     together = torch.cat([torch.empty(0, WINDOW + 1, dtype=torch.uint8), *windows])

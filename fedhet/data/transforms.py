@@ -13,14 +13,12 @@ class Normalise:
     """Convert images to float32 and normalise each channel: `(images / scale - mean) / std`."""
 
     def __init__(self, scale: float, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)):
-        """Set the scale (255 for bytes), and the mean and standard deviation of each channel, or one value for all."""
         # A scalar for one channel, because broadcasting costs more than the addition.
         shape = (-1, 1, 1) if len(mean) > 1 else ()
         self._factor = torch.tensor([1 / (scale * s) for s in std]).view(shape)
         self._offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(shape)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return normalised images (n, channels, height, width) as a new tensor."""
         floats = images.to(torch.float32, copy=True)
         if self._factor.device != images.device:  # copying them for each batch would make a GPU wait
             self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)

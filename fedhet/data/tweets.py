@@ -78,7 +78,6 @@ def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> 
 
 
 def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
-    """Return the vectors (n, words, width) of word indices (n, words)."""
     return vectors.to(indices.device)[indices.long()]
 
 
@@ -145,7 +144,6 @@ def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
 
 
 def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
-    """Iterate over the tweets in a file: polarity, user and text."""
     number = 0
     try:
         for row in csv.reader(io.StringIO(read(path).decode("latin-1"), newline="")):

@@ -123,7 +123,6 @@ def _in_short_folder() -> None:
 
 @cache
 def _ended_at_exit() -> None:
-    """Kill the fork server when this process exits; otherwise it could continue to import modules for seconds."""
     # After the children, and before the folder of its socket is removed (-100).
     Finalize(None, _end_server, exitpriority=-1)
 

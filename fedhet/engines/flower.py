@@ -130,8 +130,6 @@ def _keep_log(log: Path, folder: Path) -> None:
 def _follow(
     arguments: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, output: Path, watch: "_Watch"
 ) -> None:
-    """Start a run, notify observers of its rounds until it ends, and raise a FedhetError if it failed."""
-
     def ask(*words: str) -> str:
         options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -107,7 +107,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Return whether a tensor can be restored from its bytes, dtype and shape alone."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return False
     whole = tensor.untyped_storage().nbytes() == tensor.nbytes and not vars(tensor)

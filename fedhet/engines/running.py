@@ -99,7 +99,6 @@ def _configured(
     resume: str | Path | None,
     functions: UserFunctions,
 ) -> Config:
-    """Return the complete configuration of a new or resumed run, adapted to the user's model and data."""
     names, strict = functions.words.keys(), resume is None
     if isinstance(config, Config):
         complete = config
@@ -121,7 +120,6 @@ def _configured(
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
-    """Return the settings of the run in a folder with changes; raises a ConfigError for a key that may not change."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
     there = configuration.read(folder / "config.toml", supplied)

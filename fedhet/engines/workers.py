@@ -145,7 +145,6 @@ class WorkerGrid(LocalGrid):
             self._alone(f"worker processes end at their start, with exit code {exit_code}")
 
     def _start(self) -> None:
-        """Start the workers, as many as the GPU has memory for."""
         if self._room:
             self._number = min(self._number, self._room(), len(self._contexts))
         if self._number < 2:

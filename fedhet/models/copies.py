@@ -20,11 +20,7 @@ _used: WeakSet[nn.Module] = WeakSet()
 
 
 class _ComputedTensors(TorchFunctionMode):
-    """Mode in which `copy.deepcopy` also copies non-leaf tensors, without their autograd graph.
-
-    Examples are caches, and the weights of old-style `weight_norm` and `spectral_norm`, which are computed before each
-    forward pass.
-    """
+    """Mode in which `copy.deepcopy` also copies computed tensors, such as caches and the weights of `weight_norm`."""
 
     def __torch_function__(
         self,

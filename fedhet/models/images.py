@@ -33,7 +33,6 @@ def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, 
 
 
 def _linear_stack(widths: Sequence[int]) -> list[nn.Module]:
-    """Return linear layers with these widths, beginning with the input's, each followed by ReLU."""
     return [layer for fan_in, fan_out in pairwise(widths) for layer in (nn.Linear(fan_in, fan_out), nn.ReLU())]
 
 

@@ -134,7 +134,6 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _check_library(name: str) -> None:
-    """Raise a `ModelError` unless `name` is the name of a torchvision or timm model, such as `torchvision/resnet18`."""
     library, _, model = name.partition("/")
     if library not in LIBRARIES or not model:
         hint = f"; torchvision/{name} is torchvision's" if name in names_of("torchvision") else ""

@@ -80,7 +80,6 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
 
 
 def _middles(ends: list[int]) -> list[float]:
-    """Return the middle of each group along an axis."""
     return [(start + end - 1) / 2 for start, end in pairwise(ends)]
 
 

@@ -34,7 +34,6 @@ class Logger(Observer):
 
 
 def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Return a logger that writes event files into `tensorboard/` of the run directory."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"))

@@ -178,11 +178,7 @@ class RunDirectory(Observer):
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
     def _rewind(self) -> None:
-        """Truncate the files to the last complete round, and remove the summary, report and models of the earlier run.
-
-        Raises a `ConfigError` if the run already has more than `rounds` rounds, and a `FedhetError` if a file is
-        damaged.
-        """
+        """Truncate the files to the last complete round, and remove the other files of the earlier run."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         last = self._last_checkpoint()
         if last and 0 < planned < rounds:
@@ -212,10 +208,7 @@ class RunDirectory(Observer):
         shutil.rmtree(self.folder / "models", ignore_errors=True)
 
     def _drop_last_rounds(self, planned: int) -> None:
-        """Replace the last checkpoint by the checkpoint before the last planned round of training.
-
-        Raises a `ConfigError` if there is no such checkpoint and the run has completed its closing round.
-        """
+        """Replace the last checkpoint by the checkpoint before the last planned round of training."""
         ends, name = self._checkpoints(), f"{planned - 1}.safetensors"
         if (earlier := self.folder / "checkpoint" / EARLIER / name).is_file():
             earlier.replace(self.folder / "checkpoint" / name)
@@ -323,14 +316,12 @@ class Appended:
             self._content[name] = _digest(text)
 
     def _recorded(self) -> dict[int, dict[str, str]]:
-        """Return the digests of each file, by round."""
         rows = csv.reader(line.decode(errors="replace") for line in _lines(self._folder / DIGESTS)[1:])
         whole = [row for row in rows if len(row) == 1 + len(FILES) and row[0].isdecimal()]
         return {int(round): dict(zip(FILES, digests, strict=True)) for round, *digests in whole}
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Return the lines of a file, including line ends, or an empty list if the file is missing."""
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
 
 

@@ -62,7 +62,6 @@ def write_report(folder: Path | str) -> Path:
 
 
 def _status(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the lines at the top of the page (style and text): the progress of the run, or why it failed."""
     if run.summary is None:
         return [("bad", f"Unfinished: {_about(run)}.")]
     if run.summary.get("status") == "completed":
@@ -72,7 +71,6 @@ def _status(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _sections(run: RunFiles) -> Iterator[Section]:
-    """Yield the sections below the figures: clients, failures and settings."""
     if architectures := by_architecture(run):
         when = ", after the last aggregation" if run.personal == "received" else ""
         note = f"Plain means over clients, each at its last evaluation{when}."
@@ -95,7 +93,6 @@ def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> l
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the settings that differ from fedhet's defaults, as pairs of key and value."""
     known = {key: default for key, default, *_ in configuration.keys(outside=False)}
     method = run.settings.get("method")
     return [
@@ -148,7 +145,6 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def _failures(run: RunFiles) -> list[tuple[str, str, str, str]]:
-    """Return a row for each reason of failure: the reason, the number of failures, their rounds and clients."""
     failures = ((row["round"], failure) for row in run.rows for failure in row["failures"])
     hit = grouped((str(each.get("reason")), (round, str(each.get("client")))) for round, each in failures)
     lines = []

@@ -35,7 +35,6 @@ class RunResult:
         return figure
 
     def __str__(self) -> str:
-        """Return a line with the results, as `fedhet run` prints it at the end, and the folder."""
         return f"{headline(read_run(self.folder))}\n{self.folder}" if self.summary else str(self.folder)
 
     def _repr_html_(self) -> str:

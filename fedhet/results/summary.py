@@ -54,7 +54,6 @@ def _last(
 
 
 def _examples(run: RunInfo) -> dict[str, int]:
-    """Return the numbers of labelled and unlabelled examples, including a public dataset if the method uses it."""
     labelled = sum(record.examples for record in run.state.clients.values())
     public, sent = run.state.public_size, run.traits.public
     return {

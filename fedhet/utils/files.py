@@ -106,7 +106,6 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def _save(
     save: Callable[..., object], path: Path, arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Any
 ) -> None:
-    """Write a safetensors file atomically; raises an OSError if writing fails."""
     from safetensors import SafetensorError
 
     try:

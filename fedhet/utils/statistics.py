@@ -71,7 +71,6 @@ class Work:
     forwards: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        """Return the sum of two costs."""
         return Work(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 

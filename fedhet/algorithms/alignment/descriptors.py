@@ -191,7 +191,6 @@ def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[fl
 
 
 def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Return the mean cosine between row i of `one` and row i of `other`, and between rows i and j with i != j."""
     n = len(one)
     one, other = (F.normalize(rows.double(), dim=1) for rows in (one, other))
     same, all_pairs = float((one * other).sum()), float(one.sum(0) @ other.sum(0))

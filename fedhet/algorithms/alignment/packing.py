@@ -120,7 +120,6 @@ def _scaled(values: npt.NDArray[np.float32]) -> tuple[Array, Array]:
 
 
 def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
-    """Undo `_scaled`; raise a ValueError if the exponent is not a scalar in the range of `EXPONENTS`."""
     least, most = EXPONENTS
     if exponent.shape != () or not least <= int(exponent) <= most:
         shown = int(exponent) if exponent.shape == () else f"an array of shape {exponent.shape}"
@@ -130,7 +129,6 @@ def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
 
 
 def _arrays(packed: Packed, **dtypes: str) -> list[Array]:
-    """Return the arrays named by the keys of `dtypes`, after a check of names and dtypes."""
     if wrong := sorted(packed.keys() - dtypes.keys()):
         raise ValueError(f"a packed target must have the arrays {', '.join(dtypes)}, got {wrong[0][:50]!r}")
     for key, dtype in dtypes.items():

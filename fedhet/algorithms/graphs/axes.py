@@ -267,7 +267,6 @@ class Variables:
                 self.meaning[large.group] = (replace(small, block=1),)
 
     def _pieces(self, axis: Axis) -> Iterator[Segment]:
-        """Yield the segments of an axis, with a segment for each fixed entry."""
         for segment in self.known(axis):
             yield from (segment,) if segment.group is not None else fixed(1) * segment.size
 

@@ -89,7 +89,6 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def _last_four(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the last four blocks of a torchvision network, or an empty tuple for any other network."""
     if not type(model).__module__.startswith("torchvision."):
         return ()
     if type(model).__name__ == "ResNet":
@@ -181,15 +180,11 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
 
 
 def _span(graph: ArchitectureGraph, module: str) -> list[int]:
-    """Return the indices of a module's operators in the graph."""
     return [n for n, node in enumerate(graph) if node.module == module or node.module.startswith(f"{module}.")]
 
 
 def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
-    """Return the modules after which a network can be divided into blocks, and the network's number of layers.
-
-    The modules are those whose output is all that later layers need, by the number of layers up to the module.
-    """
+    """Return the modules that divide a network into blocks, by the number of layers before them, and all layers' number."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -210,7 +205,6 @@ def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
 
 
 def _is_layer(graph: ArchitectureGraph, node: Node) -> bool:
-    """Return whether an operator is a layer, with a weight matrix or filters."""
     return any(role.startswith("weight") and len(graph.shapes[name]) > 1 for role, name in node.parameters.items())
 
 

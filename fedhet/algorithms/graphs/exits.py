@@ -134,10 +134,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def _pooled(value: object, name: str = "a block") -> Tensor:
-    """Return features (n, d), averaged over the positions of maps (n, d, ...) or over tokens (n, tokens, d).
-
-    If a module returns several values, such as a recurrent layer's outputs and states, the first one is used.
-    """
+    """Return features (n, d), averaged over positions of maps or over tokens; of several values, the first is used."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -188,7 +188,6 @@ class _Reader:
         return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused), kinds)
 
     def _alive(self) -> tuple[Node, ...]:
-        """Return the inputs and the nodes that outputs depend on, without nodes whose results are unused."""
         needed: set[str] = set()
         alive = []
         for node in reversed(self.nodes):
@@ -257,7 +256,6 @@ class _Reader:
 
 
 def _schema(node: fx.Node) -> Any:
-    """Return ATen's schema of an operator, or None for other nodes (getitem, a nested graph)."""
     return getattr(node.target, "_schema", None)
 
 
@@ -271,7 +269,6 @@ def _operator(node: fx.Node) -> str:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Return whether an operator works in place."""
     schema = _schema(node)
     if schema is None or not node.args or not isinstance(node.args[0], fx.Node):
         return False
@@ -289,7 +286,6 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 
 def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
-    """Return an operator's arguments by name, with defaults; the weights of recurrent layers are separate arguments."""
     if node.target is operator.getitem:
         return [("self", node.args[0]), ("index", node.args[1])]
     schema = _schema(node)
@@ -319,7 +315,6 @@ def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _nodes(value: Any) -> list[fx.Node]:
-    """Return the nodes that an operator's argument contains."""
     nodes: list[fx.Node] = []
     fx.node.map_arg(value, nodes.append)
     return nodes

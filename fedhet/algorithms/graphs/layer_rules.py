@@ -102,7 +102,6 @@ def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
-    """Return the axes of a product of matrices. If an example has several (heads), rows and columns are fixed."""
     if len(one) < 2 or len(other) < 2:
         raise UnsupportedArchitecture(
             f"{node} multiplies a vector, and fedhet supports products of matrices only: add an axis (x.unsqueeze(-1))"

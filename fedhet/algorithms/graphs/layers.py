@@ -145,6 +145,5 @@ def _convolution(node: Node, weight: tuple[int, ...]) -> str:
 
 
 def _sizes(value: object) -> str:
-    """Return sizes as text, such as ``3x5``, or one number if all are equal, such as ``3``."""
     sizes = list(value) if isinstance(value, (list, tuple)) else [value]
     return "x".join(map(str, sizes if len(set(sizes)) > 1 else sizes[:1]))

@@ -162,13 +162,11 @@ def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: boo
 
 
 def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
-    """Yield all axes of all values, including nested ones."""
     for value in values:
         yield from _axes(value.values) if isinstance(value, Several) else value
 
 
 def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of a node's result, by the rule of its operator."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for value in first.values if isinstance(first, Several) else (first,):
@@ -229,7 +227,6 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
 
 
 def _solved(variables: Variables) -> PermutationGroups:
-    """Return the permutation groups from the variables of a whole graph."""
     graph, written = variables.graph, variables.written
     free = variables.moves(*variables.read)  # units that no layer reads are outputs, too (a second head)
     names: dict[int, str] = {}  # variable -> the layer that writes it first

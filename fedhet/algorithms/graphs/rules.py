@@ -57,7 +57,6 @@ def _source(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("parameter")
 def _parameter(variables: Variables, node: Node) -> Value:
-    """Return the axes of a parameter outside layers, such as position embeddings. An axis of one entry is fixed."""
     return tuple(
         variables.bind(node, VALUE, axis, None if size > 1 else fixed(1), writes=True)
         for axis, size in enumerate(node.shape)
@@ -117,10 +116,7 @@ def _reshape(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int]) -> list[Axis]:
-    """Return the axes of sizes `sizes` to which the axes `old`, with an equal number of entries, are reshaped.
-
-    Each old axis is divided wherever a new axis ends, and the parts are joined to the new axes.
-    """
+    """Return the axes of sizes `sizes` to which the axes `old` are reshaped, divided wherever a new axis ends."""
     if not variables.moves(*old):
         return list(map(fixed, sizes))
     ends = sorted({1, *accumulate(map(entries, old), mul), *accumulate(sizes, mul)})
@@ -240,7 +236,6 @@ def _unbind(variables: Variables, node: Node, value: Value) -> Several:
 
 
 def _dims(node: Node, rank: int) -> list[int]:
-    """Return the axes that an operator's options name, or all axes by default."""
     dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims]

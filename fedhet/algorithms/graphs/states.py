@@ -177,10 +177,7 @@ def _checked(
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices of the units' entries and of all entries of other groups along an axis.
-
-    Return None if the axis has no entries of the groups in `units`.
-    """
+    """Return the indices of the units' entries and of all entries of other groups along an axis; None without units."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []
@@ -193,16 +190,12 @@ def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
 
 
 def _front(state: State, slot: Slot) -> Array:
-    """Return a view of a slot's parameter with the slot's axis moved to the front."""
     value = state[slot.parameter]
     return np.moveaxis(_array(value) if isinstance(value, Tensor) else value, slot.axis, 0)
 
 
 def _row_places(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, NDArray[np.intp]]]:
-    """Yield each ``rows`` slot of a group with the indices (L, block) of the units' entries along the slot's axis.
-
-    An axis with several segments of the group yields the slot once for each segment.
-    """
+    """Yield each ``rows`` slot of a group, once for each segment, with the indices (L, block) of the units' entries."""
     local = groups.with_widths(widths(state, groups))
     for slot in local[index].rows:
         start = 0

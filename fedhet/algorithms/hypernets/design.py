@@ -158,7 +158,6 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
 
 
 def _elsewhere(part: str, shape: Shape) -> float:
-    """Return the initial standard deviation of a parameter that does not belong to a layer type's head."""
     if part in ("factor", "vectors") or "bias" in part:
         return 0.0
     if part == "tile":  # (latent, tile, tile, 3, 3); the fan-in is not the tile's

@@ -98,7 +98,6 @@ class BaseLowRank(nn.Module):
 
 
 def _linear(z: Tensor, maps: Tensor) -> Tensor:
-    """Return sum_l z_l M_l, (layers, ...), for z (layers, LATENT) and M (LATENT, ...)."""
     return (z @ maps.flatten(1)).view(-1, *maps.shape[1:])
 
 
@@ -235,6 +234,5 @@ def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tenso
 
 
 def _four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return the sizes of a weight as (units, inputs, kernel height, kernel width)."""
     units, fan_in, *kernel = shape
     return units, fan_in, *((kernel[0], prod(kernel[1:])) if kernel else (1, 1))
