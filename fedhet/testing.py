@@ -93,6 +93,7 @@ class Tampering(ClientApp):
         self.before, self.after, self.app = before, after, make_client_app()
 
     def __call__(self, message: Message, context: Context) -> Message:
+        """Handle a message between calls of `before` and `after`."""
         client = str(context.node_config["partition-id"])
         if self.before:
             self.before(message, client)
@@ -224,6 +225,7 @@ class RunCache:
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 
     def __call__(self, name: str) -> Run:
+        """Return the run `normal` (settings `PARTIAL`), or `crash`, in which client 1 fails in round 2 of 3."""
         if (name, self.case) not in self.runs:
             make = {"normal": self._normal, "crash": self._crash}[name]
             self.runs[name, self.case] = make(self.folders.mktemp("runs") / "run")

@@ -176,7 +176,7 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 
 
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run first trials of all methods, then second ones, until the deadline; a later round counts if all complete it."""
+    """Run first trials of all methods, then second ones, until the deadline; later ones count if all complete."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}

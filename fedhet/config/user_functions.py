@@ -148,6 +148,7 @@ class Function:
     accept: Callable[[str, Any], Any]
 
     def __call__(self, client: ClientInfo) -> Any:
+        """Return the converted value; raises a `UserCodeError` if the function raised an exception."""
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:
@@ -215,7 +216,7 @@ def described(function: Any) -> str:
 
 
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Wrap a user's function, which takes the client, facts about it (`_FACTS`) or nothing, as a function of a client."""
+    """Wrap a user's function, which takes the client, facts about it (`_FACTS`) or nothing, as a function of it."""
     taken, needed = open_parameters(function)
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     wanted = named & _FACTS.keys()

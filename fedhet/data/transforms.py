@@ -19,6 +19,7 @@ class Normalise:
         self._offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(shape)
 
     def __call__(self, images: Tensor) -> Tensor:
+        """Return normalised images as a new tensor."""
         floats = images.to(torch.float32, copy=True)
         if self._factor.device != images.device:  # copying them for each batch would make a GPU wait
             self._factor, self._offset = self._factor.to(images.device), self._offset.to(images.device)

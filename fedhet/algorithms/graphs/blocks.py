@@ -184,7 +184,7 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
 
 
 def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
-    """Return the modules that divide a network into blocks, by the number of layers before them, and all layers' number."""
+    """Return the modules that divide a network into blocks, by the number of layers before them, and the total."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
