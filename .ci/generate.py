@@ -112,7 +112,7 @@ def stub() -> str:
     common = {field.name for field in fields_of(Config).values()} | {"public"}  # an argument of strategies
     parts = [STUB, *_keys("Keys", "TypedDict", Config, {"method"})]
     for name, method in sorted(registry.strategy_classes().items()):
-        own = [*_keys(f"{name}Keys", "Keys", registry.method(method).Parameters, common)]
+        own = [*_keys(f"{name}Keys", "Keys", registry.method(method).Options, common)]
         parts += [*own, STRATEGY.format(name=name, keys=f"{name}Keys" if own else "Keys")]
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "fedhet/__init__.pyi", "-"]
     done = subprocess.run(command, input="\n".join(parts), capture_output=True, text=True, check=True, cwd=ROOT)
@@ -165,7 +165,7 @@ def questions() -> Iterator[str]:
 def _traits(name: str) -> Traits:
     """Return the traits of a method with its default keys."""
     method = registry.method(name)
-    return method.traits_of(method.Parameters())
+    return method.traits_of(method.Options())
 
 
 def _learnt(traits: Traits) -> str:

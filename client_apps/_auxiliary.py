@@ -13,14 +13,14 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.client_side import P
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.fml import AuxiliaryParameters
+from fedhet.methods.included.fml import AuxiliaryOptions
 from fedhet.methods.keys import kebab
 from fedhet.models.arrays import kinds_of
 from fedhet.models.representation import Output, Representation, head_name, in_precision, precision
 from fedhet.training import Phase, reestimate
 from fedhet.utils.randomness import seeded
 
-B = TypeVar("B", bound=AuxiliaryParameters)
+B = TypeVar("B", bound=AuxiliaryOptions)
 
 SMALL = "small"
 """Name of the auxiliary network's outputs among the captured values that loss terms receive."""
@@ -43,7 +43,7 @@ class AuxiliaryModel(ClientSide[P]):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         client.check_scores(self.reason)
-        self.auxiliary = _build(client, getattr(self.parameters, self.key), self.key)
+        self.auxiliary = _build(client, getattr(self.options, self.key), self.key)
 
     @property
     def network(self) -> nn.Module:

@@ -10,14 +10,14 @@ from fedhet.client.client_side import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays, to_tensor
-from fedhet.methods.included.fedproto import WidthParameters
+from fedhet.methods.included.fedproto import WidthOptions
 from fedhet.methods.options import Config
 from fedhet.models import place_before
 from fedhet.models.representation import Representation, head_name
 from fedhet.training import BATCH
 from fedhet.utils.text import log
 
-W = TypeVar("W", bound=WidthParameters)
+W = TypeVar("W", bound=WidthOptions)
 
 
 class ByClass(ClientSide[P]):
@@ -91,7 +91,7 @@ class SameWidth(ClientSide[W]):
 
         Raises a ModelError if the configured head is not an `nn.Linear`.
         """
-        if not (width := config.parameters.width):
+        if not (width := config.options.width):
             return model
         name = head_name(model, config.head)
         head = model.get_submodule(name)
@@ -105,12 +105,12 @@ class SameWidth(ClientSide[W]):
     @classmethod
     def head_of(cls, config: Config) -> str:
         """Return the name of the head, which follows the projection if `width` is set."""
-        return f"{config.head}.head" if config.head and config.parameters.width else config.head
+        return f"{config.head}.head" if config.head and config.options.width else config.head
 
     def handshake(self, payload: Payload) -> Payload:
         """Raise a ModelError if the representation cannot be projected to `width`."""
         head = self.client.model.get_submodule(self.client.head)
-        if self.parameters.width and not isinstance(head, nn.Linear):
+        if self.options.width and not isinstance(head, nn.Linear):
             raise ModelError(_no_linear(head, self.client.config))
         return super().handshake(payload)
 

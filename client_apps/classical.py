@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included._classical import ClassicalParameters
+from fedhet.methods.included._classical import ClassicalOptions
 from fedhet.training import Phase, Trained
 
 LEAST = 1e-6
 """The lowest probability of a class, so that the cross entropy of a wrong prediction is finite."""
 
 
-class Classical(ClientSide[ClassicalParameters], ABC):
+class Classical(ClientSide[ClassicalOptions], ABC):
     """Fits a scikit-learn classifier to the client's examples instead of training the client's network."""
 
     def handshake(self, payload: Payload) -> Payload:

@@ -21,12 +21,12 @@ from fedhet.algorithms.graphs.exits import EXITS, Exits, groups_by_depth
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload
-from fedhet.methods.included.depthfl import DepthFLParameters, DepthParameters
+from fedhet.methods.included.depthfl import DepthFLOptions, DepthOptions
 from fedhet.methods.options import Config
 from fedhet.models.representation import Output
 from fedhet.training import Loss, Phase, Step, divergence
 
-D = TypeVar("D", bound=DepthParameters)
+D = TypeVar("D", bound=DepthOptions)
 
 
 class FirstBlocks(Submodel):
@@ -54,16 +54,16 @@ class ByDepth(ClientSide[D]):
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
         """Return the model in a form to which exits can be added; raises a ModelError if it has a module `exits`."""
-        keys = config.parameters
+        keys = config.options
         return cls.kind(model, count=max(keys.all_sizes), names=keys.blocks)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
         """Return the name of the first exit, which all clients have, or of the configured head without exits."""
-        return f"{EXITS}.0" if max(config.parameters.all_sizes) > 1 else config.head
+        return f"{EXITS}.0" if max(config.options.all_sizes) > 1 else config.head
 
 
-class DepthFL(ByDepth[DepthFLParameters]):
+class DepthFL(ByDepth[DepthFLOptions]):
     """Trains all exits of the client's part of the network."""
 
     def handshake(self, payload: Payload) -> Payload:
@@ -83,7 +83,7 @@ class DepthFL(ByDepth[DepthFLParameters]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the other exits' losses on labels, and the distillation between all exits."""
-        keys, task, names = self.parameters, self.client.task, list(self._others)
+        keys, task, names = self.options, self.client.task, list(self._others)
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
         weight = math.exp(-5 * left**2)
 

@@ -4,13 +4,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.fd import FDParameters
+from fedhet.methods.included.fd import FDOptions
 from fedhet.training import Loss, Step
 
 from ._prototypes import ByClass  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FD(ByClass[FDParameters]):
+class FD(ByClass[FDOptions]):
     """Adds a loss: the cross entropy between the global prediction for an example's class and the network's own."""
 
     of_phi = False
@@ -25,6 +25,6 @@ class FD(ByClass[FDParameters]):
             rows = row_of[step.labels]
             known = (rows >= 0).to(step.outputs.dtype)
             entropies = -(teacher[rows] * F.log_softmax(scores(step.outputs), 1)).sum(1) * known
-            return self.parameters.weight * entropies.sum() / known.sum().clamp(min=1)
+            return self.options.weight * entropies.sum() / known.sum().clamp(min=1)
 
         return (distillation,)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.feddf import FedDFParameters
+from fedhet.methods.included.feddf import FedDFOptions
 from fedhet.training import Phase, soft_divergence
 
 from .fedmd import Scores  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedDF(Scores[FedDFParameters]):
+class FedDF(Scores[FedDFOptions]):
     """Trains for an epoch on received scores of public examples, if there are any, then on the client's examples."""
 
     def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:

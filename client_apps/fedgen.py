@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.messages import Payload, load_into, to_tensor
-from fedhet.methods.included.fedgen import FedGenParameters
+from fedhet.methods.included.fedgen import FedGenOptions
 from fedhet.models.generator import Generator, draw
 from fedhet.training import Loss, Step
 
@@ -19,7 +19,7 @@ from ._prototypes import SameWidth  # noqa: TID251 - this folder is fedhet.clien
 from .pfnm import class_counts  # noqa: TID251
 
 
-class FedGen(SameWidth[FedGenParameters]):
+class FedGen(SameWidth[FedGenOptions]):
     """Adds the head's loss on generated representations to the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
@@ -29,7 +29,7 @@ class FedGen(SameWidth[FedGenParameters]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the head's loss on generated representations; no term before the generator is trained."""
-        client, name, weight = self.client, self.client.head, self.parameters.weight
+        client, name, weight = self.client, self.client.head, self.options.weight
         if not weight or "generator" not in payload.arrays:
             return ()
         head = client.tensors[f"{name}.weight"]

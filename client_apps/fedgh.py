@@ -1,12 +1,12 @@
 """FedGH, client side: load the server's head, train, and send mean representations of classes (Yi et al., 2023)."""
 
 from fedhet.messages import Payload, load_into
-from fedhet.methods.included.fedgh import FedGHParameters
+from fedhet.methods.included.fedgh import FedGHOptions
 
 from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedGH(OneWidth[FedGHParameters]):
+class FedGH(OneWidth[FedGHOptions]):
     """Replaces the client's head by the server's head, then trains with the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:

@@ -26,7 +26,7 @@ from fedhet.training import Loss, Phase, Step, reestimate
 from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedHARM(ClientSide[fedharm.FedHARMParameters]):
+class FedHARM(ClientSide[fedharm.FedHARMOptions]):
     """Trains on private examples with cross entropy (CE), then on shared images towards the global descriptors.
 
     The loss on shared images is alpha CE + (1 - alpha) L_cos, where L_cos is the cosine distance between the client's
@@ -36,7 +36,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """Name of the last module in each block of the network; raises a ModelError if there are too few blocks."""
-        client, settings = self.client, self.parameters
+        client, settings = self.client, self.options
         try:
             example = client.transform(client.data.train.inputs[:2])
             return blocks(client.model, example, chosen=settings.blocks, count=len(settings.lengths))
@@ -47,7 +47,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         """Return the number of descriptor entries of each block; raises a DataError unless examples have one class."""
         client = self.client
         client.check_classes(outputs=True)
-        if not self.parameters.aligns_blocks:
+        if not self.options.aligns_blocks:
             return Payload()
         filled = summarised(client.model, self.blocks, client.data.train.inputs[:1], client.transform, self.filled)
         return Payload(values={"slots": [part.shape[1] for part in filled]})
@@ -63,7 +63,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def _on_shared(self, payload: Payload) -> list[Phase]:
         """Return the phase on shared images; an empty list if there is neither a target nor a task loss."""
-        client, settings, request = self.client, self.parameters, self.client.request
+        client, settings, request = self.client, self.options, self.client.request
         target = self.target(payload) if settings.aligns else None
         if target is None and not settings.task_weight:
             return []
@@ -86,7 +86,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
         """Return the values to capture in training, and a loss term with their distance to the target."""
-        settings, client, distance_from = self.parameters, self.client, distance_of(self.parameters.align)
+        settings, client, distance_from = self.options, self.client, distance_of(self.options.align)
         places = self._described()[1] if self.chooses else None
         captures: dict[str, Capturing] = {"phi": client.representation}
         if settings.align != "spectral":
@@ -109,7 +109,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
         if "target" not in payload.arrays:
             return None
         with reading_request("target"):
-            parts = unpack_all(payload.arrays["target"], self.parameters.parts)
+            parts = unpack_all(payload.arrays["target"], self.options.parts)
             for part in parts:
                 check_rows(part, len(client.public))
             return [client.to_device(part) for part in parts]
@@ -129,7 +129,7 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def sent(self) -> list[Tensor]:
         """Return what `align` compares for the shared images: descriptors, block outputs or class probabilities."""
-        settings, client, inputs = self.parameters, self.client, self.client.public.inputs
+        settings, client, inputs = self.options, self.client, self.client.public.inputs
         if settings.align == "spectral":
             return [client.scores(inputs, "probabilities")]
         if self.chooses:
@@ -139,17 +139,17 @@ class FedHARM(ClientSide[fedharm.FedHARMParameters]):
 
     def _described(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return descriptors of the shared images, and the positions of the chosen activations."""
-        client, public, settings = self.client, self.client.public, self.parameters
+        client, public, settings = self.client, self.client.public, self.options
         return describe(client.model, self.blocks, public.inputs, public.labels, settings.lengths, client.transform)
 
     @property
     def chooses(self) -> bool:
         """Whether the activations in a descriptor are chosen by their gradients."""
-        return self.parameters.align == "cosine"
+        return self.options.align == "cosine"
 
     def filled(self, block: int, output: Tensor) -> Tensor:
         """Return the first k values (n, k) of a block's output (n, ...), for its k entries in a descriptor."""
-        return output.flatten(1)[:, : self.parameters.lengths[block]]
+        return output.flatten(1)[:, : self.options.lengths[block]]
 
     def summary(self, block: int, output: Tensor) -> Tensor:
         """Return the channel means (n, k) of a block's output (n, ...), which replace chosen activations."""

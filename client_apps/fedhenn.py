@@ -24,12 +24,12 @@ from fedhet.utils.randomness import numpy_generator, torch_generator
 from ._received import PublicRows, check_rows, reading_request, row_tokens, rows_in  # noqa: TID251 - our own folder
 
 
-class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
+class FedHeNN(ClientSide[fedhenn.FedHeNNOptions]):
     """Trains by equation 5 of the paper (homogeneous networks) or by equation 6 (heterogeneous networks)."""
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the representations of some public examples before the first round."""
-        settings = self.parameters
+        settings = self.options
         if settings.eta0 and settings.rad_source == "train-union" and self.client.own_data:
             raise DataError(
                 f"client {self.client.name}: fedhenn.rad-source = 'train-union' is the union of the configured data "
@@ -54,7 +54,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
 
         With `rad-every` = k, the term is added in every k-th step, with k times the weight.
         """
-        settings, client, eta = self.parameters, self.client, payload.values.get("eta", 0.0)
+        settings, client, eta = self.options, self.client, payload.values.get("eta", 0.0)
         if not eta:
             return ()
         rad = self._rad(payload.arrays["rad"], client.request.round)
@@ -88,21 +88,21 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         reply = super().end(payload)
         if "next-rad" in payload.arrays:
             rad = self._rad(payload.arrays["next-rad"], self.client.request.round + 1)
-            reply.arrays[self.parameters.sent] = self._part_of_target(rad)
+            reply.arrays[self.options.sent] = self._part_of_target(rad)
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
         """Return the alignment examples (RAD); augmented training images are augmented identically on all clients."""
         client, config = self.client, self.client.config
         rad = rows_in(arrays, client.public.inputs, "rows of the alignment examples (RAD)", tokens=client.tokens)
-        if client.augment and config.augment and self.parameters.makes_public_dataset:
+        if client.augment and config.augment and self.options.makes_public_dataset:
             stream = torch_generator(config.seed, fedhenn.AUGMENTATION, round)
             return replace(rad, inputs=client.augment(rad.inputs, stream))
         return rad
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
         """Return the received target, or compute it with the client's network before this round's training."""
-        settings, to_device = self.parameters, self.client.to_device
+        settings, to_device = self.options, self.client.to_device
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             features = self.represent(rad)
             return mean_rbf_blocks([features], settings.rad_batch) if settings.kernel == "rbf" else features
@@ -121,7 +121,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
 
     def _part_of_target(self, rad: PublicRows) -> Arrays:
         """Return the client's contribution to the next target, for the alignment examples (RAD)."""
-        spectral = self.parameters.sent == "posteriors"
+        spectral = self.options.sent == "posteriors"
         sent = self.posteriors(rad) if spectral else self.represent(rad)
         if not sent.isfinite().all():
             raise ModelError(
@@ -131,13 +131,13 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNParameters]):
         return pack(sent if spectral else compress(sent))
 
     def _probe(self) -> Payload:
-        if not self.parameters.probe or not self.parameters.eta0:
+        if not self.options.probe or not self.options.eta0:
             return Payload()
         try:
             public = self.client.public.inputs
         except LostState:  # handshake and evaluation are valid without it
             return Payload()
-        order = numpy_generator(self.client.config.seed, "probe").permutation(len(public))[: self.parameters.probe]
+        order = numpy_generator(self.client.config.seed, "probe").permutation(len(public))[: self.options.probe]
         examples, tokens = torch.from_numpy(order).to(public.device), self.client.tokens
         features = self.represent(row_tokens(examples * tokens + examples % tokens, public, tokens))
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
 from fedhet.messages.factors import pack, unpack
 from fedhet.methods.included.fedkd import energy
-from fedhet.methods.included.fml import AuxiliaryParameters
+from fedhet.methods.included.fml import AuxiliaryOptions
 from fedhet.models.representation import Representation
 from fedhet.training import Loss, Phase, Step, divergence
 
@@ -30,7 +30,7 @@ RECEIVED = "received/"
 """Prefix of the received shared network's tensors in the client's memory."""
 
 
-class FedKD(Projected[AuxiliaryParameters]):
+class FedKD(Projected[AuxiliaryOptions]):
     """Trains two networks by mutual distillation; the shared network's change is sent as low-rank factors."""
 
     lost = False

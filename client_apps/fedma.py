@@ -18,7 +18,7 @@ from fedhet.algorithms.graphs import cut_out, tie
 from fedhet.algorithms.matching import due, patch
 from fedhet.client import Client
 from fedhet.messages import Arrays, Payload, cast, to_arrays
-from fedhet.methods.included.fedma import FedMAParameters
+from fedhet.methods.included.fedma import FedMAOptions
 from fedhet.training import Optimisation, Phase
 
 from .pfnm import Matched  # noqa: TID251 - this folder is fedhet.client_apps
@@ -27,7 +27,7 @@ LAST_WEIGHT_DECAY = 1e-4
 """Weight decay in the output layer's round, as in the authors' code."""
 
 
-class FedMA(Matched[FedMAParameters]):
+class FedMA(Matched[FedMAOptions]):
     """Trains all layers in the first round of a pass, then only the layers that are not settled yet."""
 
     remembers = True
@@ -112,16 +112,16 @@ class FedMA(Matched[FedMAParameters]):
                 self._cut_out()
             return [Phase(self.client.request.epochs, self.client.optimisation())]
         settled = self._settled_names()
-        epochs = self.parameters.retrain_epochs or self.client.config.local_epochs
+        epochs = self.options.retrain_epochs or self.client.config.local_epochs
         if self._done == len(self.groups):
-            epochs *= self.parameters.last_epochs
+            epochs *= self.options.last_epochs
         return [Phase(epochs, self._optimisation(), trains=lambda name: name not in settled)]
 
     def _optimisation(self) -> Optimisation:
         usual = self.client.optimisation()
         if self._done < len(self.groups):
             return replace(usual, weight_decay=0.0)  # the paper, appendix B
-        return replace(usual.at(self.parameters.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
+        return replace(usual.at(self.options.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
         """Continue with the client's units of the global model, or with the first units if it has no assignment."""

@@ -19,7 +19,7 @@ from fedhet.training import Phase, Step, of_tokens
 
 from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
-Q = TypeVar("Q", bound=fedmd.ScoresParameters)
+Q = TypeVar("Q", bound=fedmd.ScoresOptions)
 
 
 class Scores(ClientSide[Q]):
@@ -56,7 +56,7 @@ class Scores(ClientSide[Q]):
         for part, phase in enumerate(phases):
             optimisation = self.client.optimisation(part, len(phases))
             if phase.examples is not None:
-                optimisation = replace(optimisation, batch_size=self.parameters.public_batch)
+                optimisation = replace(optimisation, batch_size=self.options.public_batch)
             stepped.append(replace(phase, optimisation=optimisation))
         return stepped
 
@@ -84,7 +84,7 @@ class Scores(ClientSide[Q]):
         return rows_in(arrays, self.client.public.inputs, "rows of the public dataset", tokens=self.client.tokens)
 
 
-class FedMD(Scores[fedmd.FedMDParameters]):
+class FedMD(Scores[fedmd.FedMDOptions]):
     """Trains on public and private examples in a client's first round, later on mean scores and private examples."""
 
     remembers = True  # whether the client has been trained
@@ -100,7 +100,7 @@ class FedMD(Scores[fedmd.FedMDParameters]):
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return phases on public labels (in a client's first round), mean scores (if any) and private examples."""
-        settings, client = self.parameters, self.client
+        settings, client = self.options, self.client
         begins = "begun" not in client.memory
         client.memory["begun"] = torch.ones(1, dtype=torch.uint8)
         phases = []

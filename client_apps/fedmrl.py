@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.fedmrl import FedMRLParameters
+from fedhet.methods.included.fedmrl import FedMRLOptions
 from fedhet.training import Loss, Step
 
 from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
@@ -75,12 +75,12 @@ def _replaced_input(head: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
         yield
 
 
-class FedMRL(Projected[FedMRLParameters]):
+class FedMRL(Projected[FedMRLOptions]):
     """Trains both networks and the projector, which stays on the client; evaluates the client's own head."""
 
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Fused:
         """Return both networks with a fused representation; the shared head is replaced if its width differs."""
-        nested = self.parameters.width or small_width
+        nested = self.options.width or small_width
         heads = self.client.head, self.small_head
         pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype)
         if nested != small_width:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.fedproto import FedProtoParameters
+from fedhet.methods.included.fedproto import FedProtoOptions
 from fedhet.training import Loss, Phase, Step, forward
 
 from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedProto(OneWidth[FedProtoParameters]):
+class FedProto(OneWidth[FedProtoOptions]):
     """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -32,7 +32,7 @@ class FedProto(OneWidth[FedProtoParameters]):
             known = (rows >= 0).float()[:, None]
             share = known.mean().clamp(min=1 / len(rows))
             distance = ((step.captured["phi"] - self.prototypes[rows]) * known).square().mean()
-            return self.parameters.weight * (distance / share)
+            return self.options.weight * (distance / share)
 
         return (distance,)
 
@@ -63,6 +63,6 @@ class FedProto(OneWidth[FedProtoParameters]):
     def candidates(self) -> Tensor:
         """Return the rows of `prototypes` to predict by, (candidates,) int64; empty to predict by the head."""
         known = torch.arange(len(self.classes), device=self.client.device)
-        if self.parameters.predict == "prototype":
+        if self.options.predict == "prototype":
             return known[torch.isin(self.classes, self.client.data.train.labels)]
-        return known if self.parameters.predict == "all-prototypes" else known[:0]
+        return known if self.options.predict == "all-prototypes" else known[:0]

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included.fedprox import FedProxParameters
+from fedhet.methods.included.fedprox import FedProxOptions
 from fedhet.training import Loss, Step
 
 
-class FedProx(ClientSide[FedProxParameters]):
+class FedProx(ClientSide[FedProxOptions]):
     """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, where W(t-1) are the received weights."""
 
     takes_any_loop = True
@@ -20,6 +20,6 @@ class FedProx(ClientSide[FedProxParameters]):
 
         def proximal(step: Step) -> Tensor:
             distances = [(now - then).square().sum() for now, then in zip(step.parameters.values(), start, strict=True)]
-            return self.parameters.mu / 2 * torch.stack(distances).sum()
+            return self.options.mu / 2 * torch.stack(distances).sum()
 
         return (proximal,)

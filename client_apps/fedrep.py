@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included.fedrep import FedRepParameters
+from fedhet.methods.included.fedrep import FedRepOptions
 from fedhet.training import Phase
 
 
-class FedRep(ClientSide[FedRepParameters]):
+class FedRep(ClientSide[FedRepOptions]):
     """Trains the head on the received body, then the body with the head frozen; in the closing round only the head."""
 
     takes_any_loop = True
@@ -16,7 +16,7 @@ class FedRep(ClientSide[FedRepParameters]):
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return a phase for the head and one for the body, within the round's epochs."""
         request, head = self.client.request, f"{self.client.head}."
-        body = 0 if request.closing else min(self.parameters.body_epochs, request.epochs)
+        body = 0 if request.closing else min(self.options.body_epochs, request.epochs)
         optimisation = self.client.optimisation()
         return [
             Phase(request.epochs - body, optimisation, trains=lambda name: name.startswith(head)),

@@ -18,11 +18,11 @@ from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
 from fedhet.messages import Payload
-from fedhet.methods.included.fjord import FjORDParameters
+from fedhet.methods.included.fjord import FjORDOptions
 from fedhet.training import Phase, Step, divergence
 
 
-class FjORD(ClientSide[FjORDParameters]):
+class FjORD(ClientSide[FjORDOptions]):
     """Trains the client's network in randomly drawn widths."""
 
     parts = Submodel
@@ -30,7 +30,7 @@ class FjORD(ClientSide[FjORDParameters]):
     def handshake(self, payload: Payload) -> Payload:
         """Raise a DataError if self-distillation is on and the outputs are not class scores."""
         task = self.client.task
-        if self.parameters.distil and task.outputs.meaning == "numbers":
+        if self.options.distil and task.outputs.meaning == "numbers":
             raise DataError(
                 f"client {self.client.name}: fjord.distil = true needs class scores, but the outputs of a {task.name} "
                 "are numbers: set fjord.distil = false"
@@ -39,9 +39,9 @@ class FjORD(ClientSide[FjORDParameters]):
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase of ordered dropout, which draws a width in each step."""
-        client, size, distil = self.client, self.client.part, self.parameters.distil
+        client, size, distil = self.client, self.client.part, self.options.distil
         assert size is not None
-        widths = sorted({*(each for each in self.parameters.all_widths if each < size.width), size.width})
+        widths = sorted({*(each for each in self.options.all_widths if each < size.width), size.width})
         ordered = Ordered(client.model, size, widths, client.generator("widths"), keeps_widest=distil)
 
         def learnt(step: Step) -> Tensor:

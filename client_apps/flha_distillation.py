@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.flha_distillation import FLHADistillationParameters
+from fedhet.methods.included.flha_distillation import FLHADistillationOptions
 from fedhet.training import Loss, Optimisation, Phase, Step, divergence
 
 from ._auxiliary import AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
@@ -20,7 +20,7 @@ ALPHA, TEMPERATURE = 0.7, 20.0
 """The paper's weight of the distillation and temperature T, by which logits are divided."""
 
 
-class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
+class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
     """Trains and sends the teacher; the client's own network and the final teacher stay on the client."""
 
     remembers = True
@@ -29,7 +29,7 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
     @property
     def teaching(self) -> bool:
         """Whether this round trains the teacher."""
-        return self.client.request.round <= self.parameters.teaching(self.client.config.rounds)
+        return self.client.request.round <= self.options.teaching(self.client.config.rounds)
 
     def begin(self, payload: Payload) -> None:
         """Load the received teacher or, in later rounds, the final teacher that the client has kept."""
@@ -71,10 +71,10 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationParameters]):
     def _optimisation(self) -> Optimisation:
         """Return the configured optimiser, with separate learning rate schedules for teacher and students."""
         client, config = self.client, self.client.config
-        teaching = self.parameters.teaching(config.rounds)
+        teaching = self.options.teaching(config.rounds)
         first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)
         request = replace(client.request, round=client.request.round - first)
         rate = config.learning_rate
         if not self.teaching:
-            rate = self.parameters.student_learning_rate or 0.1 * rate
+            rate = self.options.student_learning_rate or 0.1 * rate
         return replace(client, config=config.replace(rounds=rounds, learning_rate=rate), request=request).optimisation()

@@ -22,7 +22,7 @@ from fedhet.config import client_setup
 from fedhet.data import DataSet
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.flha_ghn import FLHAGHNParameters
+from fedhet.methods.included.flha_ghn import FLHAGHNOptions
 from fedhet.methods.options import OWN
 from fedhet.training import Phase
 from fedhet.utils.text import log
@@ -31,12 +31,12 @@ REFINE_RATE = 0.001
 """Learning rate of the refinement."""
 
 
-class FLHAGHN(ClientSide[FLHAGHNParameters]):
+class FLHAGHN(ClientSide[FLHAGHNOptions]):
     """Trains the hypernetwork, which generates the network except for statistics and layers of unknown types."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        settings, config = self.parameters, client.config
+        settings, config = self.options, client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
         known = settings.head != "tiled" and config.dataset != OWN
         types = _types(config.architectures, client_setup.dataset_of(config)) if known else {}
@@ -85,7 +85,7 @@ class FLHAGHN(ClientSide[FLHAGHNParameters]):
 
     def refine(self, when: str) -> Sequence[Phase]:
         """Return one epoch of fine-tuning, of the last layer (as in the paper) or of all layers."""
-        settings, head = self.parameters, f"{self.client.head}."
+        settings, head = self.options, f"{self.client.head}."
         if settings.refine == "none":
             return ()
         optimisation = self.client.optimisation().at(REFINE_RATE)

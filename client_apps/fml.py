@@ -12,22 +12,22 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.fml import FMLParameters
+from fedhet.methods.included.fml import FMLOptions
 from fedhet.training import Loss, Phase, Step, divergence
 
 from ._auxiliary import SMALL, Mutual  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FML(Mutual[FMLParameters]):
+class FML(Mutual[FMLOptions]):
     """Trains the client's own network and the shared network by mutual distillation."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase that trains both networks; the task's loss is the loss of the client's own network."""
-        return [replace(phase, task_weight=self.parameters.alpha) for phase in super().phases(payload)]
+        return [replace(phase, task_weight=self.options.alpha) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the shared network's loss and the distillation between both networks."""
-        alpha, beta, task = self.parameters.alpha, self.parameters.beta, self.client.task
+        alpha, beta, task = self.options.alpha, self.options.beta, self.client.task
 
         def mutual(step: Step) -> Tensor:
             shared = step.captured[SMALL].to(step.outputs.dtype)

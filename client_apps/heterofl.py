@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload
-from fedhet.methods.included.heterofl import SizedParameters
+from fedhet.methods.included.heterofl import SizedOptions
 from fedhet.models.arrays import tied_names
 from fedhet.training import Phase, Step
 
@@ -34,7 +34,7 @@ class Scaled(Submodel):
         return part
 
 
-class HeteroFL(ClientSide[SizedParameters]):
+class HeteroFL(ClientSide[SizedOptions]):
     """Trains the client's part of the network with the masked loss."""
 
     parts = Scaled

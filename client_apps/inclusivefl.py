@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fedhet.algorithms.graphs.exits import EXITS, Exits
-from fedhet.methods.included.inclusivefl import InclusiveFLParameters
+from fedhet.methods.included.inclusivefl import InclusiveFLOptions
 from fedhet.models.representation import Output
 
 from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.client_apps
@@ -23,7 +23,7 @@ class LastExit(Exits):
         return scores
 
 
-class InclusiveFL(ByDepth[InclusiveFLParameters]):
+class InclusiveFL(ByDepth[InclusiveFLOptions]):
     """Trains the client's first blocks and their last exit, or the network's head if the client has all blocks."""
 
     kind = LastExit

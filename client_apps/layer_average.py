@@ -4,10 +4,10 @@ from itertools import islice
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included.layer_average import LayerAverageParameters
+from fedhet.methods.included.layer_average import LayerAverageOptions
 
 
-class LayerAverage(ClientSide[LayerAverageParameters]):
+class LayerAverage(ClientSide[LayerAverageOptions]):
     """Trains the whole network; with `by = prefix`, only the first layers that all networks have in common are sent."""
 
     takes_any_loop = True

@@ -8,17 +8,17 @@ import torch
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.messages import Payload
-from fedhet.methods.included.local import LocalParameters
+from fedhet.methods.included.local import LocalOptions
 from fedhet.training import Phase
 
 
-class Local(ClientSide[LocalParameters]):
+class Local(ClientSide[LocalOptions]):
     """Trains the client's own model and sends nothing."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase on the client's examples, to which public examples are added if configured."""
         phases = super().phases(payload)
-        if self.parameters.public == "unused":
+        if self.options.public == "unused":
             return phases
         train, public = self.client.data.train, self.client.public
         assert public.labels is not None  # as the traits say

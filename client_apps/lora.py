@@ -19,7 +19,7 @@ from fedhet.client.submodel import Submodel
 from fedhet.data.examples import digest
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
-from fedhet.methods.included.lora import A, B, LoRAParameters
+from fedhet.methods.included.lora import A, B, LoRAOptions
 from fedhet.methods.options import Config, listed
 from fedhet.models.representation import head_name
 from fedhet.training import Phase
@@ -39,7 +39,7 @@ class Ranks(Submodel):
         return PermutationGroups((group,), {name: tuple(each) for name, each in axes.items()}, (), {})
 
 
-class LoRA(ClientSide[LoRAParameters]):
+class LoRA(ClientSide[LoRAOptions]):
     """Trains low-rank adapters of the client's rank; the rest of the network is frozen."""
 
     parts = Ranks
@@ -47,7 +47,7 @@ class LoRA(ClientSide[LoRAParameters]):
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
         """Freeze a model and add adapters of the largest rank; raises a ModelError if no layer can have an adapter."""
-        keys, head = config.parameters, head_name(model, config.head)
+        keys, head = config.options, head_name(model, config.head)
         if adapters(model):
             raise ModelError("the model function returned one network twice, but lora needs a new network in each call")
         model.requires_grad_(False)
@@ -79,7 +79,7 @@ class LoRA(ClientSide[LoRAParameters]):
     def begin(self, payload: Payload) -> None:
         """Load the adapters; with `aggregate = stack`, add received products B A to the weights, and reset adapters."""
         super().begin(payload)
-        if self.parameters.aggregate != "stack":
+        if self.options.aggregate != "stack":
             return
         generator, products = self.client.generator("adapters"), payload.arrays.get("products", {})
         for name, layer in adapters(self.client.model).items():
@@ -104,7 +104,7 @@ def adapters(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if A in module._parameters}
 
 
-def _chosen(model: nn.Module, keys: LoRAParameters, head: str) -> list[nn.Linear]:
+def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[nn.Linear]:
     """Return the layers that get an adapter; raises a ModelError if a pattern in `lora.layers` matches no layer."""
     linear = {
         name: module

@@ -2,10 +2,10 @@
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload, to_arrays
-from fedhet.methods.included.pfedhn import PFedHNParameters
+from fedhet.methods.included.pfedhn import PFedHNOptions
 
 
-class PFedHN(ClientSide[PFedHNParameters]):
+class PFedHN(ClientSide[PFedHNOptions]):
     """Trains the received weights and sends their change."""
 
     def begin(self, payload: Payload) -> None:

@@ -10,10 +10,10 @@ from fedhet.algorithms.graphs import PermutationGroups, cut_out, resizable_group
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import Client, ClientSide
 from fedhet.messages import Arrays, Payload, to_arrays
-from fedhet.methods.included.pfnm import PFNMParameters
+from fedhet.methods.included.pfnm import PFNMOptions
 from fedhet.training import Phase
 
-M = TypeVar("M", bound=PFNMParameters)
+M = TypeVar("M", bound=PFNMOptions)
 
 
 class Matched(ClientSide[M]):
@@ -46,7 +46,7 @@ class Matched(ClientSide[M]):
         self.client.work_on(resize(self._configured, state))
 
 
-class PFNM(Matched[PFNMParameters]):
+class PFNM(Matched[PFNMOptions]):
     """Trains the client's own weights or, if there is a global model, the client's units of the global model."""
 
     def begin(self, payload: Payload) -> None:

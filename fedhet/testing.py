@@ -136,7 +136,7 @@ class Case:
     def traits(self) -> Traits:
         """The traits of the method with the settings of the case."""
         settings = {"method": self.reference, **COMMON, **dict(self.own)}
-        return self.method.traits_of(configuration.resolve(settings, strict=False).parameters)
+        return self.method.traits_of(configuration.resolve(settings, strict=False).options)
 
     def settings(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> dict[str, Value]:
         """Return the settings of a run: `COMMON`, those of the case and `changes`, without keys that have no effect."""
@@ -151,7 +151,7 @@ class Case:
             **{key.replace("_", "-"): value for key, value in keys.items()},
         }
         config = configuration.resolve(chosen, strict=False)
-        idle = validation.ineffective(config, self.method.traits_of(config.parameters))
+        idle = validation.ineffective(config, self.method.traits_of(config.options))
         return {key: value for key, value in chosen.items() if key not in idle}
 
     def config(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> Config:

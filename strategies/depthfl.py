@@ -16,7 +16,7 @@ from fedhet.methods.included import depthfl
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, read_network
 from fedhet.utils.ordering import in_order
 
-D = TypeVar("D", bound=depthfl.DepthParameters)
+D = TypeVar("D", bound=depthfl.DepthOptions)
 T = TypeVar("T", bound=SubmodelState)
 
 
@@ -36,7 +36,7 @@ class ByDepth(SubmodelStrategy[D, T]):
         return model
 
 
-class DepthFL(ByDepth[depthfl.DepthFLParameters, SubmodelState]):
+class DepthFL(ByDepth[depthfl.DepthFLOptions, SubmodelState]):
     """Averages each array over the clients that have it; the global model is the whole network with its exits."""
 
     method = depthfl.method

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedhet.messages import Reply, load_into
 from fedhet.methods.included import ensemble
-from fedhet.methods.options import Parameters
+from fedhet.methods.options import Options
 from fedhet.models.representation import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 
@@ -24,7 +24,7 @@ class EnsembleState(State):
     member: ArraysBy = field(default_factory=dict)
 
 
-class Ensemble(FederatedStrategy[Parameters, EnsembleState]):
+class Ensemble(FederatedStrategy[Options, EnsembleState]):
     """Keeps the clients' networks; the global model predicts the mean of their predictions."""
 
     method = ensemble.method

@@ -20,7 +20,7 @@ class FDState(ClassState):
     own: ArraysBy = field(default_factory=dict)
 
 
-class FD(ByClass[fd.FDParameters, FDState]):
+class FD(ByClass[fd.FDOptions, FDState]):
     """Sends each client the mean logits of each class over the other clients that have the class, equally weighted."""
 
     method = fd.method

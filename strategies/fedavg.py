@@ -6,11 +6,11 @@ over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples:
 """
 
 from fedhet.methods.included import fedavg
-from fedhet.methods.options import Parameters
+from fedhet.methods.options import Options
 from fedhet.server import FederatedStrategy, State
 
 
-class FedAvg(FederatedStrategy[Parameters, State]):
+class FedAvg(FederatedStrategy[Options, State]):
     """Sends W(t-1) to the clients of the round (`payload_for`) and averages what they return (`aggregate_fit`)."""
 
     method = fedavg.method

@@ -37,7 +37,7 @@ class FedDFState(ScoresState):
     shape: list[int] = field(default_factory=list)
 
 
-class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
+class FedDF(Scores[feddf.FedDFOptions, FedDFState]):
     """Trains the global model at the server; with the key `teach`, clients then learn the global model's scores."""
 
     method = feddf.method
@@ -72,7 +72,7 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
         if trained is None:
             return metrics
         self.state.model = to_arrays(network.state_dict())
-        if self.parameters.teach:
+        if self.options.teach:
             with one_thread():
                 self.teach(round, read(network, inputs, transform).cpu())
         return metrics | trained
@@ -83,14 +83,14 @@ class FedDF(Scores[feddf.FedDFParameters, FedDFState]):
 
     def network(self) -> nn.Module:
         """Return the server's network with its current weights."""
-        name, example = self.parameters.server_model, torch.zeros(1, *self.state.shape)
+        name, example = self.options.server_model, torch.zeros(1, *self.state.shape)
         build = partial(models.build_auxiliary, name, self.config.architectures, example, self.state.classes)
         network = build_at_server(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)
         return network
 
     def _phase(self) -> Phase:
-        keys, many_labels = self.parameters, self.run.metric == "auc"
+        keys, many_labels = self.options, self.run.metric == "auc"
         rate = keys.server_learning_rate
         schedule = partial(learning_rate, "cosine", rate)
         steps = Optimisation("adam", rate, batch_size=keys.public_batch, schedule=schedule)

@@ -38,7 +38,7 @@ class FedGenState(State):
     generator: Arrays = field(default_factory=dict)
 
 
-class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
+class FedGen(FederatedStrategy[fedgen.FedGenOptions, FedGenState]):
     """Averages the clients' heads like LG-FedAvg, and trains the generator against the averaged head."""
 
     method = fedgen.method
@@ -66,7 +66,7 @@ class FedGen(FederatedStrategy[fedgen.FedGenParameters, FedGenState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the heads and train the generator, which is unchanged if training diverges."""
-        metrics, keys = super().aggregate_fit(round, replies), self.parameters
+        metrics, keys = super().aggregate_fit(round, replies), self.options
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
         generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()
         if self.state.generator:

@@ -31,7 +31,7 @@ class LearnerState(ClassState):
     learner: Arrays = field(default_factory=dict)
 
 
-L = TypeVar("L", bound=fedgh.LearnerParameters)
+L = TypeVar("L", bound=fedgh.LearnerOptions)
 
 
 class Learner(ByClass[L, LearnerState]):
@@ -96,7 +96,7 @@ class Learner(ByClass[L, LearnerState]):
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
         labels = torch.from_numpy(np.concatenate([arrays["classes"] for arrays in sent.values()]))
-        network, keys, terms = self.learner(), self.parameters, self.terms(inputs, labels)
+        network, keys, terms = self.learner(), self.options, self.terms(inputs, labels)
         steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
         phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)
         trained = train_at_server(network, phase, Examples(inputs, labels), self.config.seed, round)
@@ -105,7 +105,7 @@ class Learner(ByClass[L, LearnerState]):
         return trained or {}
 
 
-class FedGH(Learner[fedgh.FedGHParameters]):
+class FedGH(Learner[fedgh.FedGHOptions]):
     """Trains a linear head at the server, and sends it to the clients."""
 
     method = fedgh.method

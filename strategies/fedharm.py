@@ -40,7 +40,7 @@ class FedHARMState(State):
     cosines: list[dict[str, Any]] = field(default_factory=list)
 
 
-class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
+class FedHARM(FederatedStrategy[fedharm.FedHARMOptions, FedHARMState]):
     """Averages descriptors, F_E,j = 1/N sum_i F^i_E,j: for each image and slot, over the clients that have the slot."""
 
     method = fedharm.method
@@ -48,7 +48,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
 
     def admit(self, reply: Reply) -> None:
         """Keep how many descriptor slots each of the client's blocks fills; raise a FedhetError if they do not fit."""
-        settings = self.parameters
+        settings = self.options
         if not settings.aligns_blocks:
             return
         slots = reply.values.counts("slots")
@@ -101,11 +101,11 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
         if not sent:
             return []
         generator = torch_generator(self.config.seed, "parallel analysis", round)
-        return target_of(self.parameters.align, list(sent.values()), generator=generator)
+        return target_of(self.options.align, list(sent.values()), generator=generator)
 
     def _unpacked(self, client: str, sent: Arrays) -> list[Tensor]:
         """Unpack a client's descriptors, features or posteriors; raise a WireError if they are invalid."""
-        settings = self.parameters
+        settings = self.options
         try:
             parts = unpack_all(sent, settings.parts)
             check_sent(settings.align, parts, self.state.public_size, self.state.slots.get(client, ()))
@@ -116,7 +116,7 @@ class FedHARM(FederatedStrategy[fedharm.FedHARMParameters, FedHARMState]):
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Return mean cosines between clients' descriptors of the same image and of different images, and their gap."""
         sent = {client: reply.arrays["sent"] for client, reply in replies.items() if "sent" in reply.arrays}
-        if self.parameters.align != "cosine" or len(sent) < 2 or self.state.public_size < 2:
+        if self.options.align != "cosine" or len(sent) < 2 or self.state.public_size < 2:
             return {}
         same, other = agreement([self._unpacked(client, sent[client]) for client in sent])
         self.state.cosines = [*self.state.cosines, {"round": round, "same": same, "other": other}]

@@ -47,7 +47,7 @@ class FedHeNNState(State):
     after: ArraysBy = field(default_factory=dict)
 
 
-class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
+class FedHeNN(FederatedStrategy[fedhenn.FedHeNNOptions, FedHeNNState]):
     """Computes the target for the clients' loss F(W_i) + eta(t) d_CKA(K_i, K-bar(t-1)) (equations 5 and 6)."""
 
     method = fedhenn.method
@@ -56,7 +56,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
         super().__init__(*args, public=public, **settings)
         supplied = public is not None and public is not client_setup.public_dataset(self.config)
-        if self.parameters.rad_source == "train-union" and supplied:
+        if self.options.rad_source == "train-union" and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' draws the alignment examples (RAD) from the clients' training "
                 "data: leave it out, or give no public dataset"
@@ -66,18 +66,18 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def public_dataset(self) -> PublicDataset | None:
         """Return the examples from which the alignment examples (RAD) of all rounds are drawn."""
-        if self.parameters.rad_source == "train-union" and self.parameters.eta0:
+        if self.options.rad_source == "train-union" and self.options.eta0:
             return client_setup.training_union(self.config)
         return super().public_dataset()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return the number of tokens in an example, if clients align their representations."""
         tokens = Common(tokens_of(reply), "all clients need the same number")
-        return {"number of tokens per example": tokens} if self.parameters.eta0 else {}
+        return {"number of tokens per example": tokens} if self.options.eta0 else {}
 
     def admit(self, reply: Reply) -> None:
         """Check that the public dataset is large enough, and keep the client's representations for the report."""
-        if not self.parameters.eta0:
+        if not self.options.eta0:
             return
         if self.state.public_size < fedhenn.LEAST_ROWS:
             raise FedhetError(
@@ -93,12 +93,12 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return the target on the alignment examples X(t) with eta(t), from round 2 on, and the rows of X(t+1)."""
         payloads, common = super().configure_fit(round, clients), Payload()
-        if not self.parameters.eta0:
+        if not self.options.eta0:
             return payloads
         # After a round that did not count, the last target is for other rows than this round's.
         target = self.state.target if self.state.target_round == round else {}
         if round > 1 and (target or not self.sent):
-            common.values["eta"] = self.parameters.eta(round)
+            common.values["eta"] = self.options.eta(round)
             common.arrays["rad"] = {"rows": self.rad(round)}
             if target:
                 common.arrays["target"] = target
@@ -115,7 +115,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the weights if clients are homogeneous, and compute the target for the next round."""
-        if self.parameters.homogeneous:
+        if self.options.homogeneous:
             super().aggregate_fit(round, replies)
         sent = {client: reply.arrays[self.sent] for client, reply in replies.items() if self.sent in reply.arrays}
         if sent:
@@ -127,7 +127,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def rad(self, round: int) -> np.ndarray[Any, Any]:
         """Return the row numbers of the alignment examples X(t) in the public dataset, (L,), drawn from the seed."""
         generator = numpy_generator(self.config.seed, "rad", round)
-        return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.rad_size)
+        return public_rows(generator, self.state.public_size, self.state.tokens, self.options.rad_size)
 
     @property
     def sent(self) -> str:
@@ -144,7 +144,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
         The paper's target is K-bar = sum_j w_j K_j with uniform weights. The server sends a factor of it or, for the
         RBF kernel, its diagonal blocks.
         """
-        settings = self.parameters
+        settings = self.options
         if self.traits.other_arrays:
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
             sent = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
@@ -159,7 +159,7 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNParameters, FedHeNNState]):
     def _has_probe(self, reply: Reply) -> bool:
         """Return whether a reply has a representation of some public examples for the report, and check it."""
         if reply.arrays.get("probe"):
-            self._check_rows("probe", reply, min(self.parameters.probe, self.state.public_size))
+            self._check_rows("probe", reply, min(self.options.probe, self.state.public_size))
         return bool(reply.arrays.get("probe"))
 
     def _check_rows(self, name: str, reply: Reply, rows: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.messages.factors import apply, pack, unpack
 from fedhet.methods.included import fedkd
-from fedhet.methods.included.fml import AuxiliaryParameters
+from fedhet.methods.included.fml import AuxiliaryOptions
 from fedhet.server import FederatedStrategy, State
 
 
@@ -21,7 +21,7 @@ class FedKDState(State):
     holding: list[str] = field(default_factory=list)
 
 
-class FedKD(FederatedStrategy[AuxiliaryParameters, FedKDState]):
+class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
     """Averages the changes of the small shared network; the clients' own networks are not sent."""
 
     method = fedkd.method

@@ -49,7 +49,7 @@ class FedMAState(MatchedState):
     last: Arrays = field(default_factory=dict)
 
 
-class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
+class FedMA(MatchedStrategy[fedma.FedMAOptions, FedMAState]):
     """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes."""
 
     method = fedma.method
@@ -63,13 +63,13 @@ class FedMA(MatchedStrategy[fedma.FedMAParameters, FedMAState]):
             needs = (
                 f"rounds = {rounds}: a pass of {self.method.name} over these networks takes {of_a_pass} rounds, "
                 f"{groups} for hidden layers and one for the output layer: set rounds to a multiple of "
-                f"{of_a_pass}, or to 0 for {self.method.family}.passes = {self.parameters.passes}"
+                f"{of_a_pass}, or to 0 for {self.method.family}.passes = {self.options.passes}"
             )
             if rounds < of_a_pass:
                 raise FedhetError(needs)
             if not self.run.round.number:  # warn once
                 log.warning("%s; the global model does not change in what is left over (%d)", needs, rounds % of_a_pass)
-        return rounds or self.parameters.passes * of_a_pass
+        return rounds or self.options.passes * of_a_pass
 
     @property
     def has_global_model(self) -> bool:

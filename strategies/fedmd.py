@@ -38,7 +38,7 @@ class ScoresState(State):
     tokens: int = 0
 
 
-Q = TypeVar("Q", bound=fedmd.ScoresParameters)
+Q = TypeVar("Q", bound=fedmd.ScoresOptions)
 T = TypeVar("T", bound=ScoresState)
 
 
@@ -81,7 +81,7 @@ class Scores(FederatedStrategy[Q, T]):
     def rows(self, round: int) -> np.ndarray[Any, Any]:
         """Return the row numbers of X(t) in the public dataset, (L,), drawn from the seed."""
         generator = numpy_generator(self.config.seed, "subset", round)
-        return public_rows(generator, self.state.public_size, self.state.tokens, self.parameters.subset)
+        return public_rows(generator, self.state.public_size, self.state.tokens, self.options.subset)
 
     def _sent_in(self, round: int) -> bool:
         """Return whether clients send scores in a round; by default they do in every round."""
@@ -101,7 +101,7 @@ class Scores(FederatedStrategy[Q, T]):
         return {} if distance is None else {"distance": distance}
 
 
-class FedMD(Scores[fedmd.FedMDParameters, ScoresState]):
+class FedMD(Scores[fedmd.FedMDOptions, ScoresState]):
     """Sends clients the consensus f~(x) = 1/m sum_k f_k(x), the mean of their class scores."""
 
     method = fedmd.method

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedhet.messages import Arrays, Payload, Reply, WireError, check
 from fedhet.methods.included import fedproto
-from fedhet.methods.options import Parameters
+from fedhet.methods.options import Options
 from fedhet.server import Common, FederatedStrategy, State
 
 from ._common import MOST_CLASSES, class_means  # noqa: TID251 - this folder is fedhet.strategies
@@ -22,7 +22,7 @@ class ClassState(State):
     prototypes: Arrays = field(default_factory=dict)
 
 
-P = TypeVar("P", bound=Parameters)
+P = TypeVar("P", bound=Options)
 C = TypeVar("C", bound=ClassState)
 
 
@@ -91,7 +91,7 @@ def _width(reply: Reply) -> int:
     return reply.values.count("width", at_least=1, at_most=MOST_CLASSES)
 
 
-class FedProto(ByClass[fedproto.FedProtoParameters, ClassState]):
+class FedProto(ByClass[fedproto.FedProtoOptions, ClassState]):
     """Averages the clients' prototype (mean representation) of each class."""
 
     method = fedproto.method

@@ -4,7 +4,7 @@ from fedhet.methods.included import fedprox
 from fedhet.server import FederatedStrategy, State
 
 
-class FedProx(FederatedStrategy[fedprox.FedProxParameters, State]):
+class FedProx(FederatedStrategy[fedprox.FedProxOptions, State]):
     """Averages like FedAvg; only the clients' loss differs."""
 
     method = fedprox.method

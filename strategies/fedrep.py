@@ -7,7 +7,7 @@ from fedhet.methods.included import fedrep
 from fedhet.server import FederatedStrategy, State
 
 
-class FedRep(FederatedStrategy[fedrep.FedRepParameters, State]):
+class FedRep(FederatedStrategy[fedrep.FedRepOptions, State]):
     """Averages like FedAvg, but only the body: all arrays except the head."""
 
     method = fedrep.method

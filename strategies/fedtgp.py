@@ -39,7 +39,7 @@ class Prototypes(nn.Module):
         return -torch.cdist(vectors, self.prototypes(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
-class FedTGP(Learner[fedtgp.FedTGPParameters]):
+class FedTGP(Learner[fedtgp.FedTGPOptions]):
     """Trains global prototypes of all classes at the server, and sends them to the clients."""
 
     method = fedtgp.method
@@ -52,7 +52,7 @@ class FedTGP(Learner[fedtgp.FedTGPParameters]):
         """Return the cross entropy of negative distances to prototypes, with a margin for the vector's own class."""
         one_hot = F.one_hot(classes, self.state.outputs).to(means.dtype)[:, classes.unique()]
         centres = (one_hot.T @ means) / one_hot.sum(0)[:, None]
-        margin = torch.cdist(centres, centres).amax().clamp(max=self.parameters.threshold) if len(means) else 0.0
+        margin = torch.cdist(centres, centres).amax().clamp(max=self.options.threshold) if len(means) else 0.0
 
         def contrast(step: Step) -> Tensor:
             return F.cross_entropy(step.outputs - margin * F.one_hot(step.labels, self.state.outputs), step.labels)

@@ -9,7 +9,7 @@ from fedhet.methods.included import fjord
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 
 
-class FjORD(SubmodelStrategy[fjord.FjORDParameters, SubmodelState]):
+class FjORD(SubmodelStrategy[fjord.FjORDOptions, SubmodelState]):
     """Averages like FedAvg, but each entry of an array over the clients whose networks have it."""
 
     method = fjord.method

@@ -15,7 +15,7 @@ class FLHADistillationState(State):
     taught: list[str] = field(default_factory=list)
 
 
-class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParameters, FLHADistillationState]):
+class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationOptions, FLHADistillationState]):
     """Averages the teacher in the first rounds; afterwards clients train their own networks without averaging."""
 
     method = flha_distillation.method
@@ -24,7 +24,7 @@ class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationParam
     @property
     def teaching(self) -> bool:
         """Whether the current round trains the teacher."""
-        return self.state.round < self.parameters.teaching(self.config.rounds)
+        return self.state.round < self.options.teaching(self.config.rounds)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return the teacher; once its training is over, only for clients that do not have the final teacher."""

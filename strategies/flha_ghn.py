@@ -10,7 +10,7 @@ from fedhet.methods.included import flha_ghn
 from fedhet.server import FederatedStrategy, RunningMean, State
 
 
-class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
+class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNOptions, State]):
     """Averages clients' hypernetworks with equal weights, one reply at a time, since a hypernetwork may be large."""
 
     method = flha_ghn.method
@@ -32,7 +32,7 @@ class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNParameters, State]):
                 f"the client's array {next(iter(missing))[:100]} is not in the hypernetwork that the other clients have"
             )
         try:
-            drawn = partial(start, seed=self.config.seed, normalise=self.parameters.normalise)
+            drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
             return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
         except ValueError as error:
             raise WireError(str(error)) from error

@@ -13,7 +13,7 @@ from fedhet.methods.included import heterofl
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 
 
-class HeteroFL(SubmodelStrategy[heterofl.SizedParameters, SubmodelState]):
+class HeteroFL(SubmodelStrategy[heterofl.SizedOptions, SubmodelState]):
     """Averages each entry over the clients that have it, and rows of the head over the clients that have the class."""
 
     method = heterofl.method

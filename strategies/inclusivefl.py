@@ -46,7 +46,7 @@ class InclusiveFLState(SubmodelState):
     momentum: ArraysBy = field(default_factory=dict)
 
 
-class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
+class InclusiveFL(ByDepth[inclusivefl.InclusiveFLOptions, InclusiveFLState]):
     """Averages last blocks over clients of equal depth, and earlier blocks over all clients that have them."""
 
     method = inclusivefl.method
@@ -68,7 +68,7 @@ class InclusiveFL(ByDepth[inclusivefl.InclusiveFLParameters, InclusiveFLState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average last blocks within each depth, and the arrays of earlier blocks over all clients that have them."""
-        state, share, blocks = self.state, self.parameters.momentum, blocks_of(self.state.network)
+        state, share, blocks = self.state, self.options.momentum, blocks_of(self.state.network)
         whole, constants = max(blocks.values()), read_network(self.state.network).kinds
         state.last = dict(state.last)
         for depth in sorted(

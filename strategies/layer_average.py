@@ -7,7 +7,7 @@ from fedhet.methods.included import layer_average
 from fedhet.server import FederatedStrategy, State
 
 
-class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State]):
+class LayerAverage(FederatedStrategy[layer_average.LayerAverageOptions, State]):
     """Averages like FedAvg, but each layer over the clients that have it."""
 
     method = layer_average.method
@@ -15,7 +15,7 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
     def payload_for(self, client: str) -> Payload:
         """Return the client's shared layers; with `by = prefix`, only the layers that all clients have."""
         payload = super().payload_for(client)
-        if self.parameters.by != "prefix":
+        if self.options.by != "prefix":
             return payload
         common = self._common
         model = {key: array for key, array in payload.arrays.get("model", {}).items() if key in common}
@@ -23,7 +23,7 @@ class LayerAverage(FederatedStrategy[layer_average.LayerAverageParameters, State
 
     def check_reply(self, reply: Reply) -> None:
         """Check that the reply has the shared layers; with `by = prefix`, exactly the layers that all clients have."""
-        if self.parameters.by != "prefix":
+        if self.options.by != "prefix":
             return super().check_reply(reply)
         spec = {key: of for key, of in self.federation.specs[reply.client].items() if key in self._common}
         check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "the client's common layers")

@@ -37,7 +37,7 @@ class LoRAState(SubmodelState):
     products: Arrays = field(default_factory=dict)
 
 
-class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
+class LoRA(SubmodelStrategy[lora.LoRAOptions, LoRAState]):
     """Aggregates the clients' low-rank adapters, and averages the head if it is trained."""
 
     method = lora.method
@@ -55,7 +55,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
 
     def payload_for(self, client: str) -> Payload:
         """Return the client's part of the adapters; with `aggregate = stack`, the sums of products B A so far."""
-        if self.parameters.aggregate != "stack":
+        if self.options.aggregate != "stack":
             return super().payload_for(client)
         head = {key: array for key, array in self.state.model.items() if not key.endswith((A, B))}
         groups = {"model": head, "products": self.state.products}
@@ -63,7 +63,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Aggregate the adapters by the method's key `aggregate`, and average the head as in FedAvg."""
-        keys, config, before = self.parameters, self.config, self.state.model
+        keys, config, before = self.options, self.config, self.state.model
         models = self._clipped({client: reply.arrays["model"] for client, reply in replies.items()})
         products = {client: _products(model) for client, model in models.items()}
         weights = {client: float(reply.examples) for client, reply in replies.items()}
@@ -88,7 +88,7 @@ class LoRA(SubmodelStrategy[lora.LoRAParameters, LoRAState]):
 
         With `aggregate = stack`, A is not clipped, since the server does not know the A from which a client started.
         """
-        before, left_out = self.state.model, A if self.parameters.aggregate == "stack" else None
+        before, left_out = self.state.model, A if self.options.aggregate == "stack" else None
         models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
         moved = {c: {k: model[k] for k in model if k.rpartition(".")[2] != left_out} for c, model in models.items()}
         clipped = self.aggregator.clipped(moved, {client: cut(before, self.parts(client)) for client in sent})

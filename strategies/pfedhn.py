@@ -30,7 +30,7 @@ class PFedHNState(State):
     moments: Arrays = field(default_factory=dict)
 
 
-class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
+class PFedHN(FederatedStrategy[pfedhn.PFedHNOptions, PFedHNState]):
     """Sends each client the weights that the hypernetwork generates for this client, and trains the hypernetwork."""
 
     method = pfedhn.method
@@ -87,7 +87,7 @@ class PFedHN(FederatedStrategy[pfedhn.PFedHNParameters, PFedHNState]):
 
     def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
         """Return Adam for the hypernetwork's parameters, with the state of the last round."""
-        rate = self.parameters.server_learning_rate
+        rate = self.options.server_learning_rate
         optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
         for key, array in self.state.moments.items():
             name, _, kind = key.rpartition(":")

@@ -38,7 +38,7 @@ class MatchedState(State):
     assignments: ArraysBy = field(default_factory=dict)
 
 
-M = TypeVar("M", bound=pfnm.PFNMParameters)
+M = TypeVar("M", bound=pfnm.PFNMOptions)
 T = TypeVar("T", bound=MatchedState)
 
 
@@ -98,7 +98,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     def matching(self) -> Matching:
         """Return the matching algorithm with the configured settings."""
-        return Matching(**{each.name: getattr(self.parameters, each.name) for each in fields(pfnm.PFNMParameters)})
+        return Matching(**{each.name: getattr(self.options, each.name) for each in fields(pfnm.PFNMOptions)})
 
     def check_classes(self, reply: Reply) -> None:
         """Check the client's class counts if labels are classes; raise a WireError if they are wrong."""
@@ -161,7 +161,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return {"shared_filters": {"clients": list(assigned), "layers": layers}}
 
 
-class PFNM(MatchedStrategy[pfnm.PFNMParameters, MatchedState]):
+class PFNM(MatchedStrategy[pfnm.PFNMOptions, MatchedState]):
     """Matches all layers in one round, without training in between."""
 
     method = pfnm.method

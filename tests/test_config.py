@@ -23,20 +23,20 @@ def test_defaults_of_every_method_are_valid():
     for method in registry.methods():
         config = resolve({"method": method})
         assert config.method == method
-        assert type(config.parameters) is registry.method(method).Parameters
+        assert type(config.options) is registry.method(method).Options
 
 
 def test_order_of_precedence():
     paper = resolve({"method": "fedhenn"})
-    assert (paper.rounds, paper.parameters.eta0, paper.alpha) == (200, 3.0, Config.alpha)
+    assert (paper.rounds, paper.options.eta0, paper.alpha) == (200, 3.0, Config.alpha)
     preset, file = resolve({"preset": "fedhenn/digits"}), read(configuration.preset_path("fedhenn/digits"))
-    assert (preset.rounds, preset.parameters.eta0) == (file["rounds"], file["fedhenn.eta0"])
-    assert (preset.rounds, preset.parameters.eta0) != (paper.rounds, paper.parameters.eta0)
+    assert (preset.rounds, preset.options.eta0) == (file["rounds"], file["fedhenn.eta0"])
+    assert (preset.rounds, preset.options.eta0) != (paper.rounds, paper.options.eta0)
     for key in registry.method("fedhenn").common.keys() - file.keys():
         assert preset.flat()[key] == paper.flat()[key]
     assert paper.weight_decay == 1e-4 != Config.weight_decay
     user = resolve({"preset": "fedhenn/digits", "rounds": 3, "fedhenn.eta0": 0.5})
-    assert (user.rounds, user.parameters.eta0, user.learning_rate) == (3, 0.5, preset.learning_rate)
+    assert (user.rounds, user.options.eta0, user.learning_rate) == (3, 0.5, preset.learning_rate)
     assert user.chosen == {"rounds", "fedhenn.eta0", "preset"}
 
 
@@ -49,7 +49,7 @@ def test_every_preset_is_complete():
 def test_another_method_under_a_preset():
     config = resolve({"preset": "fedhenn/digits", "method": "fedprox", "architectures": "cnn"})
     assert config.method == "fedprox"
-    assert config.parameters.mu == 0.1
+    assert config.options.mu == 0.1
     assert config.rounds == read(configuration.preset_path("fedhenn/digits"))["rounds"]
 
 
@@ -207,10 +207,10 @@ def test_every_key_is_listed_once():
     assert all(takes and meaning for _, _, takes, meaning in listed)
     (mu,) = [takes for key, _, takes, _ in configuration.keys(method="fedprox") if key == "fedprox.mu"]
     assert mu == "number, >= 0"
-    own = [f"{m}.{f.name}".replace("_", "-") for m in registry.methods() for f in fields(registry.method(m).Parameters)]
+    own = [f"{m}.{f.name}".replace("_", "-") for m in registry.methods() for f in fields(registry.method(m).Options)]
     assert set(own) <= set(names)
     assert {"method", "learning-rate", "seed"} <= set(names)
-    assert not {"parameters", "chosen", "prefix", "remarks"} & set(names)
+    assert not {"options", "chosen", "prefix", "remarks"} & set(names)
 
 
 INEFFECTIVE = [
@@ -295,7 +295,7 @@ def test_defaults_of_zero_are_accepted():
 def test_extra_keys():
     text = '"fedprox.mu" = 0.25\nrounds = 4\n[fedprox]\n'
     config = resolve({"method": "fedprox", "extra-keys": text})
-    assert (config.parameters.mu, config.rounds) == (0.25, 4)
+    assert (config.options.mu, config.rounds) == (0.25, 4)
     assert config == resolve({"method": "fedprox", "fedprox.mu": 0.25, "rounds": 4}).replace(chosen=config.chosen)
     assert resolve({"method": "fedprox", "extra-keys": ""}) == resolve({"method": "fedprox"})
     assert "extra-keys" not in config.flat()

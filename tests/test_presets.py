@@ -47,8 +47,8 @@ def smaller(config: Config) -> dict[str, Any]:
         "local-epochs": min(config.local_epochs, 2 if config.method_name == "fedrep" else 1),  # it divides them
         "closing-epochs": min(config.closing_epochs, 1),
     }
-    for own in fields(config.parameters):
-        value = getattr(config.parameters, own.name)
+    for own in fields(config.options):
+        value = getattr(config.options, own.name)
         if own.name.endswith(("epochs", "passes")) and value > 1:
             small[f"{config.method_name}.{kebab(own.name)}"] = 1
     ineffective = validation.ineffective(config, registry.traits(config))

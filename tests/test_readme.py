@@ -189,7 +189,7 @@ def test_the_table_of_traits_is_true() -> None:
     assert len(rows) == 5
     for name, (networks, shares, *others) in rows.items():
         method = registry.method(name)
-        traits = method.traits_of(method.Parameters())
+        traits = method.traits_of(method.Options())
         assert traits.shares is getattr(fedhet.methods.sharing, shares)
         told = [traits.networks, traits.keeps, traits.scored, str(traits.common_init), traits.public]
         assert told == [networks, *others], name

@@ -15,7 +15,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import HEAD
 from fedhet.server import FederatedStrategy
 from fedhet.server.app import make_server_app
@@ -26,13 +26,13 @@ MODULE = """
 from dataclasses import dataclass
 
 from fedhet.methods.method import Method
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 
 @dataclass(frozen=True)
-class MyParameters(Parameters):
+class MyOptions(Options):
     weight: float = option(0.5, "of mine", at_least=0)
 
-method = Method("mine", Parameters=MyParameters, common={"rounds": 7})
+method = Method("mine", Options=MyOptions, common={"rounds": 7})
 something_else = 3
 """
 
@@ -101,8 +101,8 @@ class TestInstalled:
         assert "mine" not in registry.own_methods()
         assert "of_mine" not in sys.modules, "names need no import"
         config = configuration.resolve({"method": "mine", "mine.weight": 2})
-        assert (config.parameters.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
-        assert configuration.parse(config.text).parameters == config.parameters
+        assert (config.options.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
+        assert configuration.parse(config.text).options == config.options
         assert ("mine.weight", 0.5, "number, >= 0", "of mine") in list(configuration.keys(method="mine"))
         assert "mine.weight" not in [key for key, *_ in configuration.keys(outside=False)]
         with pytest.raises(ConfigError, match="did you mean 'mine.weight'"):
@@ -129,7 +129,7 @@ class TestInstalled:
 class TestWorkingFolder:
     def test_a_method_of_the_working_folder(self, module):
         config = configuration.resolve({"method": "of_mine:method", "mine.weight": 2})
-        assert (config.parameters.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
+        assert (config.options.weight, config.rounds, config.method_name) == (2.0, 7, "mine")
         assert config.flat()["method"] == "of_mine:method", "a resumed run finds it again"
         assert json.loads(config.text)["method"] == "mine", "clients are told its name"
         assert registry.method("mine") is registry.method("of_mine:method")
@@ -184,14 +184,14 @@ mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
         file = Path("some/con-trols.py")
         file.write_text(self.CONTROLS)
         config = configuration.resolve({"method": f"{file}:mine", "fedprox.mu": 0.7})
-        assert (config.method_name, config.family, config.rounds, config.parameters.mu) == (
+        assert (config.method_name, config.family, config.rounds, config.options.mu) == (
             "fedprox-mine",
             "fedprox",
             7,
             0.7,
         )
         assert registry.strategy("fedprox-mine").__name__ == "Mine"
-        assert configuration.parse(config.text).parameters == config.parameters
+        assert configuration.parse(config.text).options == config.options
         assert json.loads(config.text)["method"] == "fedprox-mine", "clients are told its name"
         named = configuration.named(f"{file}:mine")
         assert named == {"preset": "fedprox/digits", "method": f"{file}:mine"}
@@ -273,16 +273,16 @@ class TestRegistered:
 
     def test_apps_with_methods(self, tiny, watch, home):
         @dataclass(frozen=True)
-        class HeadsParameters(Parameters):
+        class HeadsOptions(Options):
             weight: float = option(0.5, "of mine")
 
-        heads = Method("heads", Traits(shares=HEAD, keeps="model", scored="trained", common_init=True), HeadsParameters)
+        heads = Method("heads", Traits(shares=HEAD, keeps="model", scored="trained", common_init=True), HeadsOptions)
         app = tiny.app(methods=[heads])
         make_server_app(methods=[heads])
         config = configuration.resolve({"method": "heads", "rounds": 2, "heads.weight": 2})
         strategy = registry.strategy("heads")(config, observers=[watch])
         strategy.start(LocalGrid(app, 3))
-        assert (strategy.method.name, strategy.parameters.weight) == ("heads", 2.0)
+        assert (strategy.method.name, strategy.options.weight) == ("heads", 2.0)
         assert [row["failures"] for row in watch.rows] == [[]] * 4
         assert strategy.state.model.keys() == {"head.weight", "head.bias"}
 

@@ -28,7 +28,7 @@ EVIL = 'from pathlib import Path\nPath("marker").touch()\n'
 MINE = """
 from pathlib import Path
 from fedhet.methods.method import Drawing, Method
-from fedhet.methods.options import Parameters
+from fedhet.methods.options import Options
 
 Path("imported").touch()
 method = Method("mine", drawings={"cka": Drawing("fedhet.results.drawings:cka_figure", "of mine")})

@@ -12,12 +12,12 @@ from fedhet.errors import FedhetError
 from fedhet.messages import Payload, load_into, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
-from fedhet.methods.options import Config, Parameters
+from fedhet.methods.options import Config, Options
 from fedhet.methods.sharing import NetworkDescription
 from fedhet.models.arrays import Kind, kinds_of
 from fedhet.training import Loss, Phase
 
-P = TypeVar("P", bound=Parameters)
+P = TypeVar("P", bound=Options)
 
 
 class ClientSide(Generic[P]):
@@ -60,10 +60,10 @@ class ClientSide(Generic[P]):
         return config.head
 
     @property
-    def parameters(self) -> P:
+    def options(self) -> P:
         """The values of the method's own options."""
-        parameters: P = self.client.config.parameters
-        return parameters
+        options: P = self.client.config.options
+        return options
 
     @cached_property
     def traits(self) -> Traits:

@@ -74,7 +74,7 @@ def with_measured_size(
         ConfigError: the node config has no `memory-limit`.
         Refused: the smallest size needs more memory than the limit.
     """
-    name = info.config.parameters.size_name
+    name = info.config.options.size_name
     if info.node_config.get(name) != "auto" or registry.client_side(info.config.method_name).parts is None:
         return info
     if "memory-limit" not in info.node_config:
@@ -93,7 +93,7 @@ def _largest(clients: Clients, info: ClientInfo, request: Request, policy: Polic
     The limit covers the process's data, one measured step of training or evaluation, and three copies of the whole
     network, which is built before the client's part is cut out.
     """
-    most, keys = memory_limit(info.node_config), info.config.parameters
+    most, keys = memory_limit(info.node_config), info.config.options
     largest = None
     for size in reversed(keys.sizes):  # from the smallest, so that a trial leaves little memory behind for the next
         sized = replace(info, node_config={**info.node_config, keys.size_name: size})

@@ -159,7 +159,7 @@ class _Loop:
     def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
         """Call the app's `train` or `evaluate` function (`action`); return the arrays and metrics of its reply."""
         client, config = job.client, job.client.config
-        settings = {kebab(name): value for name, value in vars(config.parameters).items()}
+        settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."
         settings |= {name: settings[key.removeprefix(family)] for name, key in OURS.items() if key.startswith(family)}
         settings |= {

@@ -93,7 +93,7 @@ def _first_serving(
     known: dict[tuple[Traits, bool], str] = {}
     refused = []
     for choice, config in tries:
-        asked = registry.traits(config), config.parameters.changes_heads
+        asked = registry.traits(config), config.options.changes_heads
         if asked not in known:
             known[asked] = refusal(config)
         if not known[asked]:
@@ -109,9 +109,7 @@ def _configurations(
     shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
     config = shared.settings(name, seed, as_they_are)
-    keys = {
-        f"{config.family}.{kebab(key.name)}": key.metadata["at_need"] for key in dataclasses.fields(config.parameters)
-    }
+    keys = {f"{config.family}.{kebab(key.name)}": key.metadata["at_need"] for key in dataclasses.fields(config.options)}
     changes = product(*([{}, *({key: value} for value in values)] for key, values in keys.items() if values))
     choices: list[Choice] = [{key: value for change in each for key, value in change.items()} for each in changes]
     for choice in sorted(choices, key=len):

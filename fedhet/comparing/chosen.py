@@ -44,7 +44,7 @@ def without_effect(
 def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Extend the keys that a user set for one method to the other compared methods with the same key.
 
-    Methods share a key if their `Parameters` inherit it from the same class, such as `SizedParameters.widths`. A key
+    Methods share a key if their `Options` inherit it from the same class, such as `SizedOptions.widths`. A key
     that is set for several methods to different values is not extended. Returns only the additional keys.
     """
     families = {registry.method(variant.method).family for variant in variants}
@@ -62,5 +62,5 @@ def _field(family: str, name: str) -> Any:
     """Return the dataclass field of a method's own key, or None; methods that share a key share the field."""
     if family not in registry.methods():
         return None
-    keys: Any = registry.method(family).Parameters
+    keys: Any = registry.method(family).Options
     return fields_of(keys).get(name)

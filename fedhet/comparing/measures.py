@@ -123,7 +123,7 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 def is_local(result: VariantResult) -> bool:
     """Return whether a variant is local training without exchange (`local`) and without a public dataset."""
     return any(
-        each.run.settings.method_name == "local" and each.run.settings.parameters.public == "unused"
+        each.run.settings.method_name == "local" and each.run.settings.options.public == "unused"
         for each in result.outcomes
     )
 

@@ -161,7 +161,7 @@ def _alone(name: str) -> bool:
     """Return whether clients exchange nothing under a method with its default settings."""
     try:
         method = registry.method(name)
-        return not method.traits_of(method.Parameters()).communicates
+        return not method.traits_of(method.Options()).communicates
     except ConfigError:  # a package that is installed and broken; it is asked, and says so
         return False
 

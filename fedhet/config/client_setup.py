@@ -78,11 +78,11 @@ def width_of(client: ClientInfo) -> float:
     The fraction is `width` in the node config, if set. Otherwise the method's `widths` are assigned to clients in the
     same way as architectures. Raises a ConfigError if it is not above 0 and at most 1.
     """
-    parameters = client.config.parameters
-    if (width := parameters.width_at(client.node_config)) is not None:
+    options = client.config.options
+    if (width := options.width_at(client.node_config)) is not None:
         return float(width)
     number, clients = _place(client)
-    return models.spread(parameters.all_widths, client.config.assign, clients, client.config.seed)[number]
+    return models.spread(options.all_widths, client.config.assign, clients, client.config.seed)[number]
 
 
 def architectures(config: Config, clients: int) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
     With `own_model` and `own_data`, the user passes models and data; these are checked in the handshake.
     """
     traits = registry.traits(config)
-    if traits.public != "none" and not (config.public_samples or config.parameters.makes_public_dataset or own_data):
+    if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):
         raise ConfigError(
             f"{config.method_name} needs a public dataset: set public-samples, such as public-samples = 500"
         )
@@ -195,7 +195,7 @@ def _check_models(config: Config, traits: Traits) -> None:
             except Exception as error:  # whatever a registered model raises
                 taken = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: "
                 raise ModelError(f"model {name!r}: {taken * (not isinstance(error, ValueError))}{error}") from error
-            if not config.parameters.changes_heads:
+            if not config.options.changes_heads:
                 network = NetworkDescription(model, representation.head, name)
                 _check_shared(config.method_name, traits, network, shared)
 

@@ -1,7 +1,7 @@
 """Resolve settings to a valid `Config`: values are typed and checked, and all problems are reported at once.
 
 The same keys are used in TOML files, in `--set key=value` and in Flower's run config. A method's own keys have its name
-as a prefix (`fedhenn.eta0`); they are the fields of its `Parameters`. Values come from the user, else from the preset
+as a prefix (`fedhenn.eta0`); they are the fields of its `Options`. Values come from the user, else from the preset
 (a file in `run_configs/`), else from the method (the paper's values), else from the defaults of `Config`.
 """
 
@@ -81,19 +81,19 @@ def resolve(
         raise ConfigError("\n".join(problems))
     config = Config(
         **common,
-        parameters=method.Parameters(**method_values),
+        options=method.Options(**method_values),
         method_name=method.name,
         family=method.family,
         preset=wanted.get("preset", ""),
         chosen=frozenset(wanted),
     )
-    traits = method.traits_of(config.parameters)
+    traits = method.traits_of(config.options)
     if config.unseen_clients and not traits.starts_unseen_clients:
         raise ConfigError(
             f"unseen-clients = {config.unseen_clients}: {method.name} has no weights for clients that join after the "
             "last round: leave it out, or use a method that averages or generates weights, such as layer-average"
         )
-    config.parameters.check(config)
+    config.options.check(config)
     return effective(config, traits, (wanted if strict else layers).keys(), strict=strict, over=over)
 
 
@@ -125,7 +125,7 @@ def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of the fields of `Config`, and those of the method's `Parameters`; add errors to `problems`."""
+    """Return the values of the fields of `Config`, and those of the method's `Options`; add errors to `problems`."""
     common: dict[str, Any] = {}
     method_values: dict[str, Any] = {}
     for key, value in {**(method.common if method else {}), **layers}.items():
@@ -145,7 +145,7 @@ def _values_of(
 
 def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
     try:
-        options: Any = registry.method(prefix, trusted=False).Parameters if prefix else Config
+        options: Any = registry.method(prefix, trusted=False).Options if prefix else Config
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
     known = fields_of(options)
@@ -305,7 +305,7 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
         yield from _rows("", Config)
     for name in names:
         try:
-            yield from _rows(f"{name}.", registry.method(name).Parameters)
+            yield from _rows(f"{name}.", registry.method(name).Options)
         except ConfigError as error:  # an installed package that is broken
             log.warning("%s", error)
 

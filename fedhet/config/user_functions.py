@@ -83,7 +83,7 @@ class UserFunctions:
         """Return the configuration with defaults that suit the user's models and data.
 
         If the user passes data and models, `dataset` becomes `own`. If the data have no common test set, `test-on`
-        becomes `local` unless the user set it. The method adapts its own keys (`Parameters.suited`). With `strict`,
+        becomes `local` unless the user set it. The method adapts its own keys (`Options.suited`). With `strict`,
         keys that the user set and that have no effect are refused.
         """
         if not self:
@@ -95,12 +95,12 @@ class UserFunctions:
                 common, unlabelled, _ = self._brings(config)
                 if tests and not common:
                     config = config.on_own_test_parts()
-        suited = config.parameters.suited(own_models=self.model is not None, unlabelled=unlabelled)
+        suited = config.options.suited(own_models=self.model is not None, unlabelled=unlabelled)
         for name, (value, why) in suited.items():
             specs, own = config.specs(), f"{config.family}.{name}"
             if (key := own if own in specs else name) not in config.chosen:
                 changed: dict[str, Any] = {specs[key].name: value}
-                changed = changed if key == name else {"parameters": replace(config.parameters, **changed)}
+                changed = changed if key == name else {"options": replace(config.options, **changed)}
                 config = config.replace(
                     **changed, remarks=(*config.remarks, (key, f"{key} = {toml_value(value)}, {why}"))
                 )

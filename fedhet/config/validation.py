@@ -90,9 +90,9 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
     for key, spec in config.specs().items():
         replaced, trait = spec.metadata["replaced_by"], spec.metadata["trait"]
         gives = getattr(traits, trait) if trait else True
-        if replaced and own >= {*replaced} and key not in config.parameters.uses:
+        if replaced and own >= {*replaced} and key not in config.options.uses:
             found[key] = Reason(replaced[0], " and ".join(SUPPLIED[each] for each in replaced))
-        elif key in config.parameters.without or not (flat[key] in gives if isinstance(gives, tuple) else gives):
+        elif key in config.options.without or not (flat[key] in gives if isinstance(gives, tuple) else gives):
             found[key] = Reason("method", f"method = {config.method_name}")
         elif key == "augment" and not data.augments(config.dataset):
             found[key] = Reason("dataset", f"dataset = {config.dataset}")
@@ -158,7 +158,7 @@ def effective(
     of_method = {specs[key].name: value for key, value in reset.items() if "." in key}
     return config.replace(
         **common,
-        parameters=dataclasses.replace(config.parameters, **of_method),
+        options=dataclasses.replace(config.options, **of_method),
         chosen=config.chosen if written or not strict else config.chosen.difference(vain),
         remarks=config.remarks if strict else tuple((dict(config.remarks) | because).items()),
     )

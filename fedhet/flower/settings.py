@@ -59,7 +59,7 @@ def settings_of(strategy: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     method: Method | None = getattr(strategy, "method", None)
     if method is None:
         raise ConfigError(f"{strategy.__name__} has no method: set its class attribute `method` to a fedhet Method")
-    method_keys = {kebab(field.name) for field in fields(method.Parameters)}
+    method_keys = {kebab(field.name) for field in fields(method.Options)}
     return {"method": method.name} | {
         f"{method.family}.{key}" if key in method_keys else key: value for key, value in translated(settings).items()
     }

@@ -130,7 +130,7 @@ class Method:
     Attributes:
         name: the name in configurations, and the prefix of its own keys.
         traits: the traits, or a function that returns them for the method's own keys.
-        Parameters: frozen dataclass of the method's own keys, with the paper's values.
+        Options: frozen dataclass of the method's own keys, with the paper's values.
         server: `"package.module:Class"` of the server side. By default the class with the method's name in
             `strategies/` or, without one, `fedhet.server.FederatedStrategy`, which averages shared arrays.
         client: `"package.module:Class"` of the client side. By default the class with the method's name in
@@ -146,7 +146,7 @@ class Method:
 
     name: str
     traits: Traits | Callable[[Any], Traits] = field(default_factory=Traits)
-    Parameters: type[options.Parameters] = options.Parameters
+    Options: type[options.Options] = options.Options
     server: str = ""
     client: str = ""
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
@@ -182,6 +182,6 @@ class Method:
         """Return whether the method has a single round by default, as in its paper."""
         return self.common.get("rounds") == 1
 
-    def traits_of(self, parameters: options.Parameters) -> Traits:
+    def traits_of(self, options: options.Options) -> Traits:
         """Return the method's traits, given the values of its own keys."""
-        return self.traits(parameters) if callable(self.traits) else self.traits
+        return self.traits(options) if callable(self.traits) else self.traits

@@ -1,4 +1,4 @@
-"""The configuration: common keys are the fields of `Config`, and a method's own keys the fields of its `Parameters`."""
+"""The configuration: common keys are the fields of `Config`, and a method's own keys the fields of its `Options`."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ _place = partial(option, about="place", resumable=True)
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Options:
     """A method's own keys. Subclasses add fields made with `option`, with the paper's values as defaults."""
 
     widths = "1"
@@ -265,7 +265,7 @@ class Config:
     seed: int = option(0, "random seed", at_least=0)
     out: str = option("", "run directory; empty: a new folder in runs/", about="place", path=True)
 
-    parameters: Any = None  # the method's own keys, an instance of its `Parameters`
+    options: Any = None  # the method's own keys, an instance of its `Options`
     method_name: str = ""  # the method's name, also if `method` is package.module:name
     family: str = ""  # prefix of the method's keys: its name, or that of the method that it is a variant of
     preset: str = dataclasses.field(default="", compare=False)
@@ -274,12 +274,12 @@ class Config:
 
     def specs(self) -> dict[str, dataclasses.Field[Any]]:
         """Return the dataclass field of each key, common or the method's own, by key."""
-        of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.parameters.__class__).items()}
+        of_method = {f"{self.family}.{key}": f for key, f in fields_of(self.options.__class__).items()}
         return {**fields_of(Config), **of_method}
 
     def flat(self) -> dict[str, Value]:
         """Return all keys with their values, in the form that `fedhet.config.configuration.resolve` accepts."""
-        return {key: getattr(self.parameters if "." in key else self, f.name) for key, f in self.specs().items()}
+        return {key: getattr(self.options if "." in key else self, f.name) for key, f in self.specs().items()}
 
     @cached_property
     def text(self) -> str:
@@ -298,7 +298,7 @@ class Config:
 
 @cache
 def fields_of(options: Any) -> Mapping[str, dataclasses.Field[Any]]:
-    """Return the dataclass fields of `Config` or of a `Parameters` class by key."""
+    """Return the dataclass fields of `Config` or of a `Options` class by key."""
     return MappingProxyType({kebab(f.name): f for f in fields(options) if f.metadata})
 
 

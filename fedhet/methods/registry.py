@@ -108,7 +108,7 @@ def of_data(reference: str, place: Path) -> Method:
 
 def traits(config: "Config") -> Traits:
     """Return the traits of the configured method with the configured keys."""
-    return method(config.method_name, trusted=False).traits_of(config.parameters)
+    return method(config.method_name, trusted=False).traits_of(config.options)
 
 
 def strategy(name: str) -> type[Any]:

@@ -172,7 +172,7 @@ class Handshake:
         if reply.client not in state.clients:
             if traits.public != "none":
                 public, labelled = self.hooks.public_dataset(), traits.public == "labelled"
-                suited = self.run.config.parameters.suited(own_models=False, unlabelled=labelled)
+                suited = self.run.config.options.suited(own_models=False, unlabelled=labelled)
                 lines = [f"{self.run.method.family}.{key} = {toml_value(value)}" for key, (value, _) in suited.items()]
                 agree_on_public_dataset(state, reply, public, labelled=labelled, without_labels=", ".join(lines))
             self.hooks.admit(reply)

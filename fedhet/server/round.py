@@ -13,7 +13,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import Message, MessageType, MetricRecord
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into, without_widths
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Config, Parameters
+from fedhet.methods.options import Config, Options
 from fedhet.results.state import State
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
@@ -26,7 +26,7 @@ from fedhet.utils.ordering import in_order
 from fedhet.utils.randomness import numpy_generator
 from fedhet.utils.text import log
 
-P = TypeVar("P", bound=Parameters)
+P = TypeVar("P", bound=Options)
 S = TypeVar("S", bound=State)
 
 
@@ -82,13 +82,13 @@ class Hooks(Generic[P, S]):
         return self.run.config
 
     @property
-    def parameters(self) -> P:
+    def options(self) -> P:
         """The values of the method's own keys."""
-        return cast(P, self.run.config.parameters)
+        return cast(P, self.run.config.options)
 
     @property
     def traits(self) -> Traits:
-        """The method's traits, such as what clients share, under the configured parameters."""
+        """The method's traits, such as what clients share, under the configured options."""
         return self.run.traits
 
     @property

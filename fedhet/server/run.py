@@ -94,7 +94,7 @@ class Run:
     @property
     def traits(self) -> Traits:
         """The method's traits, such as what clients share, under the configured parameters."""
-        return self.method.traits_of(self.config.parameters)
+        return self.method.traits_of(self.config.options)
 
     @property
     def training_rounds(self) -> int:

@@ -242,4 +242,4 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     def summary(self) -> None:
         """Log the method's name and its parameters."""
-        log.info("%s: %s", self.method.name, self.parameters)
+        log.info("%s: %s", self.method.name, self.options)

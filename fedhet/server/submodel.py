@@ -18,7 +18,7 @@ from fedhet.algorithms.graphs import entries_of, widths_of
 from fedhet.algorithms.matching import groups_from_json
 from fedhet.messages import Arrays, Payload, Reply, Report, Spec, WireError, check, narrowed
 from fedhet.messages.protocol import WHOLE
-from fedhet.methods.options import Parameters
+from fedhet.methods.options import Options
 from fedhet.methods.sharing import Units
 from fedhet.results.state import State
 from fedhet.server.aggregation import average_shared
@@ -39,7 +39,7 @@ class SubmodelState(State):
     network: str = ""
 
 
-P = TypeVar("P", bound=Parameters)
+P = TypeVar("P", bound=Options)
 T = TypeVar("T", bound=SubmodelState)
 
 
@@ -53,7 +53,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def common(self, reply: Reply) -> Mapping[str, Common]:
         """Return a digest of the whole network's description; raise a WireError if the client's arrays do not fit."""
         check_part(reply.report)
-        size = self.parameters.size_name
+        size = self.options.size_name
         remedy = f"all clients need one architecture, of which each may have a part ({size})"
         return {"digest of the whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
 
@@ -117,7 +117,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         few, most = self._widths(client), read_network(self.state.network).widths
         if few == most:
             return ""
-        keys, share = self.parameters, few[0] / most[0]
+        keys, share = self.options, few[0] / most[0]
         shares = {f"{size:g}": keys.width_at({keys.size_name: size}) or 1.0 for size in keys.sizes}
         nearest = min(shares, key=lambda size: abs(shares[size] - share))
         known = abs(shares[nearest] - share) < 1 / most[0]  # a node may have chosen another one

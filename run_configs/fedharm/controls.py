@@ -26,7 +26,7 @@ class Own(FedHARMClient):
         """Return the target that the client's own descriptors give."""
         sent = [part.cpu() for part in self.sent()]
         generator = self.client.generator("parallel analysis")
-        made = target_of(self.parameters.align, [sent], generator=generator)
+        made = target_of(self.options.align, [sent], generator=generator)
         return [self.client.to_device(part) for part in made]
 
 
@@ -41,9 +41,9 @@ class Shuffled(FedHARMServer):
         return [part[order] for part in super().target(round)]
 
 
-def _alone(parameters: fedharm.FedHARMParameters) -> Traits:
+def _alone(options: fedharm.FedHARMOptions) -> Traits:
     """Return FedHARM's traits for clients that send nothing about the shared images."""
-    traits = fedharm.traits(parameters)
+    traits = fedharm.traits(options)
     return replace(traits, other_arrays="", sends={name: kind for name, kind in traits.sends.items() if name != "sent"})
 
 

@@ -27,7 +27,7 @@ class OwnTarget(FedHeNNClient):
 
     def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
         """Return the clusters of the client's own posteriors, or its own kernel."""
-        if self.parameters.target == "kernel":
+        if self.options.target == "kernel":
             return super().target(payload, rad)
         generator, posteriors = self.client.generator("parallel analysis"), self.posteriors(rad)
         return self.client.to_device(cluster_rows([posteriors], generator=generator))
@@ -61,16 +61,16 @@ class FrobeniusTarget(FedHeNNServer):
         return pack(mean_target(list(sent.values()), unit=True))
 
 
-def _without_peers(parameters: fedhenn.FedHeNNParameters) -> Traits:
+def _without_peers(options: fedhenn.FedHeNNOptions) -> Traits:
     """Return FedHeNN's traits for clients that send nothing about the RAD."""
-    traits = fedhenn.traits(parameters)
+    traits = fedhenn.traits(options)
     sends = {name: kind for name, kind in traits.sends.items() if name not in ("features", "posteriors")}
     return replace(traits, other_arrays="", sends=sends)
 
 
-def _of_one_size(parameters: fedhenn.FedHeNNParameters) -> Traits:
+def _of_one_size(options: fedhenn.FedHeNNOptions) -> Traits:
     """Return FedHeNN's traits for a target that does not depend on the size of kernels."""
-    return replace(fedhenn.traits(parameters), other_arrays="")
+    return replace(fedhenn.traits(options), other_arrays="")
 
 
 own = fedhenn.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)

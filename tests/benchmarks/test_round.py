@@ -118,13 +118,13 @@ class BareFedProto(BareLoop):
     prototypes: Tensor | None = None
 
     def build(self, name: str) -> nn.Module:
-        model, width = super().build(name), self.config.parameters.width
+        model, width = super().build(name), self.config.options.width
         model.body.append(nn.Linear(model.head.in_features, width))
         model.head = nn.Linear(width, self.dataset.classes)
         return model
 
     def round(self) -> None:
-        width, classes = self.config.parameters.width, self.dataset.classes
+        width, classes = self.config.options.width, self.dataset.classes
         sums, counts = torch.zeros(classes, width), torch.zeros(classes)
         for model, data in zip(self.models, self.data, strict=True):
             self.client(model, data)
@@ -138,7 +138,7 @@ class BareFedProto(BareLoop):
         loss = nn.functional.cross_entropy(model.head(phi), labels)
         if self.prototypes is None:
             return loss
-        return loss + self.config.parameters.weight * nn.functional.mse_loss(phi, self.prototypes[labels])
+        return loss + self.config.options.weight * nn.functional.mse_loss(phi, self.prototypes[labels])
 
     def scores(self, model: nn.Module, images: Tensor) -> Tensor:
         if self.prototypes is None:
@@ -158,7 +158,7 @@ class BareFedHeNN(BareLoop):
         self.public = public.inputs
 
     def round(self) -> None:
-        own, told = self.config.parameters, []
+        own, told = self.config.options, []
         for model, data in zip(self.models, self.data, strict=True):
             if self.target is not None:
                 self.alignment = Alignment("linear", self.target, batch=own.rad_batch, generator=torch.Generator())
@@ -167,7 +167,7 @@ class BareFedHeNN(BareLoop):
         self.target = cluster_rows(told, generator=torch.Generator())
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:
-        own, loss = self.config.parameters, super().loss(model, images, labels, step)
+        own, loss = self.config.options, super().loss(model, images, labels, step)
         if self.target is None or step % own.rad_every:
             return loss
         rows = self.alignment.rows()

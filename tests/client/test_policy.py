@@ -78,7 +78,7 @@ def test_refusal_before_loading(method):
     grid = LocalGrid(make_client_app(loaded, loaded), 2)
     for allow, type in zip(("", *KINDS), cycle(["query", "train", "evaluate"]), strict=False):
         grid._contexts[FIRST_NODE + 1].node_config["allow"] = allow
-        traits = registry.method(method).traits_of(configuration.resolve({"method": method}).parameters)
+        traits = registry.method(method).traits_of(configuration.resolve({"method": method}).options)
         sends = {*traits.sends.values()} - {METRICS, STRUCTURE}
         if not allow or sends - {allow}:
             reply = asked(grid, type, {"method": method})

@@ -50,7 +50,7 @@ class TestVariants:
         texts = ["fedavg", "mild=fedprox,fedprox.mu=0.5,architectures=mlp,cnn,local-epochs=3"]
         found = shared(texts, {"preset": "fedavg/digits", "fedprox.mu": 2.0})
         plain, mild = (found.settings(name, 0) for name in ("fedavg", "mild"))
-        assert (mild.method_name, mild.parameters.mu, mild.local_epochs) == ("fedprox", 0.5, 3)
+        assert (mild.method_name, mild.options.mu, mild.local_epochs) == ("fedprox", 0.5, 3)
         assert (plain.method_name, plain.local_epochs) == (
             "fedavg",
             configuration.resolve({"preset": "fedavg/digits"}).local_epochs,
@@ -96,22 +96,22 @@ def test_own_keys_come_from_presets():
     texts = ["fedhenn", "fedproto", "rep=fedrep", "narrow=fedproto,fedproto.width=8"]
     for base in ({"preset": "fedhenn/digits"}, {"preset": "local/digits", "fedproto.weight": 0.5}):
         settings = shared(texts, base)
-        found = {variant: settings.settings(variant, 0).parameters for variant in settings.own}
+        found = {variant: settings.settings(variant, 0).options for variant in settings.own}
         alone = configuration.resolve(base | {"preset": "fedproto/digits"})
-        assert found["fedproto"] == alone.parameters
+        assert found["fedproto"] == alone.options
         assert found["fedproto"].width == 32
         assert found["narrow"].width == 8
         assert found["rep"].body_epochs == 2
-        assert found["fedhenn"] == configuration.resolve({"preset": "fedhenn/digits"}).parameters
+        assert found["fedhenn"] == configuration.resolve({"preset": "fedhenn/digits"}).options
     complete = configuration.resolve({"preset": "fedhenn/digits"}).flat()  # a file has all that counts
-    assert shared(["fedproto"], complete).settings("fedproto", 0).parameters.width == 0
+    assert shared(["fedproto"], complete).settings("fedproto", 0).options.width == 0
 
 
 PARTS = ["heterofl", "fedrolex", "fjord", "depthfl"]
 
 
 def sizes(found):
-    of = {name: found.settings(name, 0).parameters for name in found.own}
+    of = {name: found.settings(name, 0).options for name in found.own}
     return [getattr(each, f"{each.size_name}s", None) for each in of.values()]
 
 
@@ -124,13 +124,13 @@ def test_shared_keys_are_set_once():
         "4,3,2,1",
         "1,0.2",
     ]  # each has its own, and fedrolex's is not said: it was set twice
-    assert sizes(found)[0] == configuration.resolve({"method": "fedrolex"}).parameters.widths
+    assert sizes(found)[0] == configuration.resolve({"method": "fedrolex"}).options.widths
 
 
 def test_shared_keys_are_on_the_page():
     owners = {}
     for name in registry.own_methods():
-        for key, field in fields_of(registry.method(name).Parameters).items():
+        for key, field in fields_of(registry.method(name).Options).items():
             owners.setdefault((id(field), key), set()).add(name)
     several = {key: names for (_, key), names in owners.items() if len(names) > 1}
     page = (Path(__file__).parents[2] / "fedhet" / "comparing" / "README.md").read_text(encoding="utf-8")
@@ -197,7 +197,7 @@ def test_keys_without_effect_are_refused():
             shared(methods, chosen)
     found = shared(["fedprox", "local"], {"fedprox.mu": 1.0, "report": False})
     assert (found.notes, found.settings("local", 0).report) == ([], False)
-    assert found.settings("fedprox", 0).parameters.mu == 1.0
+    assert found.settings("fedprox", 0).options.mu == 1.0
     whole = found.settings("fedprox", 5).flat()  # the file of a run
     assert shared(["fedavg", "local"], whole).settings("local", 0).seed == 0
 
@@ -208,12 +208,12 @@ def test_each_variant_suits_a_users_models_and_data():
     found = shared(["local", "flha-ghn", "fedmd"], {"preset": "fedhenn/digits"}, functions)
     assert {found.settings(variant, 0).dataset for variant in found.own} == {"own"}
     assert {found.settings(variant, 0).partition for variant in found.own} == {"iid"}
-    assert found.settings("flha-ghn", 0).parameters.head == "tiled"
-    assert found.settings("fedmd", 0).parameters.public_epochs == 0
+    assert found.settings("flha-ghn", 0).options.head == "tiled"
+    assert found.settings("fedmd", 0).options.public_epochs == 0
     keys = [note.partition(" = ")[0] for note in found.notes if "hypernetwork" not in note]
     assert keys == ["flha-ghn: learning-rate", "flha-ghn: flha-ghn.head", "fedmd: fedmd.public-epochs"]
     chosen = shared(["fedmd"], {"fedmd.public_epochs": 3}, functions)
-    assert chosen.settings("fedmd", 0).parameters.public_epochs == 3
+    assert chosen.settings("fedmd", 0).options.public_epochs == 3
 
 
 def test_folders_of_users_data(tmp_path):

@@ -132,7 +132,7 @@ class TestApp:
         settings = flower._run_config(config, tmp_path, False, True)
         assert settings.keys() <= flat(pyproject["tool"]["flwr"]["app"]["config"]).keys()
         assert tomllib.loads(settings["extra-keys"]) == {"mine": {"mu": 0.75}}
-        assert configuration.resolve(settings).parameters == config.parameters
+        assert configuration.resolve(settings).options == config.options
 
     def test_remote_nodes_keep_state_dir_and_clients(self, tmp_path: Path) -> None:
         for chosen, told in (({}, False), ({"clients": 3}, True)):

@@ -123,7 +123,7 @@ def test_names_without_a_counterpart_are_answered():
     with pytest.raises(ConfigError, match="weighted_by_key is not a key of fedhet: clients are weighted"):
         fedhet.FedAvg(weighted_by_key="loss")
     assert fedhet.FedAvg(weighted_by_key="num-examples").config == fedhet.FedAvg().config
-    assert fedhet.FedProx(proximal_mu=0.5).parameters.mu == 0.5
+    assert fedhet.FedProx(proximal_mu=0.5).options.mu == 0.5
     with pytest.raises(ConfigError, match="unknown key 'learning-rat': did you mean 'learning-rate'"):
         fedhet.FedAvg().start(LocalGrid(fedhet.make_client_app(), 1), train_config=ConfigRecord({"learning-rat": 0.1}))
 

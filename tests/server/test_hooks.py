@@ -8,7 +8,7 @@ from fedhet.methods import registry
 from fedhet.server import FederatedStrategy, Hooks
 
 OF_ALL = {"method", "state_class", "streams_replies", "copies"}
-VALUES = {"config", "parameters", "traits", "state"}
+VALUES = {"config", "options", "traits", "state"}
 HOOKS = {name for name in vars(Hooks) if not name.startswith("_")} - OF_ALL - VALUES - {"role", "run_round"}
 
 

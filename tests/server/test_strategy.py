@@ -71,7 +71,7 @@ def test_configurations_of_start(start):
 def test_unknown_settings_are_refused():
     with pytest.raises(ConfigError, match="did you mean 'learning-rate'"):
         fedhet.FedAvg(learning_rat=1.0)
-    assert fedhet.FedProx(mu=0.5, learning_rate=0.2).parameters.mu == 0.5
+    assert fedhet.FedProx(mu=0.5, learning_rate=0.2).options.mu == 0.5
     with pytest.raises(AttributeError, match="FedNothing"):
         _ = fedhet.FedNothing
 

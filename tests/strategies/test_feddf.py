@@ -11,7 +11,7 @@ from torch import nn
 from fedhet.algorithms.alignment import packing
 from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.methods.included.feddf import FedDFParameters
+from fedhet.methods.included.feddf import FedDFOptions
 from fedhet.models import registry as models
 from fedhet.results.history import read_run
 from fedhet.results.tables import headline
@@ -60,8 +60,8 @@ def adam(state, order, inputs, wanted, steps, size):
 @pytest.mark.parametrize(("teach", "who"), [(False, "all"), (True, "all"), (True, "two")])
 @pytest.mark.usefixtures("double")
 def test_three_rounds_by_hand(federate, teach, who, monkeypatch):
-    monkeypatch.setattr(FedDFParameters, "subset", 45)
-    monkeypatch.setattr(FedDFParameters, "public_batch", 20)
+    monkeypatch.setattr(FedDFOptions, "subset", 45)
+    monkeypatch.setattr(FedDFOptions, "public_batch", 20)
     keys = {"feddf.server-model": "server-float64", "feddf.server-learning-rate": RATE, "feddf.teach": teach}
     done = federate("feddf", model=own_network, **SETTINGS, **FEW, **keys, **WHO[who])
     assert done.failures == []

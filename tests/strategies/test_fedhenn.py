@@ -307,7 +307,7 @@ def test_clients_with_different_labels_align(tmp_path: Path) -> None:
 
 def test_schedule(tmp_path: Path) -> None:
     for schedule, factors in (("sqrt", [0, 1, 2**0.5]), ("linear", [0, 1, 2]), ("constant", [1, 1, 1])):
-        own = resolve({**TINY, "fedhenn.eta0": 0.1, "fedhenn.schedule": schedule}).parameters
+        own = resolve({**TINY, "fedhenn.eta0": 0.1, "fedhenn.schedule": schedule}).options
         assert [own.eta(round) for round in (1, 2, 3)] == pytest.approx([0.1 * factor for factor in factors])
     done = run(tmp_path, {"rounds": 1, "closing-epochs": 1, "fraction-train": 0.3, "fedhenn.schedule": "linear"})
     assert [len(row["participants"]) for row in done.rows] == [0, 1, 3, 0]

@@ -36,7 +36,7 @@ def test_frozen_network_has_distance_0(preset: str, stand_ins: str, tmp_path: Pa
         **{"samples-per-client": 40, "learning-rate": 1e-12, "fedhenn.rad-size": 64, "fedhenn.probe": 0},
         **{"fedhenn.target": "kernel"},
         **({} if config.dataset == "digits" else {"data": stand_ins}),
-        **({} if config.parameters.kernel == "procrustes" else {"fedhenn.rad-batch": 32}),
+        **({} if config.options.kernel == "procrustes" else {"fedhenn.rad-batch": 32}),
     }
     changed = resolve({"preset": preset, **frozen})
     run_locally(changed, tmp_path, app=make_client_app())
@@ -96,10 +96,10 @@ def test_keys_without_effect(chosen: dict[str, Any], idle: str) -> None:
 
 @pytest.mark.parametrize(("target", "eta0", "schedule"), [("spectral", 3.0, "constant"), ("kernel", 0.001, "sqrt")])
 def test_defaults_by_target(target: str, eta0: float, schedule: str) -> None:
-    own = resolve({"method": "fedhenn", "fedhenn.target": target}).parameters
+    own = resolve({"method": "fedhenn", "fedhenn.target": target}).options
     assert (own.eta0, own.schedule) == (eta0, schedule)
     chosen = resolve({"method": "fedhenn", "fedhenn.target": target, "fedhenn.eta0": 0.5, "fedhenn.schedule": "linear"})
-    assert (chosen.parameters.eta0, chosen.parameters.schedule) == (0.5, "linear")
+    assert (chosen.options.eta0, chosen.options.schedule) == (0.5, "linear")
     assert resolve(chosen.flat()).flat() == chosen.flat()
 
 

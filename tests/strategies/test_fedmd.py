@@ -31,7 +31,7 @@ def rows_of(arrays):
 
 def plain_rounds(done, rounds):
     """Everything written out: what each client's network is after so many rounds."""
-    config, own, public = done.config, done.config.parameters, client_setup.public_dataset(done.config)
+    config, own, public = done.config, done.config.options, client_setup.public_dataset(done.config)
     transform = client_setup.dataset_of(config).transform
     networks, mean, last = {}, None, None
     for round in range(1, rounds + 1):

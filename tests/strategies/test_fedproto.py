@@ -50,13 +50,13 @@ def test_wrong_prototypes_are_refused(classes, counts, means):
 
 def side_with(prototypes, labels, device="cpu", **own):
     """A client side that has received global prototypes and holds examples of these labels."""
-    parameters = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", **own})
+    options = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", **own})
     client = SimpleNamespace(
         task=Task("classification"),
         device=torch.device(device),
         outputs=3,
         data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None, common=None),
-        config=SimpleNamespace(parameters=parameters, method_name="fedproto"),
+        config=SimpleNamespace(options=options, method_name="fedproto"),
         representation=lambda inputs: inputs,
         model=None,
     )

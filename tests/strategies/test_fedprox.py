@@ -22,7 +22,7 @@ def test_without_its_term_it_is_fedavg(federate):
 def test_gradient_of_the_proximal_term():
     torch.manual_seed(0)
     model, mu = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double(), 0.3
-    client = SimpleNamespace(model=model, config=SimpleNamespace(parameters=SimpleNamespace(mu=mu)))
+    client = SimpleNamespace(model=model, config=SimpleNamespace(options=SimpleNamespace(mu=mu)))
     start = [parameter.detach().clone() for parameter in model.parameters()]
     (term,) = registry.client_side("fedprox")(client).terms(Payload())
     with torch.no_grad():

@@ -16,7 +16,7 @@ from fedhet.config import client_setup, configuration
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.messages import load_into
-from fedhet.methods.included.flha_ghn import FLHAGHNParameters
+from fedhet.methods.included.flha_ghn import FLHAGHNOptions
 from fedhet.models import registry as models
 from fedhet.training import reestimate
 
@@ -52,7 +52,7 @@ def test_reduces_to_fedavg(federate, tmp_path, monkeypatch):
     design = {"head": "dense"}
     settings = {"flha-ghn.head": "dense", "architectures": "plain"}
     monkeypatch.setitem(models._BUILDERS, "plain", lambda input_shape, classes: plain())
-    monkeypatch.setattr(FLHAGHNParameters, "design", Design(**design))
+    monkeypatch.setattr(FLHAGHNOptions, "design", Design(**design))
     common = {"momentum": 0.5, "lr_schedule": "constant", "weight_decay": 0.0}
     done = federate("flha-ghn", rounds=3, learning_rate=0.05, **settings, **common)
     first = written(done.received[1, "0"]["model"], plain(), **design)
@@ -171,7 +171,7 @@ def test_late_client(federate, phases):
 def test_form_of_the_paper(federate):
     done = federate("flha-ghn", rounds=1, **{"flha-ghn.head": "dense", "flha-ghn.normalise": False})
     assert done.failures == []
-    assert configuration.resolve({"method": "flha-ghn", "flha-ghn.head": "dense"}).parameters.normalise
+    assert configuration.resolve({"method": "flha-ghn", "flha-ghn.head": "dense"}).options.normalise
 
 
 @pytest.mark.parametrize(("refine", "moves"), [("head", {"head.weight", "head.bias"}), ("all", None)])

@@ -143,6 +143,6 @@ def test_unequal_blocks(federate):
 def test_blocks_of_a_preset_with_own_models():
     functions = UserFunctions(model=lambda client: nn.Linear(4, 2))
     preset = configuration.resolve({"preset": "inclusivefl/digits"})
-    assert (preset.parameters.blocks, functions.adapted(preset).parameters.blocks) == ("body.5", "")
+    assert (preset.options.blocks, functions.adapted(preset).options.blocks) == ("body.5", "")
     chosen = configuration.resolve({"preset": "inclusivefl/digits", "inclusivefl.blocks": "layers.0"})
-    assert functions.adapted(chosen).parameters.blocks == "layers.0"
+    assert functions.adapted(chosen).options.blocks == "layers.0"

@@ -70,7 +70,7 @@ def own(config: Any, *supplied: str) -> Any:
 def test_settings_for_own_networks_and_data() -> None:
     config = own({"method": "fedtgp", "clients": 3})
     assert (config.preset, config.optimizer, config.learning_rate, config.rounds) == ("own", "adam", 0.003, 20)
-    assert (config.clients, config.parameters.width, config.chosen) == (3, 32, {"preset", "method", "clients"})
+    assert (config.clients, config.options.width, config.chosen) == (3, 32, {"preset", "method", "clients"})
     assert own("fedtgp").flat() == config.replace(clients=10).flat()
     assert own(None).method == "fedhenn"
     assert (own("fedma").rounds, own("pfnm").rounds, own("nearest-neighbour").rounds) == (0, 1, 1)

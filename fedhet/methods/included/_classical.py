@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, keys_about
+from fedhet.methods.options import Options, keys_about
 
 TRAINING = (*keys_about("optimiser"), "batch-size", "augment", "precision", "local-epochs", "closing-epochs")
 
 
 @dataclass(frozen=True)
-class ClassicalParameters(Parameters):
+class ClassicalOptions(Options):
     """Configuration keys of the scikit-learn baselines: they add none, and those in `without` have no effect."""
 
     without = TRAINING
@@ -21,7 +21,7 @@ def classical(name: str, public: Literal["none", "inputs"] = "none") -> Method:
     return Method(
         name,
         traits=Traits(keeps="model", scored="trained", public=public, communicates=False),
-        Parameters=ClassicalParameters,
+        Options=ClassicalOptions,
         client=f"fedhet.client_apps.classical:{name.title().replace('-', '')}",
         common={"rounds": 1},
         own={"rounds": 1},

@@ -5,10 +5,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fedhet.errors import ConfigError
-from fedhet.methods.options import Parameters, listed
+from fedhet.methods.options import Options, listed
 
 
-class CountedParameters(Parameters):
+class CountedOptions(Options):
     """Base of the keys of methods whose clients have a size, a whole number; the whole network has the largest size.
 
     Attributes:

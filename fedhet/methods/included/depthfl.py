@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
-from fedhet.methods.included._counted import CountedParameters
+from fedhet.methods.included._counted import CountedOptions
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Value, option
 from fedhet.methods.sharing import FIRST_UNITS
 
 
 @dataclass(frozen=True)
-class DepthParameters(CountedParameters):
+class DepthOptions(CountedOptions):
     """Configuration keys of methods whose clients have the first blocks of one network."""
 
     depths: str = option(
@@ -33,7 +33,7 @@ class DepthParameters(CountedParameters):
 
 
 @dataclass(frozen=True)
-class DepthFLParameters(DepthParameters):
+class DepthFLOptions(DepthOptions):
     """DepthFL's own configuration keys, with the paper's values."""
 
     counted = "depthfl.depths"
@@ -45,6 +45,4 @@ class DepthFLParameters(DepthParameters):
 
 traits = Traits(networks="equal", shares=FIRST_UNITS, common_init=True)
 
-method = Method(
-    "depthfl", traits=traits, Parameters=DepthFLParameters, own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0}
-)
+method = Method("depthfl", traits=traits, Options=DepthFLOptions, own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0})

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from fedhet.methods.method import STRUCTURE, Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 
 
 @dataclass(frozen=True)
-class FDParameters(Parameters):
+class FDOptions(Options):
     """FD's own configuration keys."""
 
     weight: float = option(0.1, "weight of the cross entropy to the peers' mean prediction of the class", at_least=0)
@@ -18,5 +18,5 @@ method = Method(
     traits=Traits(
         keeps="model", scored="trained", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}
     ),
-    Parameters=FDParameters,
+    Options=FDOptions,
 )

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.fedmd import ScoresParameters
+from fedhet.methods.included.fedmd import ScoresOptions
 from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
 from fedhet.methods.options import option
 
 
 @dataclass(frozen=True)
-class FedDFParameters(ScoresParameters):
+class FedDFOptions(ScoresOptions):
     """FedDF's own configuration keys."""
 
     uses = ("architectures",)  # of the additional network
@@ -27,19 +27,19 @@ class FedDFParameters(ScoresParameters):
     )
 
 
-def traits(parameters: FedDFParameters) -> Traits:
+def traits(options: FedDFOptions) -> Traits:
     """Return the traits for these keys; without `teach`, clients do not use the server's network."""
     return Traits(
         keeps="model",
         scored="trained",
         public="inputs",
         public_at_server=True,
-        serves_clients=parameters.teach,
+        serves_clients=options.teach,
         other_arrays="mean",
         sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
     )
 
 
 method = Method(
-    "feddf", traits=traits, Parameters=FedDFParameters, common={"test-on": "both"}, own={"feddf.server-steps": 100}
+    "feddf", traits=traits, Options=FedDFOptions, common={"test-on": "both"}, own={"feddf.server-steps": 100}
 )

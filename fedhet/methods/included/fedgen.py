@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.fedproto import WidthParameters
+from fedhet.methods.included.fedproto import WidthOptions
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import option
 from fedhet.methods.sharing import HEAD
 
 
 @dataclass(frozen=True)
-class FedGenParameters(WidthParameters):
+class FedGenOptions(WidthOptions):
     """FedGen's own configuration keys, with the paper's weight; other defaults are from the authors' code for MNIST."""
 
     weight: float = option(1.0, "weight of the clients' loss on generated representations", at_least=0)
@@ -21,6 +21,6 @@ class FedGenParameters(WidthParameters):
 method = Method(
     "fedgen",
     traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True, sends={"classes": "statistics"}),
-    Parameters=FedGenParameters,
+    Options=FedGenOptions,
     own={"fedgen.width": 32},
 )

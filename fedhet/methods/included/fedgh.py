@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.fedproto import WidthParameters
+from fedhet.methods.included.fedproto import WidthOptions
 from fedhet.methods.method import STRUCTURE, Method, Traits
 from fedhet.methods.options import option
 
 
 @dataclass(frozen=True)
-class LearnerParameters(WidthParameters):
+class LearnerOptions(WidthOptions):
     """Configuration keys of methods whose server trains a network on clients' mean representations of classes."""
 
     server_epochs: int = option(
@@ -18,7 +18,7 @@ class LearnerParameters(WidthParameters):
 
 
 @dataclass(frozen=True)
-class FedGHParameters(LearnerParameters):
+class FedGHOptions(LearnerOptions):
     """FedGH's own configuration keys."""
 
     server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
@@ -30,5 +30,5 @@ TRAITS = Traits(
 """Traits of methods whose server trains a network on clients' mean representations of classes."""
 
 method = Method(
-    "fedgh", traits=TRAITS, Parameters=FedGHParameters, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1}
+    "fedgh", traits=TRAITS, Options=FedGHOptions, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1}
 )

@@ -5,11 +5,11 @@ from typing import Literal
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import METRICS, STRUCTURE, Drawing, Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 
 
 @dataclass(frozen=True)
-class FedHARMParameters(Parameters):
+class FedHARMOptions(Options):
     """FedHARM's own configuration keys, with the paper's values."""
 
     align: Literal["cosine", "cka", "spectral"] = option(
@@ -79,12 +79,12 @@ class FedHARMParameters(Parameters):
         return 1.0 if self.divide else self.alpha
 
 
-def traits(parameters: FedHARMParameters) -> Traits:
+def traits(options: FedHARMOptions) -> Traits:
     """Return the traits for these keys."""
     sends = {"slots": STRUCTURE, "distance": METRICS}
-    if parameters.aligns:
-        sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(parameters.align, "descriptors")
-    public: Literal["labelled", "inputs"] = "labelled" if parameters.alpha else "inputs"
+    if options.aligns:
+        sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(options.align, "descriptors")
+    public: Literal["labelled", "inputs"] = "labelled" if options.alpha else "inputs"
     other_arrays: Literal["mean", ""] = "mean" if sends.get("sent") == "descriptors" else ""
     return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)
 
@@ -92,7 +92,7 @@ def traits(parameters: FedHARMParameters) -> Traits:
 method = Method(
     "fedharm",
     traits=traits,
-    Parameters=FedHARMParameters,
+    Options=FedHARMOptions,
     common={
         "rounds": 10,
         "local-epochs": 25,

@@ -5,7 +5,7 @@ from typing import Literal
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import METRICS, STRUCTURE, Drawing, Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import EVERYTHING, NOTHING
 
 LEAST_ROWS = 8
@@ -16,7 +16,7 @@ AUGMENTATION = "rad augmentation"
 
 
 @dataclass(frozen=True)
-class FedHeNNParameters(Parameters):
+class FedHeNNOptions(Options):
     """FedHeNN's own configuration keys; the defaults are the paper's, except for `target` and `rad-batch`.
 
     The RAD is the paper's representation alignment dataset, on which the representations of clients are compared.
@@ -101,29 +101,29 @@ class FedHeNNParameters(Parameters):
         return self.rad_source == "train-union"
 
 
-def traits(parameters: FedHeNNParameters) -> Traits:
+def traits(options: FedHeNNOptions) -> Traits:
     """Return the traits for these keys."""
     sends = {"distance": METRICS, "tokens": STRUCTURE} | (
-        {"probe": "features"} if parameters.eta0 and parameters.probe else {}
+        {"probe": "features"} if options.eta0 and options.probe else {}
     )
     # Posteriors and RBF kernels have the same size for all clients.
-    sized = parameters.sent == "features" and parameters.kernel == "linear"
+    sized = options.sent == "features" and options.kernel == "linear"
     return Traits(
-        networks="equal" if parameters.homogeneous else "any",
-        shares=EVERYTHING if parameters.homogeneous else NOTHING,
+        networks="equal" if options.homogeneous else "any",
+        shares=EVERYTHING if options.homogeneous else NOTHING,
         keeps="model",
         scored="trained",
-        common_init=parameters.homogeneous,
-        public="inputs" if parameters.eta0 else "none",
+        common_init=options.homogeneous,
+        public="inputs" if options.eta0 else "none",
         other_arrays="whole" if sized else "",
-        sends=sends | ({parameters.sent: parameters.sent} if parameters.sent else {}),
+        sends=sends | ({options.sent: options.sent} if options.sent else {}),
     )
 
 
 method = Method(
     "fedhenn",
     traits=traits,
-    Parameters=FedHeNNParameters,
+    Options=FedHeNNOptions,
     common={
         "rounds": 200,
         "fraction-train": 0.1,

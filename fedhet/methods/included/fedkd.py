@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedhet.methods.included.fml import TRAITS, AuxiliaryParameters
+from fedhet.methods.included.fml import TRAITS, AuxiliaryOptions
 from fedhet.methods.method import Method
 
 FIRST, LAST = 0.95, 0.98
@@ -17,5 +17,5 @@ def energy(round: int, rounds: int) -> float:
 method = Method(
     "fedkd",
     traits=replace(TRAITS, other_arrays="entries", sends={"model": "weights", "update": "weights"}),
-    Parameters=AuxiliaryParameters,
+    Options=AuxiliaryOptions,
 )

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.pfnm import COMMON, DRAWINGS, TRAITS, PFNMParameters
+from fedhet.methods.included.pfnm import COMMON, DRAWINGS, TRAITS, PFNMOptions
 from fedhet.methods.method import Method
 from fedhet.methods.options import option
 
 
 @dataclass(frozen=True)
-class FedMAParameters(PFNMParameters):
+class FedMAOptions(PFNMOptions):
     """FedMA's own configuration keys, with the paper's values."""
 
     passes: int = option(1, "number of passes over all layers, if rounds = 0", at_least=1)
@@ -26,7 +26,7 @@ class FedMAParameters(PFNMParameters):
 method = Method(
     "fedma",
     traits=TRAITS,
-    Parameters=FedMAParameters,
+    Options=FedMAOptions,
     common={**COMMON, "rounds": 0},
     drawings=DRAWINGS,
     own={"rounds": 0, "local-epochs": 20, "fedma.retrain-epochs": 10},

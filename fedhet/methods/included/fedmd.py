@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
-from fedhet.methods.options import Parameters, Value, option
+from fedhet.methods.options import Options, Value, option
 
 
-class ScoresParameters(Parameters):
+class ScoresOptions(Options):
     """Attributes of methods whose clients send class scores for a public dataset; subclasses can make them keys.
 
     Attributes:
@@ -19,7 +19,7 @@ class ScoresParameters(Parameters):
 
 
 @dataclass(frozen=True)
-class FedMDParameters(ScoresParameters):
+class FedMDOptions(ScoresOptions):
     """FedMD's own configuration keys, with the values of the authors' code.
 
     The common key `local-epochs` is the number of epochs on the client's examples in each round ("revisit").
@@ -44,11 +44,11 @@ class FedMDParameters(ScoresParameters):
         return {"public-epochs": (0, "since the public examples have no labels")} if without else {}
 
 
-def _traits(parameters: FedMDParameters) -> Traits:
+def _traits(options: FedMDOptions) -> Traits:
     return Traits(
         keeps="model",
         scored="trained",
-        public="labelled" if parameters.public_epochs else "inputs",
+        public="labelled" if options.public_epochs else "inputs",
         other_arrays="mean",
         sends={"scores": "posteriors", "classes": STRUCTURE, "tokens": STRUCTURE, "distance": METRICS},
     )
@@ -57,6 +57,6 @@ def _traits(parameters: FedMDParameters) -> Traits:
 method = Method(
     "fedmd",
     traits=_traits,
-    Parameters=FedMDParameters,
+    Options=FedMDOptions,
     common={"rounds": 20, "local-epochs": 2, "batch-size": 5, "optimizer": "adam", "learning-rate": 0.001},
 )

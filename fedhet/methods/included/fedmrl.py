@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.fml import TRAITS, AuxiliaryParameters
+from fedhet.methods.included.fml import TRAITS, AuxiliaryOptions
 from fedhet.methods.method import Method
 from fedhet.methods.options import option
 
 
 @dataclass(frozen=True)
-class FedMRLParameters(AuxiliaryParameters):
+class FedMRLOptions(AuxiliaryOptions):
     """FedMRL's own configuration keys, with the paper's values."""
 
     width: int = option(
@@ -16,4 +16,4 @@ class FedMRLParameters(AuxiliaryParameters):
     )
 
 
-method = Method("fedmrl", traits=TRAITS, Parameters=FedMRLParameters)
+method = Method("fedmrl", traits=TRAITS, Options=FedMRLOptions)

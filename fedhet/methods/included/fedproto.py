@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from fedhet.methods.method import STRUCTURE, Method, Traits
-from fedhet.methods.options import Parameters, Value, option
+from fedhet.methods.options import Options, Value, option
 
 
 @dataclass(frozen=True)
-class WidthParameters(Parameters):
+class WidthOptions(Options):
     """Configuration keys of methods that need representations of the same width from all clients."""
 
     width: int = option(
@@ -34,7 +34,7 @@ class WidthParameters(Parameters):
 
 
 @dataclass(frozen=True)
-class FedProtoParameters(WidthParameters):
+class FedProtoOptions(WidthOptions):
     """FedProto's own configuration keys."""
 
     weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
@@ -50,6 +50,6 @@ method = Method(
     traits=Traits(
         keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "prototypes", "width": STRUCTURE}
     ),
-    Parameters=FedProtoParameters,
+    Options=FedProtoOptions,
     own={"fedproto.width": 32},
 )

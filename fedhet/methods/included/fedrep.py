@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Config, Parameters, option
+from fedhet.methods.options import Config, Options, option
 from fedhet.methods.sharing import BODY
 
 
 @dataclass(frozen=True)
-class FedRepParameters(Parameters):
+class FedRepOptions(Options):
     """FedRep's own configuration keys.
 
     The common key `local-epochs` is the number of epochs of head and body together; after the last round, only the head
@@ -32,7 +32,7 @@ class FedRepParameters(Parameters):
 method = Method(
     "fedrep",
     traits=Traits(networks="equal", shares=BODY, keeps="rest", scored="received", common_init=True),
-    Parameters=FedRepParameters,
+    Options=FedRepOptions,
     common={"local-epochs": 11, "closing-epochs": 10},
     own={"fedrep.body-epochs": 2},
 )

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.fedgh import TRAITS, LearnerParameters
+from fedhet.methods.included.fedgh import TRAITS, LearnerOptions
 from fedhet.methods.method import Method
 from fedhet.methods.options import option
 
 
 @dataclass(frozen=True)
-class FedTGPParameters(LearnerParameters):
+class FedTGPOptions(LearnerOptions):
     """FedTGP's own configuration keys."""
 
     server_epochs: int = option(100, "number of epochs per round in which the server trains the prototypes", at_least=1)
@@ -16,4 +16,4 @@ class FedTGPParameters(LearnerParameters):
     threshold: float = option(100.0, "tau, the maximum margin between prototypes of different classes", at_least=0)
 
 
-method = Method("fedtgp", traits=TRAITS, Parameters=FedTGPParameters, own={"fedtgp.width": 32})
+method = Method("fedtgp", traits=TRAITS, Options=FedTGPOptions, own={"fedtgp.width": 32})

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.heterofl import SizedParameters
+from fedhet.methods.included.heterofl import SizedOptions
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import option
 from fedhet.methods.sharing import FIRST_UNITS
 
 
 @dataclass(frozen=True)
-class FjORDParameters(SizedParameters):
+class FjORDOptions(SizedOptions):
     """FjORD's own configuration keys, with the paper's values.
 
     In each training step a client draws one of `widths` up to its own.
@@ -21,7 +21,7 @@ class FjORDParameters(SizedParameters):
 method = Method(
     "fjord",
     traits=Traits(networks="equal", shares=FIRST_UNITS, common_init=True),
-    Parameters=FjORDParameters,
+    Options=FjORDOptions,
     common={"batch-norm": "re-estimate"},
     own={"fjord.widths": "1,0.5,0.25"},
 )

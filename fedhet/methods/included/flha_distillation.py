@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 
 from fedhet.methods.method import STRUCTURE, Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 
 
 @dataclass(frozen=True)
-class FLHADistillationParameters(Parameters):
+class FLHADistillationOptions(Options):
     """FLHA-distillation's own configuration keys; the common key `learning-rate` is for training the teacher."""
 
     uses = ("architectures",)  # of the additional network
@@ -31,6 +31,6 @@ class FLHADistillationParameters(Parameters):
 method = Method(
     "flha-distillation",
     traits=Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights", "taught": STRUCTURE}),
-    Parameters=FLHADistillationParameters,
+    Options=FLHADistillationOptions,
     own={"flha-distillation.student-learning-rate": 0.003},
 )

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, Value, option
+from fedhet.methods.options import Options, Value, option
 
 if TYPE_CHECKING:
     from fedhet.algorithms.hypernets import Design
 
 
 @dataclass(frozen=True)
-class FLHAGHNParameters(Parameters):
+class FLHAGHNOptions(Options):
     """FLHA-GHN's own configuration keys, with the paper's values except for the head.
 
     The paper's head, `dense`, is ten times larger than the default.
@@ -62,7 +62,7 @@ class FLHAGHNParameters(Parameters):
 method = Method(
     "flha-ghn",
     traits=Traits(keeps="rest", scored="received", sends={"model": "hypernetwork"}),
-    Parameters=FLHAGHNParameters,
+    Options=FLHAGHNOptions,
     common={
         "rounds": 1000,
         "local-epochs": 1,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 
 
 @dataclass(frozen=True)
-class AuxiliaryParameters(Parameters):
+class AuxiliaryOptions(Options):
     """Configuration keys of methods whose clients also train an auxiliary network, which they share."""
 
     uses = ("architectures",)  # of the auxiliary network
@@ -17,7 +17,7 @@ class AuxiliaryParameters(Parameters):
 
 
 @dataclass(frozen=True)
-class FMLParameters(AuxiliaryParameters):
+class FMLOptions(AuxiliaryOptions):
     """FML's own configuration keys."""
 
     alpha: float = option(
@@ -34,4 +34,4 @@ class FMLParameters(AuxiliaryParameters):
 TRAITS = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
 """Traits of methods with an auxiliary network."""
 
-method = Method("fml", traits=TRAITS, Parameters=FMLParameters)
+method = Method("fml", traits=TRAITS, Options=FMLOptions)

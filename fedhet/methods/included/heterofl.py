@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Config, Parameters, option
+from fedhet.methods.options import Config, Options, option
 from fedhet.methods.sharing import FIRST_UNITS
 
 
 @dataclass(frozen=True)
-class SizedParameters(Parameters):
+class SizedOptions(Options):
     """Configuration key of methods whose clients have a fraction of the units of each hidden layer of one network."""
 
     uses = ("assign",)
@@ -35,7 +35,7 @@ TRAITS = Traits(networks="equal", shares=FIRST_UNITS, common_init=True, sends={"
 method = Method(
     "heterofl",
     traits=TRAITS,
-    Parameters=SizedParameters,
+    Options=SizedOptions,
     common={"batch-norm": "re-estimate"},  # static BatchNorm
     own={"heterofl.widths": "1,0.25"},
 )

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fedhet.methods.included.depthfl import DepthParameters, traits
+from fedhet.methods.included.depthfl import DepthOptions, traits
 from fedhet.methods.method import Method
 from fedhet.methods.options import option
 
 
 @dataclass(frozen=True)
-class InclusiveFLParameters(DepthParameters):
+class InclusiveFLOptions(DepthOptions):
     """InclusiveFL's own configuration keys, with the authors' values."""
 
     counted = "inclusivefl.depths"
@@ -18,4 +18,4 @@ class InclusiveFLParameters(DepthParameters):
     )
 
 
-method = Method("inclusivefl", traits=traits, Parameters=InclusiveFLParameters, own={"inclusivefl.depths": "2,1"})
+method = Method("inclusivefl", traits=traits, Options=InclusiveFLOptions, own={"inclusivefl.depths": "2,1"})

@@ -9,12 +9,12 @@ which the model defines them.
 from dataclasses import dataclass
 
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import BY_FIRST_LAYERS, BY_TYPE_AND_ORDER, WITHIN_ARCHITECTURES
 
 
 @dataclass(frozen=True)
-class LayerAverageParameters(Parameters):
+class LayerAverageOptions(Options):
     """Layer average's own configuration keys."""
 
     by: str = option(
@@ -24,9 +24,9 @@ class LayerAverageParameters(Parameters):
     )
 
 
-def _traits(parameters: LayerAverageParameters) -> Traits:
-    shares = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES}.get(parameters.by, BY_FIRST_LAYERS)
-    if parameters.by != "prefix":
+def _traits(options: LayerAverageOptions) -> Traits:
+    shares = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES}.get(options.by, BY_FIRST_LAYERS)
+    if options.by != "prefix":
         return Traits(shares=shares, common_init=True)
     return Traits(shares=shares, keeps="model", scored="trained", common_init=True, sends={"common": "weights"})
 
@@ -34,6 +34,6 @@ def _traits(parameters: LayerAverageParameters) -> Traits:
 method = Method(
     "layer-average",
     traits=_traits,
-    Parameters=LayerAverageParameters,
+    Options=LayerAverageOptions,
     common={"batch-norm": "re-estimate"},  # statistics of one network say nothing of another's layer
 )

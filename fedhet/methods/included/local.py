@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 
 
 @dataclass(frozen=True)
-class LocalParameters(Parameters):
+class LocalOptions(Options):
     """Local training's own configuration key."""
 
     public: Literal["unused", "mixed"] = option(
@@ -18,9 +18,9 @@ class LocalParameters(Parameters):
     )
 
 
-def _traits(parameters: LocalParameters) -> Traits:
-    public: Literal["labelled", "none"] = "labelled" if parameters.public == "mixed" else "none"
+def _traits(options: LocalOptions) -> Traits:
+    public: Literal["labelled", "none"] = "labelled" if options.public == "mixed" else "none"
     return Traits(keeps="model", scored="trained", public=public, communicates=False)
 
 
-method = Method("local", traits=_traits, Parameters=LocalParameters)
+method = Method("local", traits=_traits, Options=LocalOptions)

@@ -6,7 +6,7 @@ HetLoRA (Cho et al., EMNLP 2024), FlexLoRA (Bai et al., NeurIPS 2024) and FLoRA 
 from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
-from fedhet.methods.included._counted import CountedParameters
+from fedhet.methods.included._counted import CountedOptions
 from fedhet.methods.method import STRUCTURE, Method, Traits
 from fedhet.methods.options import Config, option
 from fedhet.methods.sharing import TRAINED
@@ -16,7 +16,7 @@ A, B = "lora_a", "lora_b"
 
 
 @dataclass(frozen=True)
-class LoRAParameters(CountedParameters):
+class LoRAOptions(CountedOptions):
     """The own configuration keys of the method `lora`."""
 
     counted = "lora.ranks"
@@ -44,6 +44,6 @@ class LoRAParameters(CountedParameters):
 method = Method(
     "lora",
     traits=Traits(networks="equal", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
-    Parameters=LoRAParameters,
+    Options=LoRAOptions,
     own={"lora.train-head": True},
 )

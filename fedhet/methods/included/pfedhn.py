@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import TRAINED
 
 
 @dataclass(frozen=True)
-class PFedHNParameters(Parameters):
+class PFedHNOptions(Options):
     """pFedHN's own configuration key."""
 
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
@@ -19,7 +19,7 @@ method = Method(
     traits=Traits(
         shares=replace(TRAINED, averaged=False, units=None), other_arrays="entries", sends={"delta": "weights"}
     ),
-    Parameters=PFedHNParameters,
+    Options=PFedHNOptions,
     common={
         "learning-rate": 0.005,
         "momentum": 0.9,

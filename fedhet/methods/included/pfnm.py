@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import STRUCTURE, Drawing, Method, Traits
-from fedhet.methods.options import Config, Parameters, Value, option
+from fedhet.methods.options import Config, Options, Value, option
 from fedhet.methods.sharing import Sharing
 
 
 @dataclass(frozen=True)
-class PFNMParameters(Parameters):
+class PFNMOptions(Options):
     """PFNM's own configuration keys, about the matching of units, with FedMA's values; FedMA inherits them."""
 
     gamma: float = option(
@@ -63,7 +63,7 @@ DRAWINGS = {
 method = Method(
     "pfnm",
     traits=TRAITS,
-    Parameters=PFNMParameters,
+    Options=PFNMOptions,
     common={**COMMON, "rounds": 1},
     drawings=DRAWINGS,
     own={"rounds": 1, "local-epochs": 100},

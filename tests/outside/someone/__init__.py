@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Parameters, option
+from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import EVERYTHING
 
 
 @dataclass(frozen=True)
-class SlowParameters(Parameters):
+class SlowOptions(Options):
     """The method's own keys."""
 
     inertia: float = option(0.0, "weight of the mean before", at_least=0, at_most=1)
@@ -17,7 +17,7 @@ class SlowParameters(Parameters):
 slow = Method(
     "slow",
     traits=Traits(networks="equal", shares=EVERYTHING, common_init=True),
-    Parameters=SlowParameters,
+    Options=SlowOptions,
     server="someone.server:Slow",
     client="someone.client:Slow",
 )

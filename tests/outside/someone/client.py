@@ -2,8 +2,8 @@
 
 from fedhet.client import ClientSide
 
-from . import SlowParameters
+from . import SlowOptions
 
 
-class Slow(ClientSide[SlowParameters]):
+class Slow(ClientSide[SlowOptions]):
     """Trains as all do."""

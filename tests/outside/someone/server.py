@@ -7,7 +7,7 @@ import numpy as np
 from fedhet.messages import Arrays
 from fedhet.server import FederatedStrategy, RunningMean, State
 
-from . import SlowParameters, slow
+from . import SlowOptions, slow
 
 
 @dataclass
@@ -18,7 +18,7 @@ class SlowState(State):
     changes: int = 0
 
 
-class Slow(FederatedStrategy[SlowParameters, SlowState]):
+class Slow(FederatedStrategy[SlowOptions, SlowState]):
     """W(t) = inertia W(t-1) + (1 - inertia) mean."""
 
     method = slow
@@ -33,7 +33,7 @@ class Slow(FederatedStrategy[SlowParameters, SlowState]):
         self.mean.add(reply.arrays.pop("model"), float(reply.examples), self.federation.specs[reply.client])
 
     def aggregate_fit(self, round, replies):
-        before, inertia = self.state.model, np.float32(self.parameters.inertia)
+        before, inertia = self.state.model, np.float32(self.options.inertia)
         self.state.model = {
             name: inertia * before[name] + (1 - inertia) * array for name, array in self.mean.mean().items()
         }
