@@ -110,15 +110,14 @@ def compare(
     Args:
         methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
             its own settings.
-        config: settings for all methods, as for `fedhet.run`; a comparison sets `seed`, `out`, `engine` and `workers`
-            itself. Setting a key of one method sets it for all methods that share the key. Keys that are not set have
-            the first method's defaults, and a method's own keys those of its preset. If one method needs public
-            examples or closing epochs, all methods get them. With `rounds = 0`, one method must determine the number
-            of rounds; one-shot methods run for one round.
+        config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Setting a
+            key of one method sets it for all methods that share the key. Keys that are not set have the first method's
+            defaults, and a method's own keys those of its preset. If one method needs public examples or closing
+            epochs, all get them. With `rounds = 0`, one method must determine the number of rounds.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
-        task: the task of the user's data: a `fedhet.Task` or its name.
+        task: the task of the user's data.
         out: folder of the comparison; by default a folder in `runs/` named after the methods.
         jobs: number of simultaneous runs, each in a process with one thread; by default one for each core or for each
             4 GiB of GPU memory.

@@ -25,7 +25,7 @@ CONTROL = "local"
 
 @dataclass(frozen=True)
 class Candidates:
-    """The methods that can train all clients of a federation, and those that cannot.
+    """The methods that can train all clients, and those that cannot.
 
     Attributes:
         choices: methods that can train all clients, each with the keys that had to be changed and their values.
@@ -50,17 +50,8 @@ def ask(
     """Find the methods that can train the clients, by a handshake of each method with untrained clients.
 
     If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
-
-    Args:
-        methods: names of methods, or references `package.module:name`.
-        base: the settings for all methods.
-        functions: the user's models and data.
-        seed: seed of the clients' data and models.
-        allow: kinds of arrays that may leave the clients, as in a node's config; None for all.
-        labels: whether the labels of a configured public dataset are known.
-
-    Raises:
-        ConfigError: `allow` contains an unknown kind, or the settings are invalid.
+    `allow` has the kinds of arrays that may leave the clients, as in a node's config; `labels` says whether labels of a
+    configured public dataset are known. Raises a ConfigError if the settings are invalid.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)

@@ -30,11 +30,8 @@ WORST = 0.1
 class RunOutcome:
     """A completed run of a comparison.
 
-    Attributes:
-        run: the planned run.
-        files: the files in the run directory.
-        values: the `MEASURES` by name, None for a measure without a value.
-        gains: each client's accuracy minus its accuracy under `local` with the same seed; empty if unknown.
+    `values` are the `MEASURES` by name, None without a value. `gains` are each client's accuracy minus its accuracy
+    under `local` with the same seed; empty if unknown.
     """
 
     run: PlannedRun

@@ -120,13 +120,10 @@ def prepared(
 
 @dataclass(frozen=True)
 class Execution:
-    """Carries out runs in child processes, several at a time.
+    """Carries out runs in child processes, `at_once` at a time.
 
-    Attributes:
-        function: function with the arguments of `fedhet.run`, which cloudpickle can copy.
-        at_once: the number of simultaneous runs.
-        console: console for progress and tables.
-        deadline: time of `time.monotonic()` at which runs are stopped; they can be resumed later.
+    `function`, with the arguments of `fedhet.run`, is copied by cloudpickle. At the `deadline` (`time.monotonic()`),
+    runs are stopped; they can be resumed later.
     """
 
     function: Callable[..., object]

@@ -40,10 +40,7 @@ _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a valu
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
-    """Parse variants of the form `METHOD` or `[NAME=]METHOD,KEY=VALUE,...`; NAME is the method's name by default.
-
-    Raises a `ConfigError` if a method is unknown, a name is used twice, or a key of `SAME_FOR_ALL` is set.
-    """
+    """Parse variants `[NAME=]METHOD[,KEY=VALUE,...]`; raises a `ConfigError` for unknown methods and repeated names."""
     variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -94,10 +94,7 @@ class Trial:
 
 
 def validation_accuracy(run: RunFiles) -> float | None:
-    """Return the run's accuracy on validation examples; a client whose evaluation failed counts with accuracy 0.
-
-    Otherwise, a configuration in which all clients but one diverge would get the accuracy of the remaining client.
-    """
+    """Return the run's accuracy on validation examples, where a client whose evaluation failed counts with 0."""
     accuracy = run.accuracy("validation")
     clients, failed = run.measured("validation")
     return accuracy * clients / (clients + len(failed)) if accuracy and failed else accuracy
@@ -201,11 +198,8 @@ def tune(
 ) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
 
-    Returns the searches by variant, and variants of which no configuration completed with all seeds, with the reason.
-
-    Raises:
-        ConfigError: the settings cannot be tuned; raised before any run is started.
-        FedhetError: no configuration of any variant completed.
+    Returns the searches by variant, and reasons for variants of which no configuration completed with all seeds. Raises
+    a ConfigError if the settings cannot be tuned, and a FedhetError if no configuration of any variant completed.
     """
     check_tuning(tuning, shared, reported)
     tuner = Tuner(shared, held_out(shared), out / "tuning", execute)
@@ -231,10 +225,7 @@ def tune(
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:
-    """Return the settings that hold out validation examples in tuning runs.
-
-    If the table reports the common test set, validation parts have the same labels (`validation-on = common`).
-    """
+    """Return the settings that hold out validation examples, with the labels of the test set that the table reports."""
     common = shared.for_all["test-on"] == "global" and shared.functions.data is None
     return {
         "validation": float(shared.for_all["validation"]) or SHARE,

@@ -14,13 +14,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference between two methods.
-
-    Attributes:
-        mean: the mean difference over seeds.
-        seeds: the number of seeds.
-        variance: the variance of the mean, or None for fewer than `FEWEST` seeds.
-    """
+    """A paired difference between two methods: mean over seeds, and the mean's variance if there are enough seeds."""
 
     mean: float
     seeds: int

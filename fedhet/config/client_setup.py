@@ -23,8 +23,7 @@ from fedhet.utils.machine import memory
 class ClientInfo:
     """Identity and configuration of a client, the argument of a user's model and data functions.
 
-    The name is the partition id, if the node has one. `config` is the run's configuration with this node's settings;
-    `node_config` is Flower's node config, the settings with which the node was started.
+    The name is the partition id, if the node has one. `config` has this node's settings; `node_config` is Flower's.
     """
 
     name: str
@@ -46,9 +45,7 @@ ModelFunction = Callable[[ClientInfo], nn.Module]
 def dataset_of(config: Config) -> DataSet:
     """Return the configured data set, with a randomly drawn test set if `test-split = drawn`; cached in a process.
 
-    Raises:
-        ConfigError: `dataset` is `own`, but the user has not passed both data and model.
-        DataError: See `fedhet.data.load`.
+    Raises a ConfigError if `dataset` is `own` and the user has not passed both data and model.
     """
     if config.dataset == OWN:
         raise ConfigError(
@@ -73,10 +70,9 @@ def architecture_of(client: ClientInfo) -> str:
 
 
 def width_of(client: ClientInfo) -> float:
-    """Return the fraction of each hidden layer's units that a client has, for methods that share parts of a network.
+    """Return the fraction of hidden units that a client has, for methods that share parts of a network.
 
-    The fraction is `width` in the node config, if set. Otherwise the method's `widths` are assigned to clients in the
-    same way as architectures. Raises a ConfigError if it is not above 0 and at most 1.
+    It is `width` in the node config, or else one of the method's `widths`, assigned as architectures are.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
@@ -108,10 +104,7 @@ def data_of(client: ClientInfo) -> ClientData:
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
-    """Return the configured public dataset, or None if `public-samples` is 0.
-
-    Its examples are held out from the data set, or come from another data set (`public-dataset`).
-    """
+    """Return the configured public dataset, held out or from another data set; None if `public-samples` is 0."""
     if not config.public_samples:
         return None
     keys = _data_keys(config)
@@ -144,7 +137,7 @@ def training_union(config: Config) -> PublicDataset:
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
     """Check before a run that the configured data and models can be used; raise one FedhetError with all problems.
 
-    With `own_model` and `own_data`, the user passes models and data; these are checked in the handshake.
+    A user's own models and data are checked in the handshake.
     """
     traits = registry.traits(config)
     if traits.public != "none" and not (config.public_samples or config.options.makes_public_dataset or own_data):

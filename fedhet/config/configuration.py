@@ -44,19 +44,14 @@ KeyRow = tuple[str, Value, str, str]
 def resolve(
     chosen: Mapping[str, Any], *, strict: bool = True, over: Collection[str] = (), trusted: bool = True
 ) -> Config:
-    """Complete and check a user's settings. Keys of a preset that have no effect are reset to their defaults.
+    """Complete and check a user's settings; raises a ConfigError that lists all problems.
 
     Args:
-        chosen: keys in kebab case and their values. A nested table counts as dotted keys, a value `""` as not chosen.
-            `preset` names a file in `run_configs/` without its suffix; `extra-keys` is TOML text with the keys of a
-            method that is not part of fedhet.
+        chosen: keys and their values. A nested table counts as dotted keys, a value `""` as not chosen.
         strict: refuse keys that the user set and that have no effect; otherwise reset them and add a remark.
         over: keys that override those of a file, whose keys may then have no effect.
         trusted: a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for references in
             messages.
-
-    Raises:
-        ConfigError: settings are invalid; the message lists every problem with its key and the accepted values.
     """
     wanted = flattened(chosen)
     for key in ("preset", EXTRA, "method"):
@@ -105,12 +100,9 @@ def parse(text: str) -> Config:
 
 @lru_cache(maxsize=256)
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
-    """Return the configuration of a node.
+    """Return the configuration of a node from the server's (`Config.text`) and the keys of the node's own config.
 
-    Args:
-        text: the server's configuration (`Config.text`).
-        node: the keys of the node's config that a node may set, with their values.
-        here: whether the server runs on the same machine or cluster; otherwise its paths are ignored.
+    Unless the server is `here`, on the same machine or cluster, its paths are ignored.
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -207,17 +199,10 @@ def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(config: str | Path | None, method: object = None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings for what a user names: a file, a preset or a method.
+    """Return the settings for a TOML file, a preset or a method; raises a ConfigError for an unknown name.
 
-    Args:
-        config: a TOML file, a preset or a method. For a method, the preset is `own` if the user passes both model and
-            data, and otherwise the method's preset for the data set `digits`. None stands for `method` or, without
-            one, the default preset.
-        method: the method that the user sets in addition.
-        supplied: which of `model` and `data` the user passes.
-
-    Raises:
-        ConfigError: the name is unknown.
+    For a method, the preset is `own` if the user passes (`supplied`) both model and data, else the method's preset for
+    `digits`. None stands for `method`, which the user sets in addition, or else for the default preset.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -245,13 +230,8 @@ def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collectio
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the chosen keys of a configuration file, without the tables of notes that a run adds to it.
 
-    Args:
-        path: the file.
-        supplied: which of `model` and `data` the user passes.
-
-    Raises:
-        ConfigError: the file is missing or is not TOML, or was written by a run with the user's own model or data that
-            the user has not passed again.
+    Raises a ConfigError if the file cannot be read, or a run with the user's own model or data wrote it and the user
+    has not passed (`supplied`) these again.
     """
     table = toml.load(path)
     notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
@@ -265,16 +245,10 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
 def from_file(
     path: Path, supplied: Collection[str] = (), method: object = None, *, of_run: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a configuration file, which can come from the folder of a run.
+    """Return the settings of a configuration file, with its method replaced by `method` unless None.
 
-    Args:
-        path: the file.
-        supplied: which of `model` and `data` the user passes.
-        method: a method that replaces the file's.
-        of_run: treat the file as one that a run wrote; the method that such a file names is not imported.
-
-    Raises:
-        ConfigError: see `read`; or a run's file names an unknown method, and `method` does not replace it.
+    If a run wrote the file (always with `of_run`), the method that it names is not imported; a ConfigError is raised if
+    that is unknown and not replaced.
     """
     settings = read(path, supplied)
     if not of_run and not (path.parent / "history.jsonl").exists() and "ran" not in toml.load(path):
@@ -292,12 +266,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield the keys of the configuration: the common ones, then those of each method.
-
-    Args:
-        outside: include methods that are not part of fedhet.
-        method: yield only the keys of this method.
-    """
+    """Yield the keys of the configuration: the common ones, then those of each method (or only those of `method`)."""
     if method is not None:
         names = [registry.method(method).family]
     else:
@@ -318,11 +287,8 @@ def _rows(prefix: str, options: type) -> Iterator[KeyRow]:
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """Return the keys of the configuration, grouped by subject or method.
 
-    Args:
-        word: a method, to return its keys only; or a word that the name or the description of a key must contain.
-
-    Raises:
-        ConfigError: no key contains the word.
+    `word` is a method, to return its keys only, or part of a key's name or description; a ConfigError is raised if
+    there is none.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}

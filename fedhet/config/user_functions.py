@@ -82,9 +82,8 @@ class UserFunctions:
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
         """Return the configuration with defaults that suit the user's models and data.
 
-        If the user passes data and models, `dataset` becomes `own`. If the data have no common test set, `test-on`
-        becomes `local` unless the user set it. The method adapts its own keys (`Options.suited`). With `strict`,
-        keys that the user set and that have no effect are refused.
+        With both, `dataset` becomes `own`. Without a common test set, `test-on` becomes `local` unless the user set it.
+        The method adapts its own keys (`Options.suited`). With `strict`, keys without effect are refused.
         """
         if not self:
             return config
@@ -137,9 +136,9 @@ def _first(config: Config) -> ClientInfo:
 class Function:
     """A function that a user passed as the argument `model`, `data` or `examples`, to be called with a client.
 
-    `accept` receives the client's name and the returned value, and converts the value or raises an error. For `data`
-    and `examples`, global random generators are seeded during the call, so that a client's split is the same in every
-    process and run. For `model`, the caller seeds them.
+    `accept` receives the client's name and the returned value, and converts it or raises an error. Global random
+    generators are seeded during the call, so that a client's split is the same in every run; for `model`, the caller
+    does this.
     """
 
     argument: str
@@ -165,10 +164,10 @@ class Function:
 
 
 def model_function(model: Any) -> ModelFunction | None:
-    """Return a function that returns a client's model, from what the user passed as `model`; None if that is None.
+    """Return a function that returns a client's model, from the user's `model`; None if that is None.
 
-    `model` is a function of a client, a function without arguments, a class of networks, or a network with which all
-    clients start. Raises a `ModelError` for other objects.
+    `model` is a function of a client or without arguments, a class of networks, or a network with which all clients
+    start. Raises a `ModelError` for other objects.
     """
     if model is None:
         return None
@@ -182,10 +181,10 @@ def model_function(model: Any) -> ModelFunction | None:
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """Return a function that returns a client's data, from what the user passed as `data`; None if that is None.
+    """Return a function that returns a client's data, from the user's `data`; None if that is None.
 
-    Instead of a client, the user's function can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's
-    examples. Raises a `DataError` if `data` is not a function.
+    Instead of a client, the function can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's
+    examples.
     """
     if data is None:
         return None

@@ -27,9 +27,7 @@ SUPPLIED: dict[OwnPart, str] = {
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Return a message for each unknown name (of a data set, partition, model, log or device) and each contradiction.
 
-    Args:
-        common: values of the common keys.
-        numbers: whether the numbers among them are valid; otherwise only names are checked.
+    Without `numbers`, only names are checked, since some numbers are invalid.
     """
     from fedhet import data, models
 
@@ -62,13 +60,9 @@ def _problem(check: Callable[[], object]) -> list[str]:
 
 
 class Reason(NamedTuple):
-    """The reason why a key has no effect.
+    """The reason why a key has no effect: the key or part (`data`, `model`, `loader`) `of` which it depends.
 
-    Attributes:
-        of: the other key on whose value the effect depends, or the part (`data`, `model`, `loader`) that the user
-            passes and that replaces the key.
-        words: that other key with its value, or a description of that part.
-        remedy: how to give the key an effect; empty if that is impossible.
+    `words` are that key with its value or describe the part; `remedy` says how to give the key an effect, if possible.
     """
 
     of: str

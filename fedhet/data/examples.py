@@ -24,8 +24,7 @@ class Examples:
     """Labelled examples: raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
 
     Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; for tokens (n, tokens) int64, for
-    pixels (n, h, w) integers. `groups` lists the rows of each group, if examples are grouped; a mini-batch then
-    consists of whole groups.
+    pixels (n, h, w) integers. `groups` lists the rows of each group, if mini-batches must consist of whole groups.
     """
 
     inputs: Tensor | LazyInputs
@@ -118,8 +117,8 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
 class ClientData:
     """A client's training, test and validation parts, the public dataset and the common test set.
 
-    `augment` receives a raw training batch and a random generator, and returns a random variant of the batch.
-    `batch_size`, unless None, replaces the configured batch size.
+    `augment` returns a random variant of a raw training batch, given a generator. `batch_size`, unless None, replaces
+    the configured batch size.
     """
 
     train: Examples
@@ -161,8 +160,7 @@ class DataSet:
         task: The task, which determines loss and metric.
         input_shape: Shape of one transformed example.
         transform: Converts a batch of raw inputs (n, ...) to a model's input, each example separately.
-        augment: Function of a batch of raw images and a random generator that returns random variants of the images, of
-            the same shape and dtype.
+        augment: Returns random variants of raw images, of the same shape and dtype, given a generator.
         groups: Owners of the examples, for the partition `natural`.
         together: Owners whose examples the partition `iid` keeps together, such as patients.
         white: Raw value of a white pixel, for images.

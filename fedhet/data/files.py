@@ -26,10 +26,7 @@ _downloads = ContextVar("downloads", default=True)
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Context manager that forbids downloads of data sets, so that a server cannot fill a node's disk.
-
-    With `really=False`, nothing changes.
-    """
+    """Context that forbids downloads of data sets if `really`, so that a server cannot fill a node's disk."""
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield
@@ -144,10 +141,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a batch file of CIFAR's "python version".
-
-    `labelled` is the name of the labels in the file.
-    """
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64, named `labelled`, from a file of the python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()

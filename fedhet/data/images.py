@@ -50,7 +50,7 @@ def _images(
 def digits(folder: Path | None) -> DataSet:
     """Load the digits of scikit-learn (UCI, 1998): 1,797 grey images, 8 x 8 pixels, 10 classes.
 
-    Every fifth image of each digit is a test example (355 in all), so most writers are in both parts.
+    Every fifth image of each digit is a test example (355), so most writers are in both parts.
     """
     try:
         # `sklearn.datasets.load_digits` reads the same file, but importing scikit-learn takes seconds.
@@ -97,7 +97,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
 def cifar10(folder: Path | None) -> DataSet:
     """Load CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images, colour, 32 x 32 pixels, 10 classes.
 
-    Mean, standard deviation and augmentation (padding by reflection, random crop, flip) are those of FedMA's code.
+    Mean, standard deviation and augmentation are those of FedMA's code.
     """
     place = locate(folder, CIFAR10_FOLDERS, [*CIFAR10_TRAIN, "test_batch"], "CIFAR10")
     images, labels = zip(*(read_cifar(place / file) for file in CIFAR10_TRAIN), strict=True)

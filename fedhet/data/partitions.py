@@ -145,15 +145,9 @@ def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator)
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
-    """Draw a random sample of at most `size` examples, stratified by class.
+    """Return random positions (min(n, size),) in the labels (n,), stratified by class.
 
-    Args:
-        labels: Classes (n,).
-        size: Size of the sample.
-        rng: Random generator.
-
-    Returns:
-        Positions (min(n, size),). The number of each class is its share of `size`, to within one.
+    The number of each class is its share of `size`, to within one.
     """
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
@@ -187,8 +181,8 @@ def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
 def by_classes(job: Job) -> Dealt:
     """Assign to every client examples of k classes (`classes_per_client`), the same in training and test.
 
-    Clients choose in turn the classes that the fewest clients have chosen, with ties at random. A class is divided
-    evenly among its clients. Raises a `DataError` if there are fewer than k classes.
+    Clients choose in turn the classes that the fewest clients have chosen, with ties at random. Raises a `DataError` if
+    there are fewer than k classes.
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:
@@ -214,8 +208,8 @@ def dirichlet(job: Job) -> Dealt:
     """Divide each class among clients in proportions p ~ Dir(alpha), the same p in training and test.
 
     As in FedMA (section 3) and its code, a client that has 1 / clients of all examples receives none of the remaining
-    classes, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST` examples. Raises a `DataError`
-    after `DIRICHLET_TRIES` draws.
+    classes, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST` examples, at most
+    `DIRICHLET_TRIES` times.
     """
     sizes = job.class_sizes()
     fair_share = len(job.examples[0]) / job.clients
@@ -244,10 +238,7 @@ def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
 
 
 def natural(job: Job) -> Dealt:
-    """Use the data set's own division into clients, such as users, of whom `clients` are drawn at random.
-
-    Raises a `DataError` if the data set has no such division, or too few clients.
-    """
+    """Use the data set's own division into clients, such as users, of whom `clients` are drawn at random."""
     groups = job.dataset.groups
     train, test = job.by_owner(groups) if groups is not None else ({}, {})
     owners = np.array(sorted(owner for owner in train.keys() & test.keys() if owner >= 0))

@@ -17,9 +17,8 @@ from fedhet.utils.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Draw `size` training examples for a public dataset; return their indices and those left for the clients.
 
-    The draw is stratified by class. If examples belong together, such as those of a patient, all examples of randomly
-    chosen owners are drawn; if the last owner has more than needed, the surplus is not used. Raises a `DataError` if
-    nothing is left for the clients.
+    The draw is stratified by class. If examples belong together, such as those of a patient, whole owners are drawn,
+    and the surplus is not used. Raises a `DataError` if nothing is left for the clients.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -44,11 +43,10 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
 
 
 def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) -> PublicDataset:
-    """Return a public dataset from the training images of another data set.
+    """Return a public dataset of `size` training images of another data set, drawn by the seed, stratified by class.
 
-    `size` images are drawn by the seed, stratified by class, and converted to the size, channels and range of the
-    clients' images in `dataset`. They keep their labels if both data sets have the same number of classes and the same
-    task. Raises a `DataError` if one of the data sets has no images.
+    They get the size, channels and range of the images in `dataset`, and keep their labels if both data sets have the
+    same number of classes and task. Raises a `DataError` if one of them has no images.
     """
     for each in (dataset, other):
         if len(each.input_shape) != 3:
@@ -73,9 +71,9 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
 def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> DataSet:
     """Return the data set with a test set that is drawn by the seed from all its examples.
 
-    The test set has its previous size or, if `share` is not 0, this fraction of the examples. It is stratified by
-    class, or consists of whole owners if examples belong together. Raises a `DataError` for data sets with natural
-    clients whose test examples are fixed, such as the ends of texts.
+    It has its previous size or, if `share` is not 0, this fraction of the examples. It is stratified by class, or
+    consists of whole owners. Raises a `DataError` if natural clients have fixed test examples, such as the ends of
+    texts.
     """
     if dataset.groups is not None and dataset.together is None:
         raise DataError(
@@ -95,10 +93,9 @@ def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> Data
 
 
 def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float = 0.0) -> ClientData:
-    """Return a client's data with a test part that is drawn by the seed from the client's training and test examples.
+    """Return a client's data with a test part drawn by the seed; sizes are as in `with_drawn_test_set`.
 
-    The test part has its previous size or, if `share` is not 0, this fraction of the examples. Raises a `DataError` for
-    parts that are not in memory or differ in shape or dtype.
+    Raises a `DataError` for parts that are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data

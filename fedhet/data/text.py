@@ -44,10 +44,9 @@ def encode(text: str) -> Tensor:
 
 
 def speeches(text: str) -> Speeches:
-    """Return the lines of each role, in order, from the text of the complete works or of tiny-shakespeare.
+    """Return the lines of each role from the complete works or tiny-shakespeare; else raise a `DataError`.
 
-    The complete works are Project Gutenberg's Etext 100 of 1994, as in LEAF; their roles are named `play: role`. Raises
-    a `DataError` for other texts.
+    The complete works are Project Gutenberg's Etext 100 of 1994, as in LEAF; their roles are named `play: role`.
     """
     # The complete works repeat a copyright notice in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
@@ -105,9 +104,9 @@ def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:
 def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet:
     """Load Shakespeare's plays as in LEAF and in FedMA, section 4: windows of 80 characters and the next character.
 
-    Each role is a natural client. The first 80 % of its text are training data, so that windows of training and test
-    data do not overlap. Roles with fewer than `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if
-    the text is missing, damaged or has another layout, or if no role has enough text.
+    Each role is a natural client, and the first 80 % of its text are training data. Roles with fewer than
+    `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if the text is missing or has another layout,
+    or if no role has enough text.
     """
     path = locate_one(folder, "shakespeare", FILES, "shakespeare")
     try:

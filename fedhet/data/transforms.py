@@ -32,12 +32,10 @@ def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) ->
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
-    """Augment images as usual for CIFAR: pad by 4 pixels, crop the original size at random, flip half of the images.
+    """Augment images (n, channels, height, width) as usual for CIFAR: pad by 4 pixels, crop at random, flip half.
 
-    Args:
-        images: (n, channels, height, width) of any dtype. Random values are drawn for each image.
-        generator: Random generator on the CPU, so that results do not depend on the device.
-        reflect: Pad with the reflected image; otherwise with zeros.
+    The padding is the reflected image, or zeros without `reflect`. The generator is on the CPU, so that results do not
+    depend on the device.
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)
@@ -52,11 +50,11 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool =
 
 
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Augment images (n, channels, height, width) uint8 as FedHARM does; see `crop_and_flip` for the arguments.
+    """Augment images (n, channels, height, width) uint8 as FedHARM does; see `crop_and_flip` for the generator.
 
-    As in the paper, this flips images horizontally and vertically, crops them at random, changes the brightness by up
-    to 20 % and applies a Gaussian blur. The paper does not give probabilities: here each flip and the blur (3 x 3,
-    standard deviation of 0.1 to 1 pixel) affect half of the images.
+    This flips images horizontally and vertically, crops them, changes the brightness by up to 20 % and applies a
+    Gaussian blur. The paper gives no probabilities: here each flip and the blur (3 x 3, standard deviation of 0.1 to 1
+    pixel) affect half of the images.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)

@@ -57,9 +57,8 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
     """Load Sentiment140 (Go et al., 2009): 1,600,000 positive or negative tweets, as indices of words in a vocabulary.
 
     Natural clients are users with at least `min_tweets` tweets (LEAF's option `-k`). Every fifth tweet, sorted by user,
-    is a test example. The vocabulary has `VOCABULARY` entries: padding, unknown, and the most frequent words of the
-    training part. Raises a `DataError` if the file (see `FILES`, can be compressed) is missing, damaged or has another
-    layout.
+    is a test example. The vocabulary has the most frequent words of the training part. Raises a `DataError` if the file
+    (see `FILES`, can be compressed) is missing, damaged or has another layout.
     """
     return _tweets(folder, min_tweets)[0]
 
@@ -68,8 +67,7 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
     """Load Sentiment140 as in `sentiment140`, with a frozen word vector for each of 25 words, (25, width).
 
-    The file of word vectors (see `VECTORS`) is in the same folder. Vectors of padding, unknown words and words that the
-    file does not contain are zeros. Arguments and errors are those of `sentiment140`.
+    The file of word vectors (see `VECTORS`) is in the same folder. Vectors of words that it does not contain are zeros.
     """
     dataset, vocabulary = _tweets(folder, min_tweets)
     vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
@@ -84,8 +82,7 @@ def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
     """Read the word vectors of a vocabulary, (2 + words, width) float32; the first two, padding and unknown, are zeros.
 
-    The file has GloVe's text format, with a word and its numbers on each line. Raises a `DataError` if it is damaged or
-    contains none of the words.
+    The file has GloVe's text format. Raises a `DataError` if it is damaged or contains none of the words.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
     vectors, found, width = np.zeros((0, 0), np.float32), 0, 0

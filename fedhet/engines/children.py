@@ -43,14 +43,9 @@ class ChildError(FedhetError):
 
 
 class Child:
-    """A child process that ends with its parent and is connected to it by a socket (`fedhet.engines.messages`).
+    """A child process that calls `function(connection, *arguments)`, and ends with its parent.
 
     Unlike `multiprocessing`, it does not import the parent's script, which may start runs itself.
-
-    Args:
-        function: an importable function, called in the process as `function(connection, *arguments)`.
-        arguments: picklable arguments.
-        name: name of the process.
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
@@ -68,10 +63,7 @@ class Child:
             messages.send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Wait for a message from the process and return it.
-
-        Raises a ChildError if the process has ended; a process that exceeds the timeout is killed.
-        """
+        """Return the next message; raises a ChildError if the process ends or exceeds the timeout, which kills it."""
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
             raise ChildError(f"no reply within {timeout:g} s")

@@ -72,17 +72,10 @@ clientapp = "fedhet.client.entry:app"
 
 
 def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequence[Observer] = ()) -> None:
-    """Run a configuration through `flwr run`.
+    """Run a configuration through `flwr run`; raises a FedhetError with the reason if the run failed.
 
-    Args:
-        config: the complete configuration; its engine is `ray`, for a simulation on this machine, or the name of a
-            SuperLink connection in Flower's config.
-        folder: absolute path of the run directory, on the machine where the server runs.
-        resume: whether to resume the run in the folder.
-        observers: notified of every round, if this machine can read the run directory.
-
-    Raises:
-        FedhetError: the connection does not exist, or the run failed; the message gives the reason.
+    The engine is `ray`, for a simulation on this machine, or the name of a SuperLink connection in Flower's config.
+    `folder` is on the machine where the server runs; observers need to read it.
     """
     simulated = config.engine == SIMULATION
     if config.method_name not in registry.installed_methods():

@@ -27,13 +27,7 @@ def run_locally(
 ) -> None:
     """Run a complete configuration on this machine; raises a FedhetError if the run fails.
 
-    Args:
-        config: the configuration.
-        folder: the run directory.
-        resume: whether to resume the run in the folder.
-        observers: notified of every round.
-        app: the ClientApp; by default fedhet's, with the user's model and data.
-        functions: the user's model and data.
+    `app` is by default fedhet's, with the user's model and data.
     """
     if not config.state_dir:
         config = config.replace(state_dir=str(folder / "state"))

@@ -33,16 +33,10 @@ class WorkerGrid(LocalGrid):
     """A Flower Grid that answers messages by calling a ClientApp in worker processes.
 
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
-    slow nodes. If a worker dies or exceeds the timeout, its current client fails, and the worker is restarted.
+    slow nodes. If a worker dies or takes longer than `timeout` seconds, its current client fails, and it is restarted.
 
-    Args:
-        client_app: the ClientApp, which workers receive by cloudpickle.
-        clients: number of nodes; node i has partition id i.
-        workers: number of processes.
-        timeout: seconds that a message may take in a worker.
-        at_once: start workers before the first message, so that the timeout holds for all messages.
-        datasets: names of data sets that workers receive from this process if it has loaded them.
-        room: returns how many workers the GPU has memory for; called after clients have trained in this process.
+    Workers receive the ClientApp by cloudpickle, and loaded data sets of the names `datasets`. With `at_once`, they
+    start before the first message, so that the timeout holds for all. `room` returns how many the GPU has memory for.
     """
 
     answers = True
@@ -221,11 +215,7 @@ class WorkerGrid(LocalGrid):
 
 
 class Worker:
-    """A child process that handles clients' messages; it can be restarted after a failure.
-
-    Args:
-        recipe: the setup that the process receives first, see `recipe`.
-    """
+    """A child process that handles clients' messages after the `recipe`; it can be restarted after a failure."""
 
     def __init__(self, recipe: SharedMessage) -> None:
         self._recipe = recipe

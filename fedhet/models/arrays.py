@@ -15,10 +15,9 @@ RUNNING = ("running_", "moving_", "num_batches_tracked")
 def kinds_of(model: nn.Module) -> dict[str, Kind]:
     """Return the kind of each array of a network's state dict, by name.
 
-    A parameter that requires gradients is trained, any other is frozen. Running statistics are the buffers of BatchNorm
-    and InstanceNorm, and buffers of other modules whose names start with a prefix in `RUNNING`. They count as other
-    buffers if the network keeps the module in evaluation mode during training, as in fine-tuning. Other buffers are
-    constants, masks or counters.
+    A parameter that requires gradients is trained, any other is frozen. Running statistics are buffers of BatchNorm and
+    InstanceNorm, and of other modules if their names start with a prefix in `RUNNING`; not if the network keeps the
+    module in evaluation mode during training, as in fine-tuning.
     """
     modes = {module: module.training for module in model.modules()}
     model.train()

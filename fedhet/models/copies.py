@@ -35,10 +35,7 @@ class _ComputedTensors(TorchFunctionMode):
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a network without wrappers, because wrappers add prefixes to the names of arrays.
-
-    Wrappers are `torch.compile`, `nn.DataParallel`, `DistributedDataParallel` and `AveragedModel`.
-    """
+    """Return a deep copy of a network without wrappers, such as `torch.compile`, which add prefixes to array names."""
     memo: dict[int, Any] = {}
     with _ComputedTensors():
         for module in reversed([*model.modules()]):  # inner wrappers first
@@ -49,10 +46,9 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def separated(model: nn.Module) -> nn.Module:
-    """Return a network that shares no memory with the networks of other clients.
+    """Return a copy that shares no memory with other clients' networks, or `model` itself if it cannot be copied.
 
-    This is a copy, or `model` itself if it cannot be copied. Raises a ModelError if it cannot be copied and another
-    client already uses one of its modules.
+    Raises a ModelError if it cannot be copied and another client already uses one of its modules.
     """
     try:
         if not (reason := _bound(model)):

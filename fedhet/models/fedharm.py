@@ -22,11 +22,7 @@ Block = Callable[[int, int, int, int], nn.Module]
 class SqueezeExcitation(nn.Module):
     """A gate that scales each channel by a number in (0, 1), computed from all channels' means (Hu et al., CVPR 2018).
 
-    Args:
-        channels: number of channels.
-        squeezed: number of channels of the hidden layer.
-        activation: activation of the hidden layer.
-        gate: final activation, with values in (0, 1).
+    The hidden layer has `squeezed` channels and the `activation`; `gate` is the final activation.
     """
 
     def __init__(self, channels: int, squeezed: int, activation: Activation, gate: Activation):
@@ -43,16 +39,7 @@ class InvertedResidual(nn.Module):
     """A widening 1 x 1 convolution, a depthwise convolution, an optional gate and a narrowing 1 x 1 convolution.
 
     There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). EfficientNet calls this
-    block MBConv.
-
-    Args:
-        fan_in: input channels.
-        expanded: channels of the depthwise convolution.
-        fan_out: output channels.
-        stride: stride of the depthwise convolution.
-        kernel: kernel size of the depthwise convolution.
-        activation: activation of the first two convolutions.
-        gate: function that builds the gate, or None.
+    block MBConv. `stride` and `kernel` are the depthwise convolution's, of `expanded` channels.
     """
 
     def __init__(
@@ -82,16 +69,8 @@ class InvertedResidual(nn.Module):
 class StagedNetwork(nn.Module):
     """A network of a stem, four stages, a widening 1 x 1 convolution, global average pooling, and `head`.
 
-    Images must be at least 8 x 8.
-
-    Args:
-        input_shape: (channels, height, width) of an image.
-        classes: number of classes.
-        widths: channels of each stage; the stem has those of the first stage.
-        depths: number of blocks in each stage.
-        block: function that builds a block.
-        activation: activation of the stem and the last convolution.
-        widened: factor by which the last convolution widens its input; 1 for no convolution.
+    Images must be at least 8 x 8. `widths` and `depths` are channels and number of blocks of each stage; the stem has
+    the width of the first. The last convolution widens its input by the factor `widened`, unless that is 1.
     """
 
     def __init__(

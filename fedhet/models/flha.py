@@ -38,7 +38,7 @@ class FLHANetwork(Classifier):
     """A network of a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
     `layout` has a pair (kind, stage) for each layer, where the kind is `conv`, `add` or `concat`. `widths` are the
-    channels of each stage; the stem has those of the first stage.
+    channels of each stage.
     """
 
     def __init__(

@@ -9,12 +9,7 @@ NOISE, HIDDEN = 32, 256
 
 
 class Generator(nn.Module):
-    """A network that generates representations: a hidden layer with BatchNorm and ReLU, and a linear layer.
-
-    Args:
-        classes: number of classes.
-        width: number of features of a representation.
-    """
+    """A network that generates representations of `width` features, with one hidden layer and BatchNorm."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()

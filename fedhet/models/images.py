@@ -19,10 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return channels, height and width of an image.
-
-    Raises a `ModelError` if the input is not an image, or if height or width is less than `smallest`.
-    """
+    """Return channels, height and width of an image; raises a `ModelError` if one is smaller or it is not an image."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
             f"the model needs images (channels, height, width) of at least {smallest} x {smallest} pixels, got shape "
@@ -49,11 +46,10 @@ class Classifier(nn.Module):
 
 
 class ConvNet(Classifier):
-    """A CNN of convolutions, each with ReLU and 2 x 2 max pooling, and fully connected layers.
+    """A CNN of convolutions, each with ReLU and 2 x 2 max pooling, and fully connected layers of widths `hidden`.
 
-    Images must be at least 4 x 4. Convolutions with `channels` filters are 5 x 5 without padding while the feature maps
-    are at least 12 x 12, as in LeNet, and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not pooled.
-    `hidden` are the widths of the fully connected layers before the head.
+    Images must be at least 4 x 4. Convolutions are 5 x 5 without padding while maps are at least 12 x 12, as in LeNet,
+    and 3 x 3 with padding otherwise. Maps smaller than 4 x 4 are not pooled.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, channels: Sequence[int], hidden: Sequence[int]):
@@ -95,10 +91,7 @@ def lenet(input_shape: tuple[int, ...], classes: int, *, filters: int = 20) -> n
 
 @register_model("fedavg-cnn")
 def fedavg_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return the four-layer CNN of McMahan et al. (AISTATS 2017), with 582,026 parameters on MNIST as in HtFLlib.
-
-    It has 32 and 64 filters of 5 x 5 without padding, and a hidden layer of 512 units.
-    """
+    """Return the four-layer CNN of McMahan et al. (AISTATS 2017), with 582,026 parameters on MNIST as in HtFLlib."""
     return ConvNet(input_shape, classes, (32, 64), (512,))
 
 
@@ -121,10 +114,7 @@ for _units in (20, 30):  # for quick tests with digits
 
 @register_model("vgg9")
 class VGG9(Classifier):
-    """FedMA's VGG-9 (table 4): three pairs of 3 x 3 convolutions and 3 fully connected layers, without BatchNorm.
-
-    Images must be at least 8 x 8. The network has 3,491,530 parameters on CIFAR-10.
-    """
+    """FedMA's VGG-9 (table 4), for images of at least 8 x 8; without BatchNorm, 3,491,530 parameters on CIFAR-10."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
         channels, height, width = image_shape(input_shape, smallest=8)
@@ -157,10 +147,7 @@ def convolution(
 
 
 class ResidualBlock(nn.Module):
-    """A residual block of two 3 x 3 convolutions with BatchNorm, the first with the stride.
-
-    The shortcut is a 1 x 1 convolution where the shape changes.
-    """
+    """A residual block of two 3 x 3 convolutions, and a shortcut of 1 x 1 where the shape changes, with BatchNorm."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int = 1):
         super().__init__()

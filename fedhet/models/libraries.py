@@ -22,15 +22,9 @@ def names_of(library: str) -> list[str]:
 
 
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build an untrained model of a library for images with any number of channels.
+    """Build an untrained model of a library, such as `torchvision/resnet18`, for images (channels, height, width).
 
-    Args:
-        name: name such as `torchvision/resnet18`.
-        input_shape: (channels, height, width) of an image.
-        classes: number of classes.
-
-    Raises:
-        ModelError: the model cannot take such an image or does not return (n, classes).
+    Raises a `ModelError` if the model cannot take such an image or does not return (n, classes).
     """
     if len(input_shape) != 3:
         raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}")

@@ -27,7 +27,7 @@ ASSIGNMENTS = ("round-robin", "blocks", "random")
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
     """Return a decorator that registers a function `(input_shape, classes) -> nn.Module` as the model `name`.
 
-    If `family` is given, the model is added to this family, whose name stands for all its models.
+    The name of a `family` stands for all its models.
     """
 
     def register(builder: B) -> B:
@@ -47,16 +47,12 @@ def names() -> list[str]:
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build a model, initialised by torch's global generator.
+    """Build a model, initialised by torch's global generator; raises a `ModelError` if it cannot take such an input.
 
-    Args:
-        name: One of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
-            pooled to this width before the last `nn.Linear`.
-        input_shape: Shape of one example: (channels, height, width) of an image, (characters,) of a text.
-        classes: Number of outputs of the head, which is the size of the vocabulary for next characters.
-
-    Raises:
-        ModelError: The model is unknown, or cannot take such an input.
+    `name` is one of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
+    pooled to this width before the last `nn.Linear`. `input_shape` is (channels, height, width) of an image or
+    (characters,) of a text; `classes` is the number of outputs, which is the size of the vocabulary for next
+    characters.
     """
     base, width = _parts(name)
     if base not in _BUILDERS:
@@ -72,8 +68,8 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
     """Build an auxiliary model, which some methods train in addition to the clients' models.
 
-    The model is `name`, or the first of the `architectures` if `name` is empty. If the first architecture does not take
-    tabular inputs (n, features), `mlp-20` is used for them. Raises a `ModelError` if the model cannot take `inputs`.
+    It is `name`, or else the first of the `architectures`, or else `mlp-20` for tabular inputs (n, features). Raises a
+    `ModelError` if the model cannot take `inputs`.
     """
     shape, rows = tuple(inputs.shape[1:]), inputs.ndim == 2 and inputs.is_floating_point()
     try:
@@ -87,7 +83,7 @@ def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int)
 def expand(architectures: str) -> list[str]:
     """Return the names of the models in a comma-separated list, with families replaced by their models.
 
-    Names can have widths (see `build`). Raises a `ModelError` for an unknown name or an empty list.
+    Raises a `ModelError` for an unknown name or an empty list.
     """
     chosen: list[str] = []
     for name in filter(None, (part.strip() for part in architectures.split(","))):
@@ -102,18 +98,15 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, from a comma-separated list (see `expand`).
-
-    `how` is as in `spread`. Raises a `ModelError` for an unknown model or an unknown `how`.
-    """
+    """Return the name of each client's model, from a comma-separated list (see `expand`), dealt as in `spread`."""
     return spread(expand(architectures), how, clients, seed)
 
 
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
-    """Return one of `values` for each client.
+    """Return one of K `values` for each client.
 
-    `how` is `round-robin` (clients get the K values in turn), `blocks` (clients are divided into K consecutive blocks,
-    one for each value) or `random` (values are drawn uniformly, with `seed`). Raises a `ModelError` for another `how`.
+    `how` is `round-robin` (in turn), `blocks` (K consecutive blocks of clients) or `random` (drawn with `seed`); a
+    `ModelError` is raised for another one.
     """
     if how not in ASSIGNMENTS:
         raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
@@ -145,13 +138,9 @@ def _check_library(name: str) -> None:
 
 
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
-    """Insert layers before the linear head of a model, and return the model with a new head that fits them.
+    """Insert layers before the linear head of a model, in place, and return it with a new head of `width` inputs.
 
-    Args:
-        model: The model, which is changed in place.
-        name: Name of its head; empty if the model itself is the head.
-        layers: Layers by name that map the representation (n, d) to (n, width).
-        width: Number of inputs of the new head.
+    `name` is the head's, empty if the model itself is the head; `layers` map the representation (n, d) to (n, width).
     """
     head = model.get_submodule(name)
     assert isinstance(head, nn.Linear)
@@ -165,10 +154,7 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
 
 
 def pooled(model: nn.Module, width: int) -> nn.Module:
-    """Insert adaptive average pooling to `width` features before the last `nn.Linear`, and return the model.
-
-    Raises a `ModelError` if the model has no `nn.Linear`.
-    """
+    """Insert adaptive average pooling to `width` features before the last `nn.Linear`, and return the model."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
         raise ModelError(f"the model has no nn.Linear as head, so it cannot be pooled to width {width}")

@@ -19,7 +19,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def head_name(model: nn.Module, head: str = "") -> str:
     """Return the name of a model's head: `head` if given, else its last `nn.Linear`, else its last convolution.
 
-    Modules are in the order of registration. Raises a ModelError if the model has no such module.
+    Raises a ModelError if the model has no such module.
     """
     if head:
         _submodule(model, head, " that could be its head")
@@ -57,10 +57,9 @@ class Captured:
 
 
 class Output:
-    """The output of a module inside a network, such as a block's feature maps.
+    """The output of a module inside a network; raises a ModelError if the network has no module with this name.
 
-    `site` identifies the captured value, and is equal for networks of one architecture. Raises a ModelError if the
-    network has no module with this name.
+    `site` identifies the captured value, and is equal for networks of one architecture.
     """
 
     def __init__(self, model: nn.Module, module: str) -> None:

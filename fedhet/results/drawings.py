@@ -30,8 +30,7 @@ MOST_LABELLED = 24
 def cka_figure(matrices: Mapping[str, Any]) -> Figure:
     """Draw the similarity (centred kernel alignment, CKA) between clients before and after training, by architecture.
 
-    `matrices` has the keys `clients` (names), `architectures` (may be empty), and `before`, `after` or both (matrices
-    clients x clients with values from 0 to 1).
+    `matrices` has `clients` (names), `architectures` (may be empty), and `before`, `after` or both (clients x clients).
     """
     clients = [str(client) for client in matrices["clients"]]
     architectures = [str(name or "") for name in matrices.get("architectures") or [""] * len(clients)]
@@ -60,8 +59,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
 def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
     """Draw which units of the global model each client has, by layer; units that most clients have come first.
 
-    `matrices` has the keys `clients` (names) and `layers`, each with its `name` and `units` (clients x global units,
-    with 1 for a unit that the client has, else 0).
+    `matrices` has `clients` (names) and `layers`, each with its `name` and `units` (clients x global units, 0 or 1).
     """
     clients = [str(client) for client in matrices["clients"]]
     layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
@@ -84,11 +82,10 @@ def _middles(ends: list[int]) -> list[float]:
 
 
 def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Draw the cosine similarity between clients' descriptors in each round.
+    """Draw the cosine similarity between clients' descriptors in each round, for each block and the whole vector.
 
-    There is a panel for each block of the descriptors, and one for the whole vector. `matrices` has the key `rounds`, a
-    list of dictionaries with the round's number (`round`), and with lists of cosines by block for the same image
-    (`same`) and for different images (`other`).
+    `matrices` has `rounds`, a list of dictionaries with the number (`round`), and with lists of cosines by block for
+    the same image (`same`) and for different images (`other`).
     """
     rounds = matrices["rounds"]
     count = len(rounds[0]["same"])

@@ -103,12 +103,8 @@ def learning_curve(
 ) -> list[tuple[int, float]]:
     """Return pairs (r, accuracy or loss after round r); if models were evaluated twice, the later result counts.
 
-    Args:
-        rows: the history, see `read_history`.
-        which: the models as clients `received` them, or the personal models after they were `trained`.
-        statistic: the statistic over clients, one of `STATISTICS`; ignored for one global model on the common test set.
-        test: the clients' `own` test parts, the `common` test set or the clients' `validation` parts.
-        measure: `accuracy` or `loss`.
+    `which` are the models as clients `received` them or after they were `trained`, `test` the test set. `statistic`
+    over clients is ignored for one global model on the common test set.
     """
     curve: dict[int, float] = {}
     for row in rows:

@@ -30,7 +30,7 @@ class RunInfo:
         devices: the different devices on which clients compute.
         test_on: the test sets in use (`Config.test_on`); empty before the handshake.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
-        privacy: epsilon and delta under Flower's wrappers or mods for differential privacy; empty without them.
+        privacy: epsilon and delta under Flower's wrappers or mods; empty without them.
     """
 
     method: str

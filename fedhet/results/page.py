@@ -117,14 +117,10 @@ def page(
     facts: Iterable[tuple[str, str, str]] = (),
     pictures: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return an HTML page.
+    """Return an HTML page with `sections` below the figures.
 
-    Args:
-        title: the title of the page.
-        sections: the sections below the figures.
-        lines: the lines at the top, as pairs of style (`bad` or `quiet`) and text.
-        facts: the numbers at the top, as name, value and note.
-        pictures: the figures, each with its `name`, `svg` and `caption`.
+    At the top are `lines`, pairs of style (`bad` or `quiet`) and text, and numbers (`facts`) as name, value and note. A
+    picture has `name`, `svg` and `caption`.
     """
     return _render(
         PAGE, title=title, sections=list(sections), lines=list(lines), facts=list(facts), pictures=list(pictures)

@@ -19,13 +19,10 @@ ArraysBy = dict[str, Arrays]
 
 @dataclass
 class ClientRecord:
-    """The server's record of a client.
+    """The server's record of a client; `architecture` is empty if it is not disclosed.
 
-    Attributes:
-        examples: number of the client's training examples.
-        architecture: name of the client's architecture; empty if it is not disclosed.
-        trained: last round in which the client trained successfully; -1 if there is none.
-        partition: the client's partition id and the number of partitions; None if the node has no partition id.
+    `trained` is the last round in which the client trained successfully, or -1. `partition` has its partition id and
+    the number of partitions.
     """
 
     examples: int

@@ -48,10 +48,10 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Return CKA with linear kernels from the debiased estimate HSIC_1 (Song et al., JMLR 2012).
+    """Return CKA with linear kernels from the debiased estimate HSIC_1 (Song et al., JMLR 2012), for four rows or more.
 
-    Its mean over mini-batches estimates CKA of all examples. The result is a scalar of at most 1. It can be negative,
-    and is 0 if `x` or `y` is constant. At least four rows are required.
+    Its mean over mini-batches estimates CKA of all examples. It is a scalar of at most 1, can be negative, and is 0 if
+    `x` or `y` is constant.
     """
     check_pair(x, y)
     if (n := len(x)) < 4:
@@ -78,12 +78,11 @@ def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Return the orthogonal Procrustes distance of features of equal widths (Ding et al., NeurIPS 2021).
+    """Return the orthogonal Procrustes distance of features of equal widths (Ding et al., NeurIPS 2021), in [0, 2].
 
         d(X, Y) = min_Q ||X - Y Q||_F^2 = 2 - 2 ||X^T Y||_*,    X and Y centred and of norm 1
 
-    The result is a scalar in [0, 2]. The gradient is the subgradient of least norm, which does not move units whose
-    singular values are 0.
+    The gradient is the subgradient of least norm, which does not move units whose singular values are 0.
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
@@ -143,8 +142,8 @@ def ratio(cross: Tensor, x_self: Tensor, y_self: Tensor) -> Tensor:
 def rbf_kernel(x: Tensor, threshold: float = 0.5) -> Tensor:
     """Return the Gaussian kernel `(L, L)` of features `(L, d)` (Kornblith et al., ICML 2019, section 3).
 
-    Its bandwidth is `threshold` times the median distance over all L^2 pairs of rows, which autograd treats as a
-    constant. If the median is 0, because most rows coincide, the mean is used.
+    Its bandwidth is `threshold` times the median distance over all L^2 pairs of rows (the mean if the median is 0),
+    which autograd treats as a constant.
     """
     if not threshold > 0:
         raise ValueError(f"threshold of the Gaussian kernel must be positive, got {threshold}")

@@ -31,7 +31,7 @@ def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
 def strongest(scores: Tensor, k: int) -> Tensor:
     """Return the indices (n, k) of the k largest scores in each row of non-negative scores (n, units).
 
-    Among equal scores the lower index comes first. Ties are common, for example before global average pooling.
+    Among equal scores, which are common before global average pooling, the lower index comes first.
     """
     ordered = scores.float().view(torch.int32).long() << 32  # the bits of non-negative floats are ordered as they are
     return (ordered - torch.arange(scores.shape[1], device=scores.device)).topk(k, 1).indices
@@ -45,21 +45,12 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the descriptor of each image, and the indices of the selected activations, block by block.
+    """Return the descriptor of each image and the indices of the activations: for each block (n, k_b) and (n, k_b).
 
-    Args:
-        model: network, left in evaluation mode.
-        blocks: names of the modules that end the network's blocks, from shallow to deep.
-        inputs: raw images (n, ...).
-        labels: classes (n,), or None for the predicted classes.
-        slots: number k_b of activations for each block b, limited to the size of the block's output.
-        transform: function from raw inputs to the model's inputs.
-
-    Returns:
-        For each block, values (n, k_b) and their indices (n, k_b) in the block's flattened output.
-
-    Raises:
-        ModelError: the model does not return logits (n, C) for two or more classes, or gradients are not finite.
+    The indices refer to the block's flattened output. `blocks` names the modules that end blocks, from shallow to deep,
+    and `slots` are the numbers k_b, limited to the size of the output. `labels` (n,) are by default the predicted
+    classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation mode.
+    Raises a ModelError if it does not return logits (n, C) for two or more classes, or if gradients are not finite.
     """
     values: list[list[Tensor]] = [[] for _ in blocks]
     places: list[list[Tensor]] = [[] for _ in blocks]
@@ -129,7 +120,7 @@ def summarised(
 ) -> list[Tensor]:
     """Return `summary(number, outputs)` (n, width) for each block, computed in batches in evaluation mode.
 
-    `number` counts blocks from 0, and `outputs` is the block's output. The other arguments are as in `describe`.
+    `number` counts blocks from 0. The other arguments are as in `describe`.
     """
     model.eval()
     outputs = [Output(model, name) for name in blocks]
@@ -148,20 +139,14 @@ def channel_means(features: Tensor) -> Tensor:
 
 
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return the cosine (n,) between two descriptors of each image, over the slots that both descriptors have.
-
-    Descriptors are sequences of (n, k_b) tensors, one for each block b.
-    """
+    """Return the cosine (n,) between two descriptors, (n, k_b) for each block b, over the slots that both have."""
     blocks = zip(descriptors, others, strict=True)
     pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the clients' mean descriptor, (n, K_b) for each block b with K_b the clients' largest k_b.
-
-    A slot is averaged over the clients that have it.
-    """
+    """Return the clients' mean descriptor, (n, K_b) for each block; a slot is averaged over clients that have it."""
     means = []
     for block in zip(*clients, strict=True):
         sums, counts = _sums(block)
@@ -170,11 +155,10 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
-    """Return how well clients' descriptors agree: mean cosines for equal images and for different images.
+    """Return how well descriptors of at least two clients agree: mean cosines for equal and for different images.
 
-    A cosine compares a client's descriptor with the mean of the other clients' descriptors. Each list has one mean for
-    each block and one for whole descriptors. Slots that only one client has are ignored. There must be at least two
-    clients and two images.
+    A cosine compares a client's descriptor with the mean of the others, without slots that only one client has. Each
+    list has one mean for each block and one for whole descriptors.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
     cosines: list[list[tuple[float, float]]] = []

@@ -43,10 +43,7 @@ def check_received_features(features: Tensor, name: str) -> None:
 
 
 def pack(values: Tensor) -> Packed:
-    """Pack values (n, d) as the arrays `values` (float16) and `exponent` (int16 scalar).
-
-    The original values are `values` * 2^`exponent`, up to rounding.
-    """
+    """Pack values (n, d) as `values` (float16) and `exponent` (int16 scalar): they are `values` * 2^`exponent`."""
     scaled, exponent = _scaled(values.detach().cpu().float().numpy())
     return {"values": scaled, "exponent": exponent}
 
@@ -62,8 +59,8 @@ def unpack(packed: Packed) -> Tensor:
 def pack_blocks(kernels: Sequence[Tensor]) -> Packed:
     """Pack symmetric diagonal blocks (b_i, b_i) as the arrays `triangles`, `sizes` and `exponent`.
 
-    `triangles` (float16) has the concatenated upper triangles in row-major order, divided by 2^`exponent` (an int16
-    scalar). `sizes` (int32) has the b_i.
+    `triangles` (float16) has the upper triangles in row-major order, divided by 2^`exponent`; `sizes` (int32) has the
+    b_i.
     """
     upper = [kernel.detach().cpu().float().numpy()[np.triu_indices(len(kernel))] for kernel in kernels]
     triangles, exponent = _scaled(np.concatenate(upper))

@@ -33,8 +33,8 @@ ERROR = 0.01
 def compress(features: Tensor) -> Tensor:
     """Return a low-rank factor (L, r) of the linear kernel K of features (L, d).
 
-    r is the smallest rank with ||K - K_r|| <= `ERROR` ||K||, for the best approximation K_r of rank r. If no r is small
-    enough to save space, the centred features are returned. Raises a ModelError unless features are finite.
+    r is the smallest rank with ||K - K_r|| <= `ERROR` ||K||; if no r saves space, the centred features are returned.
+    Raises a ModelError unless features are finite.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -63,9 +63,8 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
     """Return a low-rank factor (L, r) of the mean of the peers' linear kernels (FedHeNN, algorithm 2).
 
-    Args:
-        features: features (L, d_j) of each peer j on the same L examples; otherwise a ValueError is raised.
-        unit: divide each kernel by its norm, so that no peer dominates.
+    Features are (L, d_j) on the same L examples, else a ValueError is raised. With `unit`, each kernel is divided by
+    its norm, so that no peer dominates.
     """
     check_peers(features)
     peers = [centred(peer) for peer in features]
@@ -75,10 +74,7 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
 
 
 def blocks(rows: int, block: int) -> list[slice]:
-    """Divide rows into the fewest consecutive slices of at most `block` rows and about equal sizes.
-
-    If `block` is 0, return one slice.
-    """
+    """Divide rows into the fewest slices of at most `block` rows (0 for no limit) and about equal sizes."""
     if block <= 0 or block >= rows:
         return [slice(0, rows)]
     parts = torch.arange(rows).tensor_split(-(-rows // block))
@@ -86,7 +82,7 @@ def blocks(rows: int, block: int) -> list[slice]:
 
 
 def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
-    """Return the diagonal blocks of the peers' mean RBF kernel: a centred kernel `(b, b)` for each slice of `blocks`.
+    """Return the centred diagonal blocks `(b, b)` of the peers' mean RBF kernel, one for each slice of `blocks`.
 
     A mini-batch is one of these slices, so it needs no other entries. Features are `(L, d_j)` on the same L examples.
     """
@@ -99,10 +95,7 @@ def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
 
 
 def check_peers(features: Sequence[Tensor]) -> None:
-    """Check the features of the peers (the clients whose mean is a target).
-
-    Raises a ModelError if features are not finite, and a ValueError if there are none or numbers of examples differ.
-    """
+    """Raise a ModelError if the peers' features are not finite, a ValueError if numbers of examples differ or are 0."""
     if not features:
         raise ValueError("a target needs features of at least one peer, got none")
     for index, peer in enumerate(features):
@@ -128,8 +121,8 @@ def check_posteriors(values: Tensor) -> None:
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
     """Return Z `(L, k)`: the k leading left singular vectors of the clients' posteriors, with rows of length one.
 
-    Posteriors are `(L, C_i)` on the same L examples; otherwise a ValueError is raised. An example whose posteriors
-    equal the mean has a row of zeros. If all posteriors are constant, Z is one column of zeros.
+    Posteriors are `(L, C_i)` on the same L examples, else a ValueError is raised. Examples whose posteriors equal the
+    mean have rows of zeros; if all posteriors are constant, Z is one column of zeros.
     """
     check_peers(sent)
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
@@ -144,15 +137,11 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """Return k, the number of directions on which clients agree more than by chance.
 
+    `eigenvalues` are those of the kernel of `parts`, largest first, and `parts` the centred posteriors `(L, C_i)`.
     Parallel analysis (Horn, 1965) shuffles each client's rows, and counts the singular values above the largest one of
-    the shuffled posteriors. This count is small early in training, so k is at least the median number of classes C_i.
-    It is at most half of the number of singular values: with all of them an example would resemble only itself. With a
-    single client k is the number of singular values.
-
-    Args:
-        eigenvalues: eigenvalues of the kernel of `parts`, largest first.
-        parts: centred posteriors `(L, C_i)` of each client.
-        generator: draws the shuffled orders.
+    the shuffled posteriors. This count is small early in training, so k is at least the median number of classes. It is
+    at most half of the number of singular values, since with all of them an example would resemble only itself; a
+    single client has all.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -177,10 +166,7 @@ LEAST_ROWS = 4
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
     """Return the target of a kind: mean descriptors, factors of the blocks' mean kernels, or the spectral target.
 
-    Args:
-        kind: the kind of alignment.
-        clients: for each client the values of the same n images: (n, width) for each block, or posteriors (n, C).
-        generator: random generator of `count_clusters`.
+    `clients` has for each client the values of the same n images: (n, width) for each block, or posteriors (n, C).
     """
     blocks = zip(*clients, strict=True)
     if kind == "spectral":

@@ -30,16 +30,12 @@ class Alignment:
         rows = alignment.rows()
         loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
 
-    `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA as in the paper. On mini-batches CKA
-    is the debiased estimate.
+    `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA as in the paper, on mini-batches of
+    `batch` examples (0 for all) it uses the debiased estimate.
 
-    Args:
-        kernel: `"linear"`, `"rbf"`, or `"procrustes"` for equal widths.
-        target: a factor B `(L, r)` of the target kernel B B^T for `"linear"`, features `(L, d)` for `"procrustes"`,
-            or the diagonal blocks of the target kernel, in the order of their rows, for `"rbf"`.
-        batch: number of examples in a step, 0 for all. With `"rbf"` a step uses one block. `"procrustes"` always uses
-            all examples, because no unbiased estimate on a mini-batch is known.
-        generator: CPU generator that draws the rows.
+    The `target` is a factor B `(L, r)` of the target kernel B B^T for the kernel `"linear"`, and features `(L, d)` for
+    `"procrustes"`, which always uses all examples, since no unbiased estimate on a mini-batch is known. For `"rbf"` it
+    is the diagonal blocks of the target kernel, of which a step uses one.
     """
 
     def __init__(

@@ -16,10 +16,7 @@ VALUE = "value"
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of entries along an axis: ``width`` units of ``block`` consecutive entries.
-
-    ``group`` is the permutation group of the units, or None if the entries are fixed.
-    """
+    """A run of entries along an axis: ``width`` units of ``block`` entries; ``group`` is None if they are fixed."""
 
     group: int | None
     width: int
@@ -79,10 +76,7 @@ class _Misfit(Exception):
 
 @dataclass(frozen=True)
 class Split:
-    """A node that divides an axis into several, of which one is assumed to have the units.
-
-    ``axis`` is this part, and ``ways`` the number of parts that could have the units.
-    """
+    """A node that divides an axis into `ways` possible parts; `axis` is the part that is assumed to have the units."""
 
     node: str
     axis: Axis
@@ -167,8 +161,7 @@ class Variables:
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
         """Divide an axis into several axes, of which one has the units and the others are fixed.
 
-        This is the part that the constraints already imply, if any. Otherwise it is the largest part, or a smaller one
-        if `choices` has an index for the node.
+        This is the part that the constraints imply, else the largest, or a smaller one if `choices` has the node.
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
@@ -200,12 +193,8 @@ class Variables:
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
         """Set the segments of a parameter's axis and return them; a parameter that is used twice has equal segments.
 
-        Args:
-            node: the operator.
-            role: role of the parameter in `node`.
-            axis: axis of the parameter.
-            layout: the segments; None for a new variable.
-            writes: whether the layer's outputs lie along the axis; otherwise the layer sums over it.
+        Without a `layout`, the axis is a new variable. With `writes`, the layer's outputs lie along the axis; otherwise
+        the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis
@@ -237,10 +226,7 @@ class Variables:
         return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
-        """Return the split whose choice to change so that an axis becomes fixed, or None if there is none.
-
-        The split that produced the axis is preferred to other splits of the same units.
-        """
+        """Return the split whose choice to change so that an axis becomes fixed (its own, if possible), or None."""
         moved = self.moves(axis)
         others = [
             split

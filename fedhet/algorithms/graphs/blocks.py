@@ -33,16 +33,10 @@ _POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, 
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", count: int = 4) -> tuple[str, ...]:
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
-    Args:
-        model: any network.
-        example: inputs (n, channels, height, width).
-        chosen: `last-four` for the last blocks of torchvision's networks and the stages of others, `stages` for the
-            stages of any network, or names of modules separated by commas. Of several lists separated by semicolons,
-            the first whose modules all exist is used.
-        count: number of blocks.
-
-    Raises:
-        UnsupportedArchitecture: the network has fewer than `count` stages, or lacks the named modules.
+    `chosen` is `last-four` for the last blocks of torchvision's networks and the stages of others, `stages` for those
+    of any network, or names of modules separated by commas; of several lists separated by semicolons, the first whose
+    modules all exist is used. `example` is (n, channels, height, width). Raises an UnsupportedArchitecture error if
+    there are fewer than `count` stages, or modules are missing.
     """
     if chosen not in ("last-four", "stages"):
         return _named(model, chosen, count)
@@ -61,9 +55,8 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
 def stages(model: nn.Module, example: Tensor) -> list[str]:
     """Return the name of the last module of each stage (the layers of one spatial size), from large to small maps.
 
-    Of the modules that return feature maps of a stage's size, the last of the least nested ones is used, where
-    `nn.Sequential` and `nn.ModuleList` do not count as nesting. Pooling modules and branches with smaller maps, such as
-    gates, do not end stages. The model runs once, in evaluation mode.
+    Of the modules that return maps of a stage's size, the last of the least nested ones is used, where `nn.Sequential`
+    and `nn.ModuleList` do not count. Pooling modules and branches with smaller maps, such as gates, do not end stages.
     """
     ends: dict[tuple[int, ...], tuple[int, str]] = {}
     modules = dict(model.named_modules())
@@ -119,18 +112,9 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
-    By default the blocks are the last `count` of the network's `stages`. A network with fewer stages, such as an MLP or
-    a transformer, is divided into blocks of about equal numbers of layers, after modules whose output is all that later
-    layers need.
-
-    Args:
-        model: any network that `torch.export` can trace.
-        example: inputs (n, ...).
-        count: number of blocks, including the last one.
-        names: names of the modules as in `blocks`; empty for the default.
-
-    Raises:
-        UnsupportedArchitecture: the network cannot be divided into `count` blocks, or lacks the named modules.
+    By default (`names` empty, see `blocks`), blocks are the last `count` of the network's `stages`. A network with
+    fewer stages, such as an MLP or a transformer, is divided into blocks of about equal numbers of layers, after
+    modules whose output is all that later layers need. Raises an UnsupportedArchitecture error if this is impossible.
     """
     if count == 1:
         return ()
@@ -157,8 +141,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     """Map each name of the `state_dict` to the number of the first block that uses the array, from 1.
 
-    `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if the network does
-    not compute them in this order.
+    `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error for another order.
     """
     last = [_span(graph, name)[-1:] for name in ends]
     if not all(last) or last != sorted(last):

@@ -22,21 +22,12 @@ class Exits(nn.Module):
     """A network with an exit (a classifier) after each block.
 
     The exit of the last block is the network's own head. The others average over positions and apply the linear layers
-    `exits.0`, `exits.1`, ... The network's arrays keep their names. In evaluation mode the output is the mean of the
-    logits of all exits. In training mode it is the logits of the last exit; the logits of the others are the outputs of
-    the modules `exits.N`.
+    `exits.0`, `exits.1`, ... In evaluation mode the output is the mean of the logits of all exits. In training mode it
+    is the logits of the last exit; those of the others are the outputs of the modules `exits.N`.
 
-    Args:
-        network: any network that `torch.export` can trace; it shares its modules and arrays with the result.
-        count: number of blocks.
-        names: the modules that end all blocks but the last (see `block_ends`).
-
-    Attributes:
-        ends: the modules after which there are exits.
-        depth: number of blocks in use; arrays of later blocks may be missing.
-
-    Raises:
-        ModelError: the network has a module named `exits`.
+    The network shares its modules and arrays with the result; arrays keep their names. It has `count` blocks, of which
+    all but the last end with the modules `names` (see `block_ends`). `depth` blocks are in use; arrays of later ones
+    may be missing. Raises a ModelError if the network has a module named `exits`.
     """
 
     network: nn.Module
@@ -85,18 +76,11 @@ class Exits(nn.Module):
 
 
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
-    """Return a single group whose units are the blocks of a network with exits.
+    """Return a single group whose units are the blocks of a network with exits, before its exits are added.
 
-    A network with a smaller width of this group has only the first blocks. The group's name lists the modules that end
-    all blocks but the last.
-
-    Args:
-        model: the network, before its exits are added.
-        inputs: examples (n, ...).
-
-    Raises:
-        ModelError: outputs are not one vector for each example, or a block's output is not a tensor of features.
-        UnsupportedArchitecture: the network cannot be divided into this number of blocks.
+    A network with a smaller width of this group has only the first blocks. `inputs` are examples (n, ...). Raises a
+    ModelError if outputs are not one vector for each example or a block's output is not features, and an
+    UnsupportedArchitecture error if the network cannot be divided into this number of blocks.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)

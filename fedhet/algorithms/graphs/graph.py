@@ -28,15 +28,14 @@ class Node:
 
     Attributes:
         name: unique name in the graph.
-        operator: ATen's name (``conv2d``, ``relu``, ``add``), with a namespace for other libraries
-            (``torchvision.nms``); or ``input``, ``output``, ``constant``, ``getitem`` (one of several results),
-            ``parameter`` (used in arithmetic), ``as_strided_scatter`` (a tensor after a write to a view of it).
+        operator: ATen's name (``conv2d``, ``add``), with a namespace for other libraries (``torchvision.nms``); or
+            ``input``, ``output``, ``constant``, ``getitem`` (one of several results), ``parameter`` (used in
+            arithmetic), ``as_strided_scatter`` (a tensor after a write to a view of it).
         module: name of the module whose forward runs the operator; empty for the network itself.
         inputs: names of the input nodes, in the operator's order.
         shape: shape of the (first) result, with the batch axis; () if it is not a tensor.
         arguments: ATen's name of each input (``input``, ``query``).
-        parameters: role, which is ATen's or PyTorch's name (``weight``, ``running_mean``, ``weight_ih_l0``) ->
-            ``state_dict`` name. Tied parameters have their first name.
+        parameters: role (``weight``, ``weight_ih_l0``) -> ``state_dict`` name, the first name of tied parameters.
         options: other arguments by ATen's names (``stride``, ``groups``, ``dim``).
     """
 
@@ -95,16 +94,10 @@ _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = Weak
 
 
 def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
-    """Return the graph of a network's operators.
+    """Return the graph of a network's operators, cached for the module, its shapes and the shape of the example.
 
-    The result is cached for the module object, the shapes of its arrays and the shape of the example.
-
-    Args:
-        model: a network that takes one tensor; it is exported in evaluation mode.
-        example: inputs (N, ...) on the network's device, of which only shape and dtype matter.
-
-    Raises:
-        UnsupportedArchitecture: ``torch.export`` cannot trace the network.
+    The network takes one tensor like `example` (N, ...), and is exported in evaluation mode. Raises an
+    UnsupportedArchitecture error if ``torch.export`` cannot trace it.
     """
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     key = (tuple(example.shape), example.dtype, tuple(shapes.items()))

@@ -21,15 +21,10 @@ NORM = "norm_"
 class LayerNode:
     """A layer, including a BatchNorm that follows it, or a joint.
 
-    Attributes:
-        name: name of the layer's (first) operator in the architecture graph.
-        type: text that describes the layer: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with
-            ``_g<groups>`` and ``_d<dilation>`` if they
-            are not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; for other layers
-            the operator and the shapes of its parameters, such as ``layer_norm_64_64``.
-        parameters: role -> ``state_dict`` name, for parameters and buffers. Each array belongs to one node.
-        shapes: role -> shape.
-        constants: roles of the arrays that are not trained.
+    `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
+    if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
+    the shapes of its parameters, such as ``layer_norm_64_64``. `parameters` (names in the ``state_dict``, each in one
+    node) and `shapes` are by role, and `constants` are the roles of arrays that are not trained.
     """
 
     name: str
@@ -56,8 +51,8 @@ class LayerGraph:
 def layer_graph(model: nn.Module, example: Tensor) -> LayerGraph:
     """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
 
-    A BatchNorm that follows a layer belongs to this layer. A BatchNorm of other values, such as a sum or the input, is
-    a layer itself. A module that is called twice is one node, and so are operators with tied parameters.
+    A BatchNorm that follows a layer belongs to it; a BatchNorm of other values, such as a sum, is a layer itself. A
+    module that is called twice is one node, and so are operators with tied parameters.
     """
     return _Layers(architecture_graph(model, example)).graph()
 

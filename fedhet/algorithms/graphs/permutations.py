@@ -18,10 +18,7 @@ from fedhet.models.arrays import Kind
 
 @dataclass(frozen=True)
 class Slot:
-    """An axis of a parameter along which its entries form hidden units.
-
-    `parameter` is the name in the ``state_dict``, and `role` is as in the architecture graph (`Node.parameters`).
-    """
+    """An axis of a parameter along which its entries form hidden units; `role` is as in `Node.parameters`."""
 
     parameter: str
     role: str
@@ -36,11 +33,10 @@ class PermutationGroup:
         index: index of the group in data-flow order.
         name: the first module whose outputs are the units.
         width: number of units.
-        rows: slots of the parameters that describe the units and are matched: weights whose inputs belong to earlier
-            groups, then biases and BatchNorm's scale and bias.
+        rows: slots of the parameters that are matched: weights whose inputs belong to earlier groups, then biases and
+            BatchNorm's scale and bias.
         completes: slots of the other parameters that lie along this group and no later one: weights whose inputs are
-            units of this group, and outputs units of this or an earlier group (an LSTM's W_hh, a residual block's last
-            layer), b_hh, and BatchNorm's statistics.
+            units of this group (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
     """
 
     index: int
@@ -58,8 +54,7 @@ class PermutationGroups:
         axes: ``state_dict`` name -> segments of each axis.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: name -> first name of the same parameter.
-        needs: name of an array that smaller networks lack -> index of a group, and the least width of this group with
-            which a network has the array.
+        needs: array -> group and its least width with which a network has the array, for arrays that may lack.
         kinds: name -> kind of each array that is not trained (see `kinds_of`).
     """
 
@@ -111,13 +106,8 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         >>> groups.widths, groups.axes["2.weight"]
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
-    Args:
-        graph: the architecture.
-        partly: leave units that an operator would divide out of all groups, instead of refusing the network.
-        whole: also leave out the units of modules that divide an axis, such as attention.
-
-    Raises:
-        UnsupportedArchitecture: an operator has no rule or would divide units; the message names it.
+    Raises an UnsupportedArchitecture error if an operator has no rule or would divide units. With `partly`, such units
+    are left out of all groups instead; with `whole`, also those of modules that divide an axis, such as attention.
     """
     if graph.unused:
         raise UnsupportedArchitecture(

@@ -23,18 +23,10 @@ _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
     """Return a copy of a network with the parameters and buffers in `state`, whose hidden layers can have other widths.
 
-    ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` whose layers get different widths is replaced by a ``StackedRecurrent``, and
-    ``nn.MultiheadAttention`` that changes its width by a ``HeadAttention``. A user's own modules keep their attributes.
-    Tied parameters, dtypes, devices, modes and ``requires_grad`` are as in `model`.
-
-    Args:
-        model: the network, which does not change.
-        state: arrays by name.
-        lacking: names of arrays that the copy does not have.
-
-    Raises:
-        KeyError: `state` does not have the names of the network's ``state_dict`` without the `lacking` ones.
-        UnsupportedArchitecture: a layer with unknown size attributes would change its shape.
+    Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
+    a ``HeadAttention``; a user's own modules keep their attributes. Ties, dtypes, devices, modes and ``requires_grad``
+    are as in `model`, and arrays in `lacking` are left out. Raises a KeyError if `state` has other names, and an
+    UnsupportedArchitecture error for a layer whose size attributes are unknown.
     """
     expected = {name: value for name, value in model.state_dict().items() if name not in lacking}
     if state.keys() != expected.keys():
@@ -70,19 +62,11 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
 
 
 def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False) -> PermutationGroups:
-    """Return the permutation groups of a network, after a check that the network works with other widths.
+    """Return the permutation groups of a network, after a check that the network works with other widths; cached.
 
-    The check adds units to each group, and derives the groups of the wider network. The result is cached.
-
-    Args:
-        model: any network that `torch.export` can trace.
-        example: inputs (n, ...).
-        partly: leave units that cannot be permuted out of all groups, instead of refusing the network. If the check
-            fails, leave out all units of modules that divide an axis, such as attention.
-
-    Raises:
-        UnsupportedArchitecture: units cannot be permuted, the forward method relies on fixed widths, or a layer cannot
-            be resized.
+    The check adds units to each group, and derives the groups of the wider network. With `partly`, units that cannot be
+    permuted are left out of all groups, and if the check fails, all units of modules that divide an axis, such as
+    attention; otherwise an UnsupportedArchitecture error is raised.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})

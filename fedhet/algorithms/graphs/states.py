@@ -29,11 +29,9 @@ def widths(state: State, groups: PermutationGroups) -> tuple[int, ...]:
 def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) -> tuple[int, ...]:
     """Return the number of units of each group in a network with arrays of these shapes.
 
-    A group without arrays in `shapes` has its width in `groups`. The width of a group of blocks (see
-    `groups_by_depth`) is the largest that `PermutationGroups.needs` has for these arrays.
-
-    Raises:
-        ValueError: two arrays imply different widths, or the architecture has no array with this name and rank.
+    A group without arrays in `shapes` has its width in `groups`; a group of blocks (see `groups_by_depth`) has the
+    largest that `PermutationGroups.needs` has for these arrays. Raises a ValueError if two arrays imply different
+    widths, or if the architecture has no array with this name and rank.
     """
     units_of: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
@@ -61,8 +59,8 @@ def expand(
 ) -> dict[str, Array]:
     """Return the state of a wider network that contains a network at the assigned units, with zeros elsewhere.
 
-    The wider network computes the same function, except with LayerNorm and other norms over all units. Raises a
-    ValueError unless an assignment maps all units to different units of the wider network. `sizes` are the new widths.
+    The wider network, of widths `sizes`, computes the same function, except with norms over all units. Raises a
+    ValueError unless an assignment maps all units to different units of the wider network.
     """
     local = widths(state, groups)
     units = {index: _checked(groups, index, each, local[index], sizes[index]) for index, each in assignments.items()}
@@ -96,10 +94,10 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the indices of entries that belong to these units, along each axis of each array, by name.
+    """Return the indices of entries that belong to these units, along each axis of each array (None for all), by name.
 
-    None stands for all entries of an axis. Arrays that have no entries of these groups are left out. An array that a
-    network with these units lacks has an empty tuple.
+    Arrays without entries of these groups are left out; an array that a network with these units lacks has an empty
+    tuple.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -115,11 +113,10 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the matrix (L, D) by which the L units of a group are matched.
+    """Return the matrix (L, D) by which the L units of a group are matched: all entries of their `rows` slots.
 
-    A row has all entries that belong to a unit in the parameters of the group's ``rows`` slots. Filters are flattened
-    channel-major; the four gates of an LSTM's W_ih are concatenated (4E columns), and so are the channels of an
-    attention head or of a convolution's group.
+    Filters are flattened channel-major; the four gates of an LSTM's W_ih are concatenated (4E columns), and so are the
+    channels of an attention head or of a convolution's group.
     """
     pieces = ((_front(state, slot)[places], len(places)) for slot, places in _row_places(state, groups, index))
     return np.hstack([piece.reshape(width, -1) for piece, width in pieces])
@@ -132,10 +129,7 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the state with the matrix from `rows` replaced by `matrix` (L, D).
-
-    Raises a ValueError if `matrix` has a wrong shape.
-    """
+    """Return the state with the matrix from `rows` replaced by `matrix`; raises a ValueError if its shape differs."""
     result, end = _arrays(state), 0
     if matrix.shape != (expected := (widths(state, groups)[index], len(columns(state, groups, index)))):
         raise ValueError(f"the matrix of group {groups[index].name!r} must have shape {expected}, got {matrix.shape}")

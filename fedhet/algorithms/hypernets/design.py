@@ -31,11 +31,9 @@ RANK = 4
 class Design:
     """The design of a hypernetwork, which is the same for all clients.
 
-    Attributes:
-        head: ``dense`` (as in the paper) or ``base-lowrank`` for one head per layer type, ``tiled`` for a single head
-            for all types.
-        normalise: whether embeddings h and latent vectors z have unit variance, so that initial weights have Kaiming's
-            scale. False with ``dense`` heads gives the form and initialisation of the paper.
+    `head` is ``dense`` (as in the paper) or ``base-lowrank`` for one head per layer type, or ``tiled`` for one head for
+    all. With `normalise`, embeddings and latent vectors have unit variance, so that initial weights have Kaiming's
+    scale.
     """
 
     head: Head = "base-lowrank"
@@ -44,10 +42,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Slot:
-    """An array to generate.
-
-    A vector, such as a bias, has the initial value `start`. Weights have the initial standard deviation `std`.
-    """
+    """An array to generate: a vector with the initial value `start`, or weights of standard deviation `std`."""
 
     shape: Shape
     start: float = 0.0
@@ -56,10 +51,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: `slots` are the arrays to generate, by role.
-
-    `occurrences` is the largest number of layers of this type in one network.
-    """
+    """A layer type: its arrays by role, and the largest number of layers of the type in one network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -96,14 +88,10 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """Return the initial standard deviation of a layer's weights.
+    """Return the initial standard deviation of a layer's weights of a shape with units on the first axis.
 
-    It is (2 / fan-in)^.5 as in Kaiming's initialisation for ReLU (He et al., ICCV 2015), 1 for embeddings as in
-    PyTorch, and 0.02 for parameters outside layers, such as position embeddings, as in ViT.
-
-    Args:
-        type: the type of the layer.
-        shape: shape of the weights, with units on the first axis.
+    It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings as in PyTorch, and 0.02 for parameters outside
+    layers, such as position embeddings, as in ViT.
     """
     if type.startswith("embedding"):
         return 1.0
@@ -128,18 +116,11 @@ PARTS: dict[str, tuple[int, Callable[[str, Shape], float]]] = {
 
 
 def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tensor:
-    """Return the initial value of a parameter of a `GraphHypernetwork`.
+    """Return the initial value of a parameter of a `GraphHypernetwork`; raises a ValueError for unknown parameters.
 
-    Args:
-        key: name of the parameter: `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` or
-            `tiles...`.
-        shape: shape of the parameter.
-        seed: seed of the run.
-        normalise: as in `Design`. If False, a dense head is drawn from Xavier's normal distribution times (2 inputs /
-            width of z)^.5, as in the paper, and the layer that computes z is initialised as in PyTorch.
-
-    Raises:
-        ValueError: hypernetworks have no parameter of this name and shape.
+    Names are `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` and `tiles...`. Without `normalise`,
+    a dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5, as in the paper, and the
+    layer that computes z is initialised as in PyTorch.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     part = PARTS.get(parts[-1]) if parts[0] == "heads" and len(parts) == 4 else None

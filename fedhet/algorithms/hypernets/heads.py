@@ -52,12 +52,9 @@ class Latents(nn.Module):
             self.factor[type] = nn.Parameter(torch.zeros(LATENT))
 
     def forward(self, h: Tensor, types: Sequence[str], row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return latent vectors z (nodes, LATENT) and scales s (nodes,).
+        """Return latent vectors z (nodes, LATENT) and scales s (nodes,) from embeddings h (nodes, width).
 
-        Args:
-            h: embeddings (nodes, width).
-            types: layer types.
-            row: index of each node's type in `types` (nodes,).
+        `row` (nodes,) has the index of each node's type in `types`.
         """
         weight, bias, factor = (
             torch.stack([each[type] for type in types])[row] for each in (self.weight, self.bias, self.factor)
@@ -142,15 +139,7 @@ class Tiled:
     arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
-        """Add the tiles of an array.
-
-        Args:
-            name: name of the array.
-            node: index of the layer.
-            slot: the array to generate.
-            grid: numbers of tiles along the axes.
-            role: number that encodes the array's role in the layer.
-        """
+        """Add the tiles of an array of layer `node`; `grid` has numbers of tiles, and `role` is the role's number."""
         for place in product(*map(range, grid)):
             numbers = (*place, *(0,) * (4 - len(place)), role)
             waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
@@ -160,10 +149,9 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
-    """Divide the arrays of layers into tiles, and return the layout of each kind of tile.
+    """Divide layers' arrays into tiles of the kinds `kernels` (filters), `matrices` and `vectors`; return the layouts.
 
-    Kinds are `kernels` (for filters), `matrices` (for filters of size 1 and linear layers) and `vectors`. A layer is
-    given by the names and the slots of its arrays, by role.
+    A layer is given by the names and the slots of its arrays, by role. Filters of size 1 are matrices.
     """
     rows = {"kernels": Tiled(), "matrices": Tiled(), "vectors": Tiled()}
     for node, (names, slots) in enumerate(layers):
@@ -201,13 +189,9 @@ class Tiles(nn.Module):
     def forward(
         self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the value of each generated array.
+        """Yield the name and value of each generated array, from embeddings h (layers, width) and layouts (`tiling`).
 
-        Args:
-            h: embeddings of the layers (layers, width).
-            rows: the layout from `tiling`.
-            places: the nodes (tiles,) and places (tiles, PLACE) of the layout as tensors, with keys such as
-                `kernels-nodes` and `kernels-places`.
+        `places` has the nodes (tiles,) and places (tiles, PLACE) of the layouts as tensors, such as `kernels-nodes`.
         """
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2

@@ -46,10 +46,8 @@ class Embedding(nn.Module):
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
         """Return the embeddings of all nodes (nodes, width).
 
-        Args:
-            known: the type of each node, or None if it is unknown.
-            features: `shape_features` of each node of unknown type.
-            edges: indices of source and target nodes (2, edges).
+        `known` has the type of each node, or None if it is unknown; `features` are the `shape_features` of the unknown
+        ones, and `edges` (2, edges) the indices of source and target nodes.
         """
         others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
         h = torch.stack([next(others) if type is None else self.types[type] for type in known])
@@ -59,10 +57,9 @@ class Embedding(nn.Module):
 
 
 def shape_features(node: LayerNode) -> list[float]:
-    """Return features of a layer of any type: its kind and its sizes.
+    """Return features of a layer of any type: its kind, and its sizes as logarithms, sines and cosines.
 
-    Sizes are the numbers of inputs and outputs, kernel size, stride and groups. They are encoded by their logarithms,
-    and by sines and cosines so that similar sizes can be distinguished.
+    Sizes are the numbers of inputs and outputs, kernel size, stride and groups.
     """
     weight = next((shape for shape in node.shapes.values() if len(shape) > 1), ())
     units = weight or next(iter(node.shapes.values()), ())
@@ -85,7 +82,7 @@ class Reading:
         heads: type -> role -> names of this array in the layers of the type, or None for a layer without it.
         rows: layout of arrays in tiles (see `tiling`).
         names: names of the generated arrays.
-        unknown: types of layers without a head, for which nothing is generated.
+        unknown: types of layers for which nothing is generated.
         tensors: indices and features, on the hypernetwork's device.
     """
 
@@ -98,14 +95,10 @@ class Reading:
 
 
 class GraphHypernetwork(nn.Module):
-    """A network that generates the weights of other networks from their graphs.
+    """A network that generates the weights of other networks, by heads from the embeddings of their graphs' layers.
 
-    It computes an embedding h of each layer, from which heads generate the layer's arrays.
-
-    Args:
-        types: layer types that have heads; unused with the tiled head.
-        design: design of the hypernetwork; None for the default.
-        seed: seed of the initial values (see `start`); None if values are loaded later.
+    `types` have a head each, unless one tiled head is for all. `seed` draws the initial values (see `start`); None if
+    values are loaded later.
     """
 
     def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:
@@ -188,8 +181,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    The network keeps its own running statistics, and its own parameters where none are generated. These parameters are
-    trained too.
+    Its own running statistics, and parameters where none are generated, stay the network's and are trained too.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

@@ -29,15 +29,10 @@ VECTORS = 0.1
 
 @dataclass(frozen=True)
 class PersonalHypernetwork:
-    """The hypernetwork, whose parameters are drawn when they are first needed.
+    """The hypernetwork; the first `write` for a client or an architecture adds its parameters to `tensors`.
 
-    Attributes:
-        tensors: parameters by name; the first `write` for a client or an architecture adds its parameters.
-        seed: seed of the initial values.
-        embedding: width of v_i.
-        hidden: width of the MLP and of f_i.
-        layers: number of hidden layers of the MLP.
-        chunk: number c of weights in a chunk.
+    v_i has the width `embedding`, the MLP has `layers` hidden layers of width `hidden`, and a chunk has `chunk`
+    weights.
     """
 
     tensors: dict[str, Tensor]
@@ -51,10 +46,6 @@ class PersonalHypernetwork:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
         Clients whose networks have equal names and shapes of arrays share the parameters of one architecture.
-
-        Args:
-            client: name of the client.
-            shapes: shapes of the network's arrays, by name.
         """
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):

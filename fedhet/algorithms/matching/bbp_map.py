@@ -39,15 +39,8 @@ class GlobalRows:
     """The global rows of a layer, and the assignment of the clients' rows to them.
 
     A global row stays in its *slot*, and `order` lists the used slots in global order. The products of a slot's row
-    with the clients' rows are cached until a client's row joins or leaves it.
-
-    Args:
-        weights: s times the rows (L_j, D) of each client j.
-        s: 1 / sigma2.
-        s0: 1 / sigma0_2.
-        prior: mu, (D,).
-        gamma: mass of the beta process.
-        max_rows: largest number of global rows (or the width of the widest client, if larger); None for no limit.
+    with the clients' rows are cached until a client's row joins or leaves it. `weights` has s times the rows (L_j, D)
+    of each client. There are at most `max_rows` global rows, or as many as the widest client has; None for no limit.
     """
 
     def __init__(
@@ -121,8 +114,8 @@ class GlobalRows:
     def assign(self, j: int) -> Ints:
         """Return the best assignment of client j's rows, as indices into the global rows followed by new rows.
 
-        Few new rows are offered first. The best total is concave in their number (an assignment is a minimum-cost flow,
-        and -2 log k decreases), so a solution that does not use all new rows is optimal.
+        Few new rows are offered first. The best total is concave in their number (a minimum-cost flow, and -2 log k
+        decreases), so a solution that does not use all new rows is optimal.
         """
         rows, size = len(self.weights[j]), len(self.order)
         if not size:
@@ -182,19 +175,10 @@ class GlobalRows:
 
 
 def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients: int, s: float, s0: float) -> None:
-    """Replace the products of s w_l and g_i, `cross` (L_j, L), in place by the costs of assigning row l to row i.
+    """Replace products of s w_l and g_i, `cross` (L_j, L), in place by the costs of assigning row l to row i.
 
-    A cost is the negative of the value in the module's docstring. |g|^2 / (s + G) - |g|^2 / G is computed as one
-    fraction, to avoid cancellation.
-
-    Args:
-        cross: products, which are replaced.
-        norms: |s w_l|^2 of each local row.
-        squares: |g_i|^2 of each global row.
-        counts: number of clients n_i of each global row.
-        clients: number of clients J.
-        s: 1 / sigma2.
-        s0: 1 / sigma0_2.
+    A cost is the negative of the value in the module's docstring, with |g|^2 / (s + G) - |g|^2 / G as one fraction to
+    avoid cancellation. `norms` are |s w_l|^2, `squares` |g_i|^2 and `counts` n_i.
     """
     precision = s0 + s * counts
     popularity = np.minimum(counts, _MOST_POPULAR)

@@ -44,10 +44,9 @@ class Matching:
 
     Attributes:
         gamma: mass of the beta process.
-        average: `map` for posterior means or `mean` for plain means. Embeddings and recurrent layers always have plain
-            means, as in the authors' code.
+        average: `map` for posterior means or `mean`. Embeddings and recurrent layers always have plain means.
         variances: `fixed` for variances of 1, or `estimated` for estimates per group.
-        max_growth: largest global width of a group, as a multiple of the widest client's width; 0 for no limit.
+        max_growth: largest global width of a group as a multiple of the widest client's; 0 for no limit.
     """
 
     gamma: float = 7.0
@@ -160,9 +159,8 @@ def patch(
 ) -> dict[str, Array]:
     """Return a client's state with the units of one more group in the global order.
 
-    The group's matched parameters are set from the global rows `settled` (L', D), and its carried parameters from
-    `carried`. Inputs of later layers from units of other clients are zeros. `assignment` (L,) has the global row of
-    each of the client's units.
+    Its matched parameters are the global rows `settled` (L', D), its carried ones those in `carried`, and `assignment`
+    (L,) has the global row of each unit. Inputs of later layers from units of other clients are zeros.
     """
     moved = expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = set_rows(moved, groups, index, settled)
@@ -173,10 +171,9 @@ def patch(
 def assemble(
     groups: PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """Return the global model's state from all matched groups and the rest.
+    """Return the global model's state from the global rows and carried parameters of all groups, and the rest.
 
-    `settled` has the global rows (L', D) and the carried parameters of each group. Statistics that `rest` lacks are
-    those of a new BatchNorm. `dtypes` are the dtypes of the model's arrays by name.
+    Statistics that `rest` lacks are those of a new BatchNorm. `dtypes` are the dtypes of the model's arrays by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {
@@ -204,7 +201,7 @@ def average_carried(
     """Average a group's carried parameters, by posterior means (`map`) or plain means (`mean`).
 
     A unit's weights are averaged over the clients that have it, and recurrent weights over all clients, as in the
-    authors' code. States have earlier groups in the global order; assignments and sizes cover all groups up to `index`.
+    authors' code.
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:
@@ -241,16 +238,8 @@ def average_rest(
 ) -> dict[str, Array]:
     """Average the arrays that belong to no group, with all groups in the global order.
 
-    Args:
-        states: each client's arrays.
-        groups: the permutation groups.
-        examples: each client's number of examples, which weights BatchNorm's statistics.
-        class_counts: number of examples of each client and class (J, C), which weight the rows of output layers (FedMA,
-            section 3); None for equal weights.
-        assignments: each client's units of the groups of which it has only some units; statistics of a unit are
-            averaged over the clients that have it.
-        sizes: global widths of all groups.
-        statistics: whether to average BatchNorm's statistics.
+    `examples` weight BatchNorm's statistics, which are averaged over the clients that have the unit by `assignments`.
+    `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
     weights = np.asarray(examples, dtype=np.float64)

@@ -18,8 +18,7 @@ class LayerMatch:
         assignments: for each client the global row of each of its rows (L_j,), all different.
         weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
         counts: number of clients that share each global row (L',).
-        sigma2: variance of clients' rows around global rows.
-        sigma0_2: variance of global rows around the prior mean.
+        sigma2, sigma0_2: variances of rows around global rows, and of these around the prior mean.
     """
 
     assignments: list[Ints]
@@ -51,19 +50,11 @@ def match_layer(
         >>> match.assignments
         [array([0, 1, 2, 3, 4]), array([4, 3, 2, 1, 0])]
 
-    Args:
-        weights: an array (L_j, D) for each client; a row has a neuron's weights and its bias.
-        sigma2: variance of clients' rows around global rows.
-        sigma0_2: variance of global rows around the prior mean.
-        gamma: mass of the beta process; larger values lead to more global rows.
-        prior_mean: prior mean of a global row, a number or (D,) (FedMA: 0.1 in the bias column).
-        sweeps: number of times that each client is matched again.
-        seed: seed, or the generator that draws the order of each sweep.
-        average: `map` for posterior means, `mean` for plain means of the assigned rows.
-        max_rows: largest number of global rows (or the width of the widest client, if larger); None for no limit.
-
-    Raises:
-        ValueError: a client's weights are not finite or have a wrong shape; the message names the client.
+    `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. The variances `sigma2`
+    and `sigma0_2` are as in `LayerMatch`; a larger mass `gamma` of the beta process leads to more global rows. The
+    prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior means or
+    `mean`. There are at most `max_rows` global rows, or as many as the widest client has. Raises a ValueError that
+    names a client whose weights are not finite or have a wrong shape.
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
@@ -121,11 +112,10 @@ def estimate_variances(
 
         sigma0_2 = v,    sigma2 = v (v + e) / (v - e)
 
-    v is the variance of all rows around the prior mean, and e is the residual variance of merged rows. Merging two rows
-    of correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2). The formula for sigma2 places this
-    threshold halfway between the correlations of unrelated rows (0) and of the matches found (1 - e / v). Matching and
-    estimation alternate, starting with sigma2 = v, until sigma2 converges. If no rows are merged, or if e > v / 2,
-    sigma2 is v. Other arguments are as in `match_layer`.
+    v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
+    correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
+    between the correlations of unrelated rows (0) and of the matches found (1 - e / v). Matching and estimation
+    alternate, from sigma2 = v, until sigma2 converges. If no rows are merged, or if e > v / 2, sigma2 is v.
     """
     clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
     mean = np.asarray(prior_mean, dtype=np.float64)
