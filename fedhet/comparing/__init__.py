@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from fedhet.comparing.figures import comparison_figure, gains_figure
 from fedhet.comparing.measures import VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared
 from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
     accuracies,
+    comparison_figure,
     costs,
     gains,
+    gains_figure,
     markdown,
     notes_below,
     number_rows,

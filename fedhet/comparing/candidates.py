@@ -23,7 +23,7 @@ CONTROL = "local"
 """The method that all others are compared with."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidates:
     """The methods that can train all clients, and those that cannot.
 
@@ -70,10 +70,9 @@ def ask(
                 continue
             if reason:
                 candidates.refused[name] = reason
-                continue
-            candidates.choices[name] = choice
-            if not registry.traits(config).communicates:
-                candidates.alone.add(name)
+            else:
+                candidates.choices[name] = choice
+                candidates.alone |= set() if registry.traits(config).communicates else {name}
     return candidates
 
 
@@ -81,16 +80,15 @@ def _first_serving(
     tries: Iterable[tuple[Choice, Config]], refusal: Callable[[Config], str]
 ) -> tuple[Choice, Config, str]:
     """Return the first configuration that can train the clients; if none can, the first one and the reason."""
-    known: dict[tuple[Traits, bool], str] = {}
-    refused = []
+    refused: dict[tuple[Traits, bool], tuple[Choice, Config, str]] = {}
     for choice, config in tries:
         asked = registry.traits(config), config.options.changes_heads
-        if asked not in known:
-            known[asked] = refusal(config)
-        if not known[asked]:
+        if asked in refused:
+            continue
+        if not (reason := refusal(config)):
             return choice, config, ""
-        refused.append((choice, config, known[asked]))
-    return refused[0]
+        refused[asked] = choice, config, reason
+    return next(iter(refused.values()))
 
 
 def _configurations(

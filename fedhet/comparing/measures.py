@@ -1,7 +1,7 @@
-"""The outcomes of a comparison's runs, and means and spreads over seeds.
+"""The outcomes of a comparison's runs: means and spreads over seeds, and paired differences between methods.
 
-Every number is from the last round, never from the best one. Spread is the sample standard deviation over seeds;
-differences between methods are paired, seed by seed.
+Every number is from the last round, never from the best one. Spread is the sample standard deviation over seeds.
+Differences have intervals by Student's t, and p-values that are corrected for their number.
 """
 
 import math
@@ -9,12 +9,17 @@ import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from fedhet.comparing.settings import PlannedRun
-from fedhet.comparing.uncertainty import Difference, holm, paired_difference
 from fedhet.results.history import RunFiles, final_clients, read_run
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.utils.ordering import grouped
 from fedhet.utils.statistics import never_took_part
+
+CONFIDENCE = 0.95
+FEWEST = 3
+"""The fewest seeds with an interval: that of two is about thirteen times as wide as their difference."""
 
 ACCURACIES = ("personal_accuracy", "trained_accuracy", "global_accuracy", "common_accuracy")
 GAINS = ("worse_off", "worst_tenth")
@@ -24,6 +29,53 @@ COSTS = ("bytes_up", "bytes_down", "seconds")
 MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
 WORST = 0.1
 """The worst tenth, as a share of the clients."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference between two methods.
+
+    Attributes:
+        mean: the mean difference over seeds.
+        seeds: the number of seeds.
+        low, high: the ends of the confidence interval (`CONFIDENCE`); None for fewer than `FEWEST` seeds.
+        p: the p-value of a paired t-test against no difference; None for fewer than `FEWEST` seeds.
+    """
+
+    mean: float
+    seeds: int
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:+.3f}, {self.high:+.3f}]"
+        return f"{self.mean:+.3f}{interval}"
+
+
+def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Return the difference `mine` - `theirs`, paired over the seeds that both have, or None without a common seed."""
+    from scipy import special  # scipy.stats takes a second to import
+
+    differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
+    if not differences:
+        return None
+    seeds, mean = len(differences), statistics.fmean(differences)
+    if seeds < FEWEST:
+        return Difference(mean, seeds)
+    error = math.sqrt(statistics.variance(differences) / seeds)
+    margin = float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * error
+    p = 2 * float(special.stdtr(seeds - 1, -abs(mean) / error)) if error else float(not mean)
+    return Difference(mean, seeds, mean - margin, mean + margin, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for multiple comparisons by Holm's method (Scandinavian Journal of Statistics 6, 1979)."""
+    corrected, least = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
+        least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[index] = least
+    return corrected
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing import Comparison, publish
 from fedhet.comparing.candidates import CONTROL, Candidates, ask
-from fedhet.comparing.chosen import PLACES
 from fedhet.comparing.measures import VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
-from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
 from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
 from fedhet.config import configuration
@@ -45,9 +44,8 @@ FINALISTS = 2
 """Methods that exchange something and are compared at the end."""
 TRYING = 0.6
 """Part of the budget for trying configurations; the rest is for the comparison."""
-WRITING = 0.1
-"""Part of the budget for writing the page, of `WRITING_SECONDS` at most."""
-WRITING_SECONDS = 30.0
+WRITING, WRITING_SECONDS = 0.1, 30.0
+"""Part of the budget for writing the page, and the most that it is in seconds."""
 SCORE = "personal_accuracy"
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -56,16 +54,10 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method, and the reasons for the recommendation.
+    """The recommended method, which exchanges nothing unless a federated one `beats_alone`, and the reasons.
 
-    Attributes:
-        folder: the folder of all files.
-        method: the recommended method; one without exchange if no federated method is better.
-        beats_alone: whether the best federated method beats every method without exchange.
-        verdict: a description of the best method and its gain.
-        settings: the recommended settings, as in `recommended.toml`.
-        refused: methods that cannot train the clients, cost too much or completed no trial, each with the reason.
-        comparison: the comparison of the best methods with those without exchange.
+    `settings` are those of `recommended.toml`. `refused` are the methods that cannot train the clients, cost too much
+    or completed no trial, each with the reason.
     """
 
     folder: Path

@@ -16,8 +16,7 @@ import torch
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedhet.comparing.chosen import PLACES
-from fedhet.comparing.settings import FILES, PlannedRun, shake_hands
+from fedhet.comparing.settings import FILES, PLACES, PlannedRun, shake_hands
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective

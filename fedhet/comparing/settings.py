@@ -3,25 +3,31 @@
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from fedhet.client.app import make_client_app
-from fedhet.comparing.chosen import PLACES, SET_HERE, Variant, keys_of_siblings, without_effect
 from fedhet.config import client_setup, configuration
 from fedhet.config.toml import parse_settings, toml_value
 from fedhet.config.user_functions import UserFunctions
+from fedhet.config.validation import is_complete
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
+from fedhet.methods.keys import default_of
 from fedhet.methods.method import UNSCORED, Method
 from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, keys_that
 from fedhet.utils.machine import process_restored
 from fedhet.utils.ordering import grouped
+
+PLACES = frozenset(keys_about("place"))
+"""Keys of where and how a run is carried out, which do not change results; a comparison sets them."""
+
+SET_HERE = PLACES - {"report"} | {"seed"}
+"""Keys that a comparison sets itself."""
 
 FILES = frozenset(keys_that("path")).intersection(keys_that("resumable")) - PLACES
 """Keys with paths of data sets, which may change when a comparison is resumed."""
@@ -37,6 +43,15 @@ EQUAL_MODEL = "cnn"
 
 _VARIANT = re.compile(r"(?:(?P<name>[\w.@+-]+)=)?(?P<method>[^,=]+)(?:,(?P<settings>.*))?")
 _COMMA = re.compile(r",(?=[\w.-]+=)")  # between settings, and not within a value
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant in a comparison: a method, given by name or `package.module:name`, with its own settings."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Value] = field(default_factory=dict)
 
 
 def variants_of(texts: Sequence[str]) -> list[Variant]:
@@ -86,12 +101,10 @@ class SharedSettings:
     """The settings that the variants of a comparison share, and those of single variants.
 
     Attributes:
-        for_all: the shared settings.
         own: by variant, its own settings, such as the method.
         fixed: by variant, the keys that are set in the variant itself and are therefore not tuned.
         equalised: variants whose clients all get one architecture because the method requires this.
         notes: remarks on the settings, printed below the tables.
-        functions: the user's models and data.
     """
 
     for_all: Mapping[str, Value]
@@ -127,7 +140,7 @@ def shared_settings(
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
     base["seed"] = seeds[0]
     of_siblings = keys_of_siblings(variants, base)
-    base = _method_keys_of_presets(variants, base) | of_siblings | base
+    base = _method_keys_of_presets([registry.method(each.method) for each in variants], base) | of_siblings | base
     rounds = _rounds(variants, base, functions)
     by_hand = frozenset(flat.keys() - {"preset"} | of_siblings.keys())
 
@@ -146,10 +159,15 @@ def shared_settings(
     if strict and (problems := list(without_effect(variants, flat | of_siblings, completed))):
         raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
-    first = partial(_first, variants, alike)
+
+    def first(key: str) -> Variant:  # that has an effect; other variants reset the key to its default
+        return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
+
     values = {name: complete(config, by_hand).flat() for name, config in alike.items()}
     for_all = {key: values[first(key).name][key] for key in fields_of(Config)}
-    for_all |= _training_for_all(base, first("learning-rate"))
+    plain = {**base, "rounds": 1, "method": first("learning-rate").method}  # before adaptation to the method
+    training = configuration.resolve(plain, strict=False).flat()
+    for_all |= {key: training[key] for key in OPTIMISER}
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
@@ -170,11 +188,6 @@ def shared_settings(
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     notes += _remarks(completed, by_hand)
     return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, functions)
-
-
-def _first(variants: Sequence[Variant], alike: Mapping[str, Config], key: str) -> Variant:
-    """Return the first variant for which a key has an effect, since other variants reset the key to its default."""
-    return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
@@ -199,32 +212,25 @@ def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapp
     yield f"{variant.name}: rounds = {rounds[variant.name]}, {why}"
 
 
-def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    name = str(base.get("preset", ""))
+def _preset(name: str, base: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """Return the settings of a preset; `own` has different settings for each method."""
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
-
-
-def _method_keys_of_presets(variants: Sequence[Variant], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods' own keys from their presets that have the name of the common preset, such as `digits`."""
-    methods = [registry.method(variant.method) for variant in variants]
-    for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
-    for method in methods:
-        settings, prefix = _own_preset(method, base), f"{method.family}."
-        method_keys |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(prefix)}
-    return method_keys
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a method's preset that has the name of the common preset; empty without such a preset."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
-    return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
+    return _preset(own, base, method) if own in (OWN, *configuration.presets()) else {}
 
 
-def _training_for_all(base: Mapping[str, Any], first: Variant) -> dict[str, Value]:
-    """Return the optimiser and learning rate for all variants, before adaptation to the first method."""
-    flat = configuration.resolve({**base, "rounds": 1, "method": first.method}, strict=False).flat()
-    return {key: flat[key] for key in OPTIMISER}
+def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the methods' own keys from their presets that have the name of the common preset, such as `digits`."""
+    for_all, method_keys = _preset(str(base.get("preset", "")), base, methods[0]), dict[str, Any]()
+    for method in methods:
+        settings, prefix = _own_preset(method, base), f"{method.family}."
+        method_keys |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(prefix)}
+    return method_keys
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
@@ -260,7 +266,8 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: Use
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
     first = methods[variants[0].name]
-    for_all = {"rounds": Config.rounds, **first.common, **_preset(base, first), **base}["rounds"]
+    preset = _preset(str(base.get("preset", "")), base, first)
+    for_all = {"rounds": Config.rounds, **first.common, **preset, **base}["rounds"]
     if for_all != 0:
         return dict.fromkeys(methods, for_all) | fixed
     settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
@@ -270,13 +277,8 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: Use
     rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | fixed
     if others := [name for name, each in methods.items() if rounds[name] and not each.one_shot and name not in fixed]:
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
-        rounds |= dict.fromkeys(others, settled_rounds(configuration.resolve(chosen, strict=False), functions))
-    return rounds
-
-
-def settled_rounds(config: Config, functions: UserFunctions = UserFunctions()) -> int:  # noqa: B008 - it is frozen
-    """Return the number of rounds that a method determines in a handshake; raises a `FedhetError` if that fails."""
-    rounds: int = shake_hands(config, functions, functions.public_dataset(config)).config.rounds
+        config = configuration.resolve(chosen, strict=False)
+        rounds |= dict.fromkeys(others, shake_hands(config, functions, functions.public_dataset(config)).config.rounds)
     return rounds
 
 
@@ -304,3 +306,44 @@ def shake_hands(
 def distinct(values: Iterable[Any]) -> list[Any]:
     """Return the values in their order, without repetitions."""
     return list(dict.fromkeys(values))
+
+
+def without_effect(
+    variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
+) -> Iterator[str]:
+    """Yield a sentence for each key that a user set and that has no effect for its variant or for all variants."""
+    families = {config.family for config in completed.values()}
+    remarks = {name: dict(config.remarks) for name, config in completed.items()}
+    for variant in variants:
+        yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)
+    for key, value in {} if is_complete(chosen) else chosen.items():
+        if key in SET_HERE and value != default_of(fields_of(Config)[key]):
+            yield f"{key} has no effect with a comparison, which sets it for its runs: leave it out"
+        elsewhere = key.rpartition(".")[0] not in ("", *families) and keys_of_siblings(variants, {key: value})
+        if all(key in each for each in remarks.values()) and not elsewhere:
+            yield next(each[key] for each in remarks.values())
+
+
+def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Extend the keys that a user set for one method to the other compared methods with the same key.
+
+    Methods share a key if their `Options` inherit it from the same class, such as `SizedOptions.widths`. A key
+    that is set for several methods to different values is not extended. Returns only the additional keys.
+    """
+    families = {registry.method(variant.method).family for variant in variants}
+    values: dict[str, list[Any]] = {}
+    for key, value in chosen.items():
+        prefix, _, name = key.rpartition(".")
+        field = _field(prefix, name) if prefix else None
+        for family in families:
+            if field is not None and _field(family, name) is field and f"{family}.{name}" not in chosen:
+                values.setdefault(f"{family}.{name}", []).append(value)
+    return {key: first for key, (first, *more) in values.items() if all(each == first for each in more)}
+
+
+def _field(family: str, name: str) -> Any:
+    """Return the dataclass field of a method's own key, or None; methods that share a key share the field."""
+    if family not in registry.methods():
+        return None
+    options: Any = registry.method(family).Options
+    return fields_of(options).get(name)

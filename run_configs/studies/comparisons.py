@@ -19,8 +19,8 @@ from typing import Any
 import cloudpickle
 
 from fedhet.comparing import Tuning, compare
+from fedhet.comparing.measures import Difference, holm, paired_difference
 from fedhet.comparing.settings import variants_of
-from fedhet.comparing.uncertainty import Difference, holm, paired_difference
 from fedhet.config.configuration import read, run_configs
 from fedhet.methods.registry import module_of
 from fedhet.results.tables import format_bytes

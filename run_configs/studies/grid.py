@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from fedhet.comparing.measures import CONFIDENCE, Difference, holm, paired_difference
 from fedhet.comparing.settings import variants_of
-from fedhet.comparing.uncertainty import CONFIDENCE, Difference, holm, paired_difference
 from fedhet.config.configuration import resolve
 from fedhet.methods import registry
 from fedhet.methods.registry import module_of
