@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +141,11 @@ def names_of(row: str) -> list[str]:
 
 
 def methods() -> list[str]:
-    """Return the table of all methods: rows stay as they are; a new one has the docstring of the method's module."""
+    """Return the table of all methods: rows stay as they are; a new one has the docstring of the method's strategy."""
     known = registry.own_methods()
     rows = [row for row in rows_of(METHODS) if {*names_of(row)} <= {*known}]
     for name in sorted({*known} - {name for row in rows for name in names_of(row)}):
-        module = import_module(f"fedhet.methods.included.{name.replace('-', '_')}")
-        says = (module.__doc__ or "").partition("\n")[0]
+        says = (registry.strategy(name).__doc__ or "").partition("\n")[0]
         rows.append(f"| `{name}` | {says} | {NETWORKS[_traits(name).networks]} | |")
     return rows
 

@@ -13,7 +13,7 @@ from fedhet.client import Client, ClientSide
 from fedhet.client.client_side import P
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.fml import AuxiliaryOptions
+from fedhet.methods.included.distillation import AuxiliaryOptions
 from fedhet.methods.keys import kebab
 from fedhet.models.arrays import kinds_of
 from fedhet.models.representation import Output, Representation, head_name, in_precision, precision

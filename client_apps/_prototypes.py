@@ -10,7 +10,7 @@ from fedhet.client.client_side import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays, to_tensor
-from fedhet.methods.included.fedproto import WidthOptions
+from fedhet.methods.included.prototypes import WidthOptions
 from fedhet.methods.options import Config
 from fedhet.models import place_before
 from fedhet.models.representation import Representation, head_name

@@ -21,7 +21,7 @@ from fedhet.algorithms.graphs.exits import EXITS, Exits, groups_by_depth
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload
-from fedhet.methods.included.depthfl import DepthFLOptions, DepthOptions
+from fedhet.methods.included.submodels import DepthFLOptions, DepthOptions
 from fedhet.methods.options import Config
 from fedhet.models.representation import Output
 from fedhet.training import Loss, Phase, Step, divergence

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.fd import FDOptions
+from fedhet.methods.included.prototypes import FDOptions
 from fedhet.training import Loss, Step
 
 from ._prototypes import ByClass  # noqa: TID251 - this folder is fedhet.client_apps

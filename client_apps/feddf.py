@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.feddf import FedDFOptions
+from fedhet.methods.included.distillation import FedDFOptions
 from fedhet.training import Phase, soft_divergence
 
 from .fedmd import Scores  # noqa: TID251 - this folder is fedhet.client_apps

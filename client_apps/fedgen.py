@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.messages import Payload, load_into, to_tensor
-from fedhet.methods.included.fedgen import FedGenOptions
+from fedhet.methods.included.prototypes import FedGenOptions
 from fedhet.models.generator import Generator, draw
 from fedhet.training import Loss, Step
 

@@ -1,7 +1,7 @@
 """FedGH, client side: load the server's head, train, and send mean representations of classes (Yi et al., 2023)."""
 
 from fedhet.messages import Payload, load_into
-from fedhet.methods.included.fedgh import FedGHOptions
+from fedhet.methods.included.prototypes import FedGHOptions
 
 from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
 

@@ -19,14 +19,14 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included import fedharm
+from fedhet.methods.included.fedharm import FedHARMOptions
 from fedhet.models.representation import Capturing, Output
 from fedhet.training import Loss, Phase, Step, reestimate
 
 from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
 
 
-class FedHARM(ClientSide[fedharm.FedHARMOptions]):
+class FedHARM(ClientSide[FedHARMOptions]):
     """Trains on private examples with cross entropy (CE), then on shared images towards the global descriptors.
 
     The loss on shared images is alpha CE + (1 - alpha) L_cos, where L_cos is the cosine distance between the client's

@@ -16,7 +16,7 @@ from fedhet.algorithms.alignment.targets import compress, mean_rbf_blocks
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Arrays, Payload
-from fedhet.methods.included import fedhenn
+from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream
 from fedhet.training import Loss, Step, of_tokens
 from fedhet.utils.randomness import numpy_generator, torch_generator
@@ -24,7 +24,7 @@ from fedhet.utils.randomness import numpy_generator, torch_generator
 from ._received import PublicRows, check_rows, reading_request, row_tokens, rows_in  # noqa: TID251 - our own folder
 
 
-class FedHeNN(ClientSide[fedhenn.FedHeNNOptions]):
+class FedHeNN(ClientSide[FedHeNNOptions]):
     """Trains by equation 5 of the paper (homogeneous networks) or by equation 6 (heterogeneous networks)."""
 
     def handshake(self, payload: Payload) -> Payload:
@@ -96,7 +96,7 @@ class FedHeNN(ClientSide[fedhenn.FedHeNNOptions]):
         client, config = self.client, self.client.config
         rad = rows_in(arrays, client.public.inputs, "rows of the alignment examples (RAD)", tokens=client.tokens)
         if client.augment and config.augment and self.options.makes_public_dataset:
-            stream = torch_generator(config.seed, fedhenn.AUGMENTATION, round)
+            stream = torch_generator(config.seed, AUGMENTATION, round)
             return replace(rad, inputs=client.augment(rad.inputs, stream))
         return rad
 

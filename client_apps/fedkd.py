@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
 from fedhet.messages.factors import pack, unpack
-from fedhet.methods.included.fedkd import energy
-from fedhet.methods.included.fml import AuxiliaryOptions
+from fedhet.methods.included.distillation import AuxiliaryOptions, energy
 from fedhet.models.representation import Representation
 from fedhet.training import Loss, Phase, Step, divergence
 

@@ -18,7 +18,7 @@ from fedhet.algorithms.graphs import cut_out, tie
 from fedhet.algorithms.matching import due, patch
 from fedhet.client import Client
 from fedhet.messages import Arrays, Payload, cast, to_arrays
-from fedhet.methods.included.fedma import FedMAOptions
+from fedhet.methods.included.matching import FedMAOptions
 from fedhet.training import Optimisation, Phase
 
 from .pfnm import Matched  # noqa: TID251 - this folder is fedhet.client_apps

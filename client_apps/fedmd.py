@@ -14,12 +14,12 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload
-from fedhet.methods.included import fedmd
+from fedhet.methods.included.distillation import FedMDOptions, ScoresOptions
 from fedhet.training import Phase, Step, of_tokens
 
 from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
-Q = TypeVar("Q", bound=fedmd.ScoresOptions)
+Q = TypeVar("Q", bound=ScoresOptions)
 
 
 class Scores(ClientSide[Q]):
@@ -84,7 +84,7 @@ class Scores(ClientSide[Q]):
         return rows_in(arrays, self.client.public.inputs, "rows of the public dataset", tokens=self.client.tokens)
 
 
-class FedMD(Scores[fedmd.FedMDOptions]):
+class FedMD(Scores[FedMDOptions]):
     """Trains on public and private examples in a client's first round, later on mean scores and private examples."""
 
     remembers = True  # whether the client has been trained

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.fedmrl import FedMRLOptions
+from fedhet.methods.included.distillation import FedMRLOptions
 from fedhet.training import Loss, Step
 
 from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps

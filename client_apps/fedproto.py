@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.fedproto import FedProtoOptions
+from fedhet.methods.included.prototypes import FedProtoOptions
 from fedhet.training import Loss, Phase, Step, forward
 
 from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included.fedprox import FedProxOptions
+from fedhet.methods.included.averaging import FedProxOptions
 from fedhet.training import Loss, Step
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included.fedrep import FedRepOptions
+from fedhet.methods.included.averaging import FedRepOptions
 from fedhet.training import Phase
 
 

@@ -18,7 +18,7 @@ from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
 from fedhet.messages import Payload
-from fedhet.methods.included.fjord import FjORDOptions
+from fedhet.methods.included.submodels import FjORDOptions
 from fedhet.training import Phase, Step, divergence
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.flha_distillation import FLHADistillationOptions
+from fedhet.methods.included.distillation import FLHADistillationOptions
 from fedhet.training import Loss, Optimisation, Phase, Step, divergence
 
 from ._auxiliary import AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
-from fedhet.algorithms.hypernets import Catalogue, catalogue
+from fedhet.algorithms.hypernets import Catalogue, Design, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.client import Client, ClientSide
 from fedhet.config import client_setup
 from fedhet.data import DataSet
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
-from fedhet.methods.included.flha_ghn import FLHAGHNOptions
+from fedhet.methods.included.hypernetworks import FLHAGHNOptions
 from fedhet.methods.options import OWN
 from fedhet.training import Phase
 from fedhet.utils.text import log
@@ -39,8 +39,9 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         settings, config = self.options, client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
         known = settings.head != "tiled" and config.dataset != OWN
+        design = Design(settings.head, normalise=settings.normalise)
         types = _types(config.architectures, client_setup.dataset_of(config)) if known else {}
-        hypernetwork = GraphHypernetwork(types, settings.design, seed=None).to(client.device)
+        hypernetwork = GraphHypernetwork(types, design, seed=None).to(client.device)
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 
     def messages(self) -> LayerGraph:

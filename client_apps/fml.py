@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedhet.messages import Payload
-from fedhet.methods.included.fml import FMLOptions
+from fedhet.methods.included.distillation import FMLOptions
 from fedhet.training import Loss, Phase, Step, divergence
 
 from ._auxiliary import SMALL, Mutual  # noqa: TID251 - this folder is fedhet.client_apps

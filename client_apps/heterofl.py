@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload
-from fedhet.methods.included.heterofl import SizedOptions
+from fedhet.methods.included.submodels import SizedOptions
 from fedhet.models.arrays import tied_names
 from fedhet.training import Phase, Step
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fedhet.algorithms.graphs.exits import EXITS, Exits
-from fedhet.methods.included.inclusivefl import InclusiveFLOptions
+from fedhet.methods.included.submodels import InclusiveFLOptions
 from fedhet.models.representation import Output
 
 from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.client_apps

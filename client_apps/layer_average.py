@@ -4,7 +4,7 @@ from itertools import islice
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included.layer_average import LayerAverageOptions
+from fedhet.methods.included.averaging import LayerAverageOptions
 
 
 class LayerAverage(ClientSide[LayerAverageOptions]):

@@ -8,7 +8,7 @@ import torch
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.messages import Payload
-from fedhet.methods.included.local import LocalOptions
+from fedhet.methods.included.averaging import LocalOptions
 from fedhet.training import Phase
 
 

@@ -19,7 +19,7 @@ from fedhet.client.submodel import Submodel
 from fedhet.data.examples import digest
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
-from fedhet.methods.included.lora import A, B, LoRAOptions
+from fedhet.methods.included.submodels import A, B, LoRAOptions
 from fedhet.methods.options import Config, listed
 from fedhet.models.representation import head_name
 from fedhet.training import Phase

@@ -2,7 +2,7 @@
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload, to_arrays
-from fedhet.methods.included.pfedhn import PFedHNOptions
+from fedhet.methods.included.hypernetworks import PFedHNOptions
 
 
 class PFedHN(ClientSide[PFedHNOptions]):

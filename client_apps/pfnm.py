@@ -10,7 +10,7 @@ from fedhet.algorithms.graphs import PermutationGroups, cut_out, resizable_group
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import Client, ClientSide
 from fedhet.messages import Arrays, Payload, to_arrays
-from fedhet.methods.included.pfnm import PFNMOptions
+from fedhet.methods.included.matching import PFNMOptions
 from fedhet.training import Phase
 
 M = TypeVar("M", bound=PFNMOptions)

@@ -1,1 +1,1 @@
-"""The server side of each method, in one file; `client_apps` and `fedhet/methods` have files of the same names."""
+"""The server sides of the methods: a class with the name of each method that does more than average."""

@@ -12,11 +12,11 @@ from torch import nn
 
 from fedhet.algorithms.graphs.exits import Exits
 from fedhet.messages import load_into
-from fedhet.methods.included import depthfl
+from fedhet.methods.included.submodels import DepthFLOptions, DepthOptions, depthfl
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, read_network
 from fedhet.utils.ordering import in_order
 
-D = TypeVar("D", bound=depthfl.DepthOptions)
+D = TypeVar("D", bound=DepthOptions)
 T = TypeVar("T", bound=SubmodelState)
 
 
@@ -36,10 +36,10 @@ class ByDepth(SubmodelStrategy[D, T]):
         return model
 
 
-class DepthFL(ByDepth[depthfl.DepthFLOptions, SubmodelState]):
+class DepthFL(ByDepth[DepthFLOptions, SubmodelState]):
     """Averages each array over the clients that have it; the global model is the whole network with its exits."""
 
-    method = depthfl.method
+    method = depthfl
 
     def global_model(self) -> nn.Module | None:
         """Return the whole network with its exits; None if none is trained or clients keep BatchNorm's statistics."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.messages import Reply, load_into
-from fedhet.methods.included import ensemble
+from fedhet.methods.included.averaging import ensemble
 from fedhet.methods.options import Options
 from fedhet.models.representation import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
@@ -27,7 +27,7 @@ class EnsembleState(State):
 class Ensemble(FederatedStrategy[Options, EnsembleState]):
     """Keeps the clients' networks; the global model predicts the mean of their predictions."""
 
-    method = ensemble.method
+    method = ensemble
     state_class = EnsembleState
 
     def admit(self, reply: Reply) -> None:

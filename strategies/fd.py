@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedhet.messages import Payload, Reply
-from fedhet.methods.included import fd
+from fedhet.methods.included.prototypes import FDOptions, fd
 from fedhet.server import ArraysBy, in_order
 
 from ._common import class_means  # noqa: TID251 - this folder is fedhet.strategies
@@ -20,10 +20,10 @@ class FDState(ClassState):
     own: ArraysBy = field(default_factory=dict)
 
 
-class FD(ByClass[fd.FDOptions, FDState]):
+class FD(ByClass[FDOptions, FDState]):
     """Sends each client the mean logits of each class over the other clients that have the class, equally weighted."""
 
-    method = fd.method
+    method = fd
     state_class = FDState
     vectors = "prediction"
     way_out = "all clients need the same classes"

@@ -1,11 +1,22 @@
-"""FedAvg, server side: the mean of the clients' models (McMahan et al., AISTATS 2017, algorithm 1).
+"""FedAvg and methods that average a part of the network in the same way, server side.
 
     W(t) = sum_i n_i / n W_i(t),    n = sum_i n_i
 
-over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples: the defaults of `fedhet.server.Hooks`.
+over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples (McMahan et al., AISTATS 2017, algorithm
+1): the defaults of `fedhet.server.Hooks`.
 """
 
-from fedhet.methods.included import fedavg
+from collections.abc import Mapping
+
+from fedhet.messages import Payload, Reply, check, narrowed
+from fedhet.methods.included.averaging import (
+    FedRepOptions,
+    LayerAverageOptions,
+    fedavg,
+    fedrep,
+    layer_average,
+    lg_fedavg,
+)
 from fedhet.methods.options import Options
 from fedhet.server import FederatedStrategy, State
 
@@ -13,4 +24,60 @@ from fedhet.server import FederatedStrategy, State
 class FedAvg(FederatedStrategy[Options, State]):
     """Sends W(t-1) to the clients of the round (`payload_for`) and averages what they return (`aggregate_fit`)."""
 
-    method = fedavg.method
+    method = fedavg
+
+
+class LGFedAvg(FederatedStrategy[Options, State]):
+    """Averages like FedAvg, but only the heads (Liang et al., 2020)."""
+
+    method = lg_fedavg
+
+
+class FedRep(FederatedStrategy[FedRepOptions, State]):
+    """Averages like FedAvg, but only the body, all arrays except the head (Collins et al., ICML 2021).
+
+    The closing round trains heads only and averages nothing.
+    """
+
+    method = fedrep
+
+    def check_reply(self, reply: Reply) -> None:
+        if not self.run.round.closing:
+            super().check_reply(reply)
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        return {} if self.run.round.closing else super().aggregate_fit(round, replies)
+
+
+class LayerAverage(FederatedStrategy[LayerAverageOptions, State]):
+    """Averages like FedAvg, but each layer over the clients that have it.
+
+    With `by = prefix`, only the layers that all clients have are sent and averaged.
+    """
+
+    method = layer_average
+
+    def payload_for(self, client: str) -> Payload:
+        payload = super().payload_for(client)
+        if self.options.by != "prefix":
+            return payload
+        common = self._common
+        model = {key: array for key, array in payload.arrays.get("model", {}).items() if key in common}
+        return Payload({"model": model} if model else {}, {"common": len(common)})
+
+    def check_reply(self, reply: Reply) -> None:
+        if self.options.by != "prefix":
+            return super().check_reply(reply)
+        spec = {key: of for key, of in self.federation.specs[reply.client].items() if key in self._common}
+        check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "the client's common layers")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        for reply in replies.values():
+            if "common" in reply.arrays:
+                reply.arrays["model"] = reply.arrays.pop("common")
+        return super().aggregate_fit(round, replies)
+
+    @property
+    def _common(self) -> frozenset[str]:
+        """The names of the shared arrays that all clients have."""
+        return frozenset.intersection(*map(frozenset, self.federation.specs.values()))

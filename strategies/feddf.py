@@ -20,7 +20,7 @@ from fedhet.data import Examples
 from fedhet.data.own import as_input
 from fedhet.errors import FedhetError
 from fedhet.messages import Reply, load_into, to_arrays
-from fedhet.methods.included import feddf
+from fedhet.methods.included.distillation import FedDFOptions, feddf
 from fedhet.models.representation import fitted, precision
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.utils.machine import device_of, one_thread
@@ -37,10 +37,10 @@ class FedDFState(ScoresState):
     shape: list[int] = field(default_factory=list)
 
 
-class FedDF(Scores[feddf.FedDFOptions, FedDFState]):
+class FedDF(Scores[FedDFOptions, FedDFState]):
     """Trains the global model at the server; with the key `teach`, clients then learn the global model's scores."""
 
-    method = feddf.method
+    method = feddf
     state_class = FedDFState
 
     @property

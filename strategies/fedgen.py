@@ -16,7 +16,7 @@ from torch import Tensor
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, Reply, cast, load_into, to_arrays
-from fedhet.methods.included import fedgen
+from fedhet.methods.included.prototypes import FedGenOptions, fedgen
 from fedhet.models.generator import Generator, draw
 from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.training import Optimisation, Phase, Step
@@ -38,10 +38,10 @@ class FedGenState(State):
     generator: Arrays = field(default_factory=dict)
 
 
-class FedGen(FederatedStrategy[fedgen.FedGenOptions, FedGenState]):
+class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
     """Averages the clients' heads like LG-FedAvg, and trains the generator against the averaged head."""
 
-    method = fedgen.method
+    method = fedgen
     state_class = FedGenState
 
     def admit(self, reply: Reply) -> None:

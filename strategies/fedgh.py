@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check_room, load_into, to_arrays
-from fedhet.methods.included import fedgh
+from fedhet.methods.included.prototypes import FedGHOptions, LearnerOptions, fedgh
 from fedhet.server import Common
 from fedhet.training import Loss, Optimisation, Phase
 
@@ -31,7 +31,7 @@ class LearnerState(ClassState):
     learner: Arrays = field(default_factory=dict)
 
 
-L = TypeVar("L", bound=fedgh.LearnerOptions)
+L = TypeVar("L", bound=LearnerOptions)
 
 
 class Learner(ByClass[L, LearnerState]):
@@ -105,10 +105,10 @@ class Learner(ByClass[L, LearnerState]):
         return trained or {}
 
 
-class FedGH(Learner[fedgh.FedGHOptions]):
+class FedGH(Learner[FedGHOptions]):
     """Trains a linear head at the server, and sends it to the clients."""
 
-    method = fedgh.method
+    method = fedgh
 
     def network(self) -> nn.Module:
         """Build the head, a linear layer."""

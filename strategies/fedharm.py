@@ -17,7 +17,7 @@ from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.alignment.targets import check_sent, target_of
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError
-from fedhet.methods.included import fedharm
+from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import torch_generator
 
@@ -40,10 +40,10 @@ class FedHARMState(State):
     cosines: list[dict[str, Any]] = field(default_factory=list)
 
 
-class FedHARM(FederatedStrategy[fedharm.FedHARMOptions, FedHARMState]):
+class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     """Averages descriptors, F_E,j = 1/N sum_i F^i_E,j: for each image and slot, over the clients that have the slot."""
 
-    method = fedharm.method
+    method = fedharm
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:

@@ -23,7 +23,7 @@ from fedhet.config import client_setup
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
-from fedhet.methods.included import fedhenn
+from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import numpy_generator, torch_generator
 
@@ -47,10 +47,10 @@ class FedHeNNState(State):
     after: ArraysBy = field(default_factory=dict)
 
 
-class FedHeNN(FederatedStrategy[fedhenn.FedHeNNOptions, FedHeNNState]):
+class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     """Computes the target for the clients' loss F(W_i) + eta(t) d_CKA(K_i, K-bar(t-1)) (equations 5 and 6)."""
 
-    method = fedhenn.method
+    method = fedhenn
     state_class = FedHeNNState
 
     def __init__(self, *args: Any, public: PublicDataset | Tensor | None = None, **settings: Any) -> None:
@@ -79,9 +79,9 @@ class FedHeNN(FederatedStrategy[fedhenn.FedHeNNOptions, FedHeNNState]):
         """Check that the public dataset is large enough, and keep the client's representations for the report."""
         if not self.options.eta0:
             return
-        if self.state.public_size < fedhenn.LEAST_ROWS:
+        if self.state.public_size < LEAST_ROWS:
             raise FedhetError(
-                f"the public dataset has {self.state.public_size} examples, and at least {fedhenn.LEAST_ROWS} are "
+                f"the public dataset has {self.state.public_size} examples, and at least {LEAST_ROWS} are "
                 "needed: set public-samples higher, or fedhenn.eta0 = 0 for no alignment"
             )
         if self._has_probe(reply):

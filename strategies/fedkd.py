@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.messages.factors import apply, pack, unpack
-from fedhet.methods.included import fedkd
-from fedhet.methods.included.fml import AuxiliaryOptions
+from fedhet.methods.included.distillation import AuxiliaryOptions, energy, fedkd
 from fedhet.server import FederatedStrategy, State
 
 
@@ -24,7 +23,7 @@ class FedKDState(State):
 class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
     """Averages the changes of the small shared network; the clients' own networks are not sent."""
 
-    method = fedkd.method
+    method = fedkd
     state_class = FedKDState
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
@@ -57,6 +56,6 @@ class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
         if models:
             mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
             spec = self.federation.specs[state.holding[0]]
-            state.update = pack(mean, state.model, fedkd.energy(round, self.config.rounds), dtype)
+            state.update = pack(mean, state.model, energy(round, self.config.rounds), dtype)
             state.model = apply(state.update, state.model, spec)
         return {}

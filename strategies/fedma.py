@@ -18,7 +18,7 @@ from fedhet.algorithms.graphs import expand, rows
 from fedhet.algorithms.matching import GroupMatch, LayerMatch, assemble, due, match_group
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, narrowed
-from fedhet.methods.included import fedma
+from fedhet.methods.included.matching import FedMAOptions, fedma
 from fedhet.server import ArraysBy
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
@@ -49,10 +49,10 @@ class FedMAState(MatchedState):
     last: Arrays = field(default_factory=dict)
 
 
-class FedMA(MatchedStrategy[fedma.FedMAOptions, FedMAState]):
+class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes."""
 
-    method = fedma.method
+    method = fedma
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.messages import Arrays, Payload, Reply, WireError
-from fedhet.methods.included import fedmd
+from fedhet.methods.included.distillation import FedMDOptions, ScoresOptions, fedmd
 from fedhet.server import Common, FederatedStrategy, State
 from fedhet.utils.randomness import numpy_generator
 
@@ -38,7 +38,7 @@ class ScoresState(State):
     tokens: int = 0
 
 
-Q = TypeVar("Q", bound=fedmd.ScoresOptions)
+Q = TypeVar("Q", bound=ScoresOptions)
 T = TypeVar("T", bound=ScoresState)
 
 
@@ -101,10 +101,10 @@ class Scores(FederatedStrategy[Q, T]):
         return {} if distance is None else {"distance": distance}
 
 
-class FedMD(Scores[fedmd.FedMDOptions, ScoresState]):
+class FedMD(Scores[FedMDOptions, ScoresState]):
     """Sends clients the consensus f~(x) = 1/m sum_k f_k(x), the mean of their class scores."""
 
-    method = fedmd.method
+    method = fedmd
     state_class = ScoresState
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from fedhet.messages import Arrays, Payload, Reply, WireError, check
-from fedhet.methods.included import fedproto
+from fedhet.methods.included.prototypes import FedProtoOptions, fedproto
 from fedhet.methods.options import Options
 from fedhet.server import Common, FederatedStrategy, State
 
@@ -91,9 +91,9 @@ def _width(reply: Reply) -> int:
     return reply.values.count("width", at_least=1, at_most=MOST_CLASSES)
 
 
-class FedProto(ByClass[fedproto.FedProtoOptions, ClassState]):
+class FedProto(ByClass[FedProtoOptions, ClassState]):
     """Averages the clients' prototype (mean representation) of each class."""
 
-    method = fedproto.method
+    method = fedproto
     vectors = "representation"
     way_out = "set fedproto.width, to which all representations are then projected"

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.messages import Reply, to_arrays
-from fedhet.methods.included import fedtgp
+from fedhet.methods.included.prototypes import FedTGPOptions, fedtgp
 from fedhet.training import Loss, Step
 
 from .fedgh import Learner  # noqa: TID251 - this folder is fedhet.strategies
@@ -39,10 +39,10 @@ class Prototypes(nn.Module):
         return -torch.cdist(vectors, self.prototypes(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
-class FedTGP(Learner[fedtgp.FedTGPOptions]):
+class FedTGP(Learner[FedTGPOptions]):
     """Trains global prototypes of all classes at the server, and sends them to the clients."""
 
-    method = fedtgp.method
+    method = fedtgp
 
     def network(self) -> Prototypes:
         """Build the network that generates the prototypes: an embedding of each class and two linear layers."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedhet.messages import Payload, Reply
-from fedhet.methods.included import flha_distillation
+from fedhet.methods.included.distillation import FLHADistillationOptions, flha_distillation
 from fedhet.server import FederatedStrategy, State, in_order
 
 
@@ -15,10 +15,10 @@ class FLHADistillationState(State):
     taught: list[str] = field(default_factory=list)
 
 
-class FLHADistillation(FederatedStrategy[flha_distillation.FLHADistillationOptions, FLHADistillationState]):
+class FLHADistillation(FederatedStrategy[FLHADistillationOptions, FLHADistillationState]):
     """Averages the teacher in the first rounds; afterwards clients train their own networks without averaging."""
 
-    method = flha_distillation.method
+    method = flha_distillation
     state_class = FLHADistillationState
 
     @property

@@ -6,14 +6,14 @@ from typing import Any
 
 from fedhet.algorithms.hypernets import start
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, to_arrays
-from fedhet.methods.included import flha_ghn
+from fedhet.methods.included.hypernetworks import FLHAGHNOptions, flha_ghn
 from fedhet.server import FederatedStrategy, RunningMean, State
 
 
-class FLHAGHN(FederatedStrategy[flha_ghn.FLHAGHNOptions, State]):
+class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
     """Averages clients' hypernetworks with equal weights, one reply at a time, since a hypernetwork may be large."""
 
-    method = flha_ghn.method
+    method = flha_ghn
     streams_replies = True
     copies = 4  # the state, the sum, and a message
 

@@ -1,22 +1,22 @@
-"""HeteroFL, server side: each entry is averaged over the clients that have it (Diao et al., ICLR 2021, equation 2).
+"""HeteroFL, FedRolex and FjORD, server side: each entry is averaged over the clients that have it.
 
     W(t)[S] = sum_{i: S in S_i} n_i W_i(t)[S] / sum_{i: S in S_i} n_i
 
-where client i of width r_i has the entries S_i: along each axis of K units, the first ceil(r_i K). An entry that no
-client of the round has keeps its value.
+where client i of width r_i has the entries S_i: of the K units along each axis, ceil(r_i K). An entry that no client of
+the round has keeps its value (HeteroFL: Diao et al., ICLR 2021, equation 2).
 """
 
 from collections.abc import Mapping
 
 from fedhet.messages import Reply, WireError
-from fedhet.methods.included import heterofl
+from fedhet.methods.included.submodels import FjORDOptions, SizedOptions, fedrolex, fjord, heterofl
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy
 
 
-class HeteroFL(SubmodelStrategy[heterofl.SizedOptions, SubmodelState]):
+class HeteroFL(SubmodelStrategy[SizedOptions, SubmodelState]):
     """Averages each entry over the clients that have it, and rows of the head over the clients that have the class."""
 
-    method = heterofl.method
+    method = heterofl
 
     def check_reply(self, reply: Reply) -> None:
         """Check the reply, with the numbers of the head's rows that the client trained (its classes)."""
@@ -29,7 +29,6 @@ class HeteroFL(SubmodelStrategy[heterofl.SizedOptions, SubmodelState]):
                 raise WireError(f"the client's row numbers of {key[:100]} are not in ascending order, or out of range")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average each entry over the clients that have it, and rows of the head over clients that have the class."""
         models, parts = {}, {}
         for client, reply in replies.items():
             models[client], parts[client] = dict(reply.arrays["model"]), dict(self.parts(client))
@@ -41,3 +40,18 @@ class HeteroFL(SubmodelStrategy[heterofl.SizedOptions, SubmodelState]):
         weights = {client: float(reply.examples) for client, reply in replies.items()}
         self.state.model = self.state.model | self.average_entries(models, weights, parts)
         return {}
+
+
+class FedRolex(HeteroFL):
+    """Averages like HeteroFL, but a client's units roll over each hidden layer (Alam et al., NeurIPS 2022, equation 2).
+
+    In round t, it has the units that start at (t - 1) mod K and wrap around (`sharing.ROLLING_UNITS`).
+    """
+
+    method = fedrolex
+
+
+class FjORD(SubmodelStrategy[FjORDOptions, SubmodelState]):
+    """Averages each entry over the clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
+
+    method = fjord

@@ -25,7 +25,7 @@ from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.algorithms.graphs.exits import EXITS
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, cast
-from fedhet.methods.included import inclusivefl
+from fedhet.methods.included.submodels import InclusiveFLOptions, inclusivefl
 from fedhet.server import ArraysBy
 from fedhet.server.submodel import SubmodelState, read_network
 from fedhet.utils.ordering import grouped
@@ -46,10 +46,10 @@ class InclusiveFLState(SubmodelState):
     momentum: ArraysBy = field(default_factory=dict)
 
 
-class InclusiveFL(ByDepth[inclusivefl.InclusiveFLOptions, InclusiveFLState]):
+class InclusiveFL(ByDepth[InclusiveFLOptions, InclusiveFLState]):
     """Averages last blocks over clients of equal depth, and earlier blocks over all clients that have them."""
 
-    method = inclusivefl.method
+    method = inclusivefl
     state_class = InclusiveFLState
 
     def admit(self, reply: Reply) -> None:
@@ -147,5 +147,5 @@ def check_alike(groups: PermutationGroups) -> None:
             raise FedhetError(
                 "inclusivefl needs blocks of repeated layers, whose weights have equal shapes, and names that differ "
                 f"in one number only; blocks {pair[0]} and {pair[1]} of the client's network have no such weights: "
-                "name other modules as the ends of blocks (inclusivefl.blocks)"
+                "name other modules as the ends of blocks (blocks)"
             )

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from fedhet.messages import Arrays, Payload, Reply, cast
-from fedhet.methods.included import lora
-from fedhet.methods.included.lora import A, B
+from fedhet.methods.included.submodels import A, B, LoRAOptions, lora
 from fedhet.server import Common, average_shared
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, cut
 from fedhet.utils.machine import one_thread
@@ -37,10 +36,10 @@ class LoRAState(SubmodelState):
     products: Arrays = field(default_factory=dict)
 
 
-class LoRA(SubmodelStrategy[lora.LoRAOptions, LoRAState]):
+class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
     """Aggregates the clients' low-rank adapters, and averages the head if it is trained."""
 
-    method = lora.method
+    method = lora
     state_class = LoRAState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:

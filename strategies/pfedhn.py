@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
 from fedhet.messages import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
-from fedhet.methods.included import pfedhn
+from fedhet.methods.included.hypernetworks import PFedHNOptions, pfedhn
 from fedhet.server import FederatedStrategy, State
 from fedhet.training import eager
 from fedhet.utils.machine import one_thread
@@ -30,10 +30,10 @@ class PFedHNState(State):
     moments: Arrays = field(default_factory=dict)
 
 
-class PFedHN(FederatedStrategy[pfedhn.PFedHNOptions, PFedHNState]):
+class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     """Sends each client the weights that the hypernetwork generates for this client, and trains the hypernetwork."""
 
-    method = pfedhn.method
+    method = pfedhn
     state_class = PFedHNState
     copies = 8  # weights, their gradients, and pieces of both
 

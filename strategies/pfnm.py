@@ -15,7 +15,7 @@ from torch import nn
 from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
 from fedhet.algorithms.matching import Matching, assemble, average_rest, groups_to_json, match_networks
 from fedhet.messages import Arrays, Payload, Reply, WireError
-from fedhet.methods.included import pfnm
+from fedhet.methods.included.matching import PFNMOptions, pfnm
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.server.submodel import read_network
 from fedhet.utils.randomness import derive_seed
@@ -38,7 +38,7 @@ class MatchedState(State):
     assignments: ArraysBy = field(default_factory=dict)
 
 
-M = TypeVar("M", bound=pfnm.PFNMOptions)
+M = TypeVar("M", bound=PFNMOptions)
 T = TypeVar("T", bound=MatchedState)
 
 
@@ -98,7 +98,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     def matching(self) -> Matching:
         """Return the matching algorithm with the configured settings."""
-        return Matching(**{each.name: getattr(self.options, each.name) for each in fields(pfnm.PFNMOptions)})
+        return Matching(**{each.name: getattr(self.options, each.name) for each in fields(PFNMOptions)})
 
     def check_classes(self, reply: Reply) -> None:
         """Check the client's class counts if labels are classes; raise a WireError if they are wrong."""
@@ -161,10 +161,10 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return {"shared_filters": {"clients": list(assigned), "layers": layers}}
 
 
-class PFNM(MatchedStrategy[pfnm.PFNMOptions, MatchedState]):
+class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
     """Matches all layers in one round, without training in between."""
 
-    method = pfnm.method
+    method = pfnm
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return the global model with each client's assignments, by which a client selects its units.

@@ -46,7 +46,7 @@ ODD = [
         "../..",
         "a:b",
         "os:system",
-        "fedhet.methods.included.local:method",
+        "fedhet.methods.included.averaging:local",
         "fedhet:nothing",
         "torchvision/",
         "timm/x",

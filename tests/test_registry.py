@@ -71,7 +71,7 @@ def install(module, monkeypatch):
     return install
 
 
-def test_included_methods_are_named_after_modules():
+def test_included_methods_have_two_sides():
     assert {"fedavg", "fedhenn", "lg-fedavg"} <= set(registry.own_methods())
     for name in registry.own_methods():
         method = registry.method(name)
@@ -170,13 +170,13 @@ class TestWorkingFolder:
 
 class TestFiles:
     CONTROLS = """
-from fedhet.methods.included.fedprox import method
-from fedhet.strategies.fedprox import FedProx
+from fedhet.methods.included.averaging import fedprox
+from fedhet.strategies.fedavg import FedAvg
 
-class Mine(FedProx):
+class Mine(FedAvg):
     pass
 
-mine = method.variant("fedprox-mine", server=Mine, common={"rounds": 7})
+mine = fedprox.variant("fedprox-mine", server=Mine, common={"rounds": 7})
 """
 
     def test_a_method_of_a_file(self, module, monkeypatch):

@@ -37,20 +37,27 @@ _registered: dict[str, Method] = {}
 
 
 @cache
+def _included() -> dict[str, Method]:
+    """Return the methods that are part of fedhet, by name."""
+    package = importlib.import_module("fedhet.methods.included")
+    names = [f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(package.__path__)]
+    modules = map(importlib.import_module, names)
+    return {each.name: each for module in modules for each in vars(module).values() if isinstance(each, Method)}
+
+
 def own_methods() -> list[str]:
     """Return the names of the methods that are part of fedhet."""
-    modules = pkgutil.iter_modules(importlib.import_module("fedhet.methods.included").__path__)
-    return sorted(module.name.replace("_", "-") for module in modules if not module.name.startswith("_"))
+    return sorted(_included())
 
 
 def installed_methods() -> list[str]:
     """Return the names of the methods of fedhet and of other installed packages."""
-    return sorted(_installed())
+    return sorted({*_included(), *_installed()})
 
 
 def methods() -> list[str]:
     """Return the names of all methods: of fedhet, of installed packages, and registered in this process."""
-    return sorted({*_installed(), *_registered})
+    return sorted({*installed_methods(), *_registered})
 
 
 def register(method: Method) -> None:
@@ -61,7 +68,7 @@ def register(method: Method) -> None:
     """
     if not isinstance(method, Method):
         raise ConfigError(f"a method must be a fedhet.methods.method.Method, not a {type(method).__name__}")
-    if method.name in _installed():
+    if method.name in installed_methods():
         raise ConfigError(f"a method named {method.name!r} is installed already: give yours another name")
     _registered[method.name] = method
 
@@ -84,6 +91,8 @@ def method(reference: str, *, trusted: bool = True) -> Method:
     """
     if reference in _registered:
         return _registered[reference]
+    if reference in _included():
+        return _included()[reference]
     if reference in _installed():
         return _loaded(reference)
     if ":" in reference and (imported := _imported(reference) if trusted else _imported_before(reference)):
@@ -133,21 +142,28 @@ def _default_strategy(name: str) -> type[Any]:
     return type(names[name], (side,), own)
 
 
-@cache
 def strategy_classes() -> dict[str, str]:
     """Map the class name of each included method to the method's name, such as `FedHeNN` to `fedhenn`.
 
-    A class in `strategies/` or `client_apps/` determines the class name. For a method without such a file, it is the
+    A class in `strategies/` or `client_apps/` determines the class name. For a method without such a class, it is the
     method's name in title case without hyphens (`SecondLast`).
     """
-    found: dict[str, str] = {}
+    found = {**_own_sides("client"), **_own_sides("server")}
+    names = {name: reference.rpartition(":")[2] for name, reference in found.items()}
+    return {names.get(name, name.title().replace("-", "")): name for name in own_methods()}
+
+
+@cache
+def _own_sides(which: str) -> dict[str, str]:
+    """Return `module:Class` for each included method with a class for `server` or `client` (FedHeNN for fedhenn)."""
+    found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
-    for package, _ in SIDES.values():
-        for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]
-            for path in sorted(Path(folder).glob("[a-z]*.py")):
-                classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-                found |= {name: names[name.lower()] for name in classes if name.lower() in names}
-    return found | {name.title().replace("-", ""): name for name in {*own_methods()} - {*found.values()}}
+    for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]
+        for path in sorted(Path(folder).glob("[a-z]*.py")):
+            for each in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+                if each.lower() in names:
+                    found[names[each.lower()]] = f"{package}.{path.stem}:{each}"
+    return found
 
 
 def drawings(name: str) -> Mapping[str, Drawing]:
@@ -160,12 +176,12 @@ def drawings(name: str) -> Mapping[str, Drawing]:
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    """Return the entry points of the methods of fedhet and of other installed packages, by name."""
-    included = {name: f"fedhet.methods.included.{name.replace('-', '_')}:method" for name in own_methods()}
+    """Return the entry points of the methods of other installed packages, by name."""
     installed = {point.name: point for point in entry_points(group=GROUP)}
-    for name in installed.keys() & included.keys():
-        log.warning("method %r of the installed %s is ignored: fedhet has a method of its name", name, installed[name])
-    return installed | {name: EntryPoint(name, value, GROUP) for name, value in included.items()}
+    for name in installed.keys() & _included().keys():
+        point = installed.pop(name)
+        log.warning("method %r of the installed %s is ignored: fedhet has a method of its name", name, point)
+    return installed
 
 
 @cache
@@ -233,21 +249,10 @@ def module_of(name: str) -> ModuleType:
 
 def _side(method: Method, which: str) -> type[Any]:
     """Return a method's class for `server` or `client`: the declared one, the one with its name, or the default."""
-    package, default = SIDES[which]
-    if not (reference := getattr(method, which)):
-        module = f"{package}.{method.family.replace('-', '_')}"
-        if method.family not in own_methods() or find_spec(module) is None:
-            reference = default
-        else:
-            reference = f"{module}:{_class_named(importlib.import_module(module), method.family)}"
+    default = SIDES[which][1]
+    reference = getattr(method, which) or _own_sides(which).get(method.family, default)
     subject = f"the {which} side of method {method.name!r}, {reference!r},"
     side: type[Any] = _object(reference, subject)
     if getattr(side, "role", None) != which:
         raise ConfigError(f"{subject} must be a subclass of {default.replace(':', '.')}")
     return side
-
-
-def _class_named(module: ModuleType, method: str) -> str:
-    """Return the name of a module's class that equals a method's name except for case and hyphens, such as FedHeNN."""
-    classes = [name for name, each in vars(module).items() if isinstance(each, type)]
-    return next(name for name in classes if name.lower() == method.replace("-", ""))

@@ -11,7 +11,7 @@ from fedhet.strategies.depthfl import DepthFL
 from fedhet.strategies.inclusivefl import InclusiveFL
 
 from fedhet.messages import Reply
-from fedhet.methods.included import depthfl, inclusivefl
+from fedhet.methods.included.submodels import depthfl, inclusivefl
 
 
 class ExitsLargeOnly(DepthFL):
@@ -32,5 +32,5 @@ class LargeOnly(InclusiveFL):
         return super().aggregate_fit(round, whole) if whole else {}
 
 
-exits_large_only = depthfl.method.variant("depthfl-large-only", server=ExitsLargeOnly)
-large_only = inclusivefl.method.variant("inclusivefl-large-only", server=LargeOnly)
+exits_large_only = depthfl.variant("depthfl-large-only", server=ExitsLargeOnly)
+large_only = inclusivefl.variant("inclusivefl-large-only", server=LargeOnly)

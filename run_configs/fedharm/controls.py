@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.targets import target_of
 from fedhet.messages import Payload
-from fedhet.methods.included import fedharm
+from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
+from fedhet.methods.included.fedharm import traits as traits_of
 from fedhet.methods.method import Traits
 from fedhet.utils.randomness import torch_generator
 
@@ -41,11 +42,11 @@ class Shuffled(FedHARMServer):
         return [part[order] for part in super().target(round)]
 
 
-def _alone(options: fedharm.FedHARMOptions) -> Traits:
+def _alone(options: FedHARMOptions) -> Traits:
     """Return FedHARM's traits for clients that send nothing about the shared images."""
-    traits = fedharm.traits(options)
+    traits = traits_of(options)
     return replace(traits, other_arrays="", sends={name: kind for name, kind in traits.sends.items() if name != "sent"})
 
 
-own = fedharm.method.variant("fedharm-own", client=Own, traits=_alone)
-shuffled = fedharm.method.variant("fedharm-shuffled", server=Shuffled)
+own = fedharm.variant("fedharm-own", client=Own, traits=_alone)
+shuffled = fedharm.variant("fedharm-shuffled", server=Shuffled)

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedhet.algorithms.alignment.packing import pack
 from fedhet.algorithms.alignment.targets import cluster_rows, mean_target
 from fedhet.messages import Arrays, Payload
-from fedhet.methods.included import fedhenn
+from fedhet.methods.included.fedhenn import FedHeNNOptions, fedhenn
+from fedhet.methods.included.fedhenn import traits as traits_of
 from fedhet.methods.method import Traits
 from fedhet.utils.randomness import torch_generator
 
@@ -61,19 +62,19 @@ class FrobeniusTarget(FedHeNNServer):
         return pack(mean_target(list(sent.values()), unit=True))
 
 
-def _without_peers(options: fedhenn.FedHeNNOptions) -> Traits:
+def _without_peers(options: FedHeNNOptions) -> Traits:
     """Return FedHeNN's traits for clients that send nothing about the RAD."""
-    traits = fedhenn.traits(options)
+    traits = traits_of(options)
     sends = {name: kind for name, kind in traits.sends.items() if name not in ("features", "posteriors")}
     return replace(traits, other_arrays="", sends=sends)
 
 
-def _of_one_size(options: fedhenn.FedHeNNOptions) -> Traits:
+def _of_one_size(options: FedHeNNOptions) -> Traits:
     """Return FedHeNN's traits for a target that does not depend on the size of kernels."""
-    return replace(fedhenn.traits(options), other_arrays="")
+    return replace(traits_of(options), other_arrays="")
 
 
-own = fedhenn.method.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
-inputs = fedhenn.method.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
-hostile = fedhenn.method.variant("fedhenn-hostile", server=HostileFifth)
-frobenius = fedhenn.method.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)
+own = fedhenn.variant("fedhenn-own", client=OwnTarget, traits=_without_peers)
+inputs = fedhenn.variant("fedhenn-inputs", client=InputsTarget, traits=_without_peers)
+hostile = fedhenn.variant("fedhenn-hostile", server=HostileFifth)
+frobenius = fedhenn.variant("fedhenn-frobenius", server=FrobeniusTarget, traits=_of_one_size)

@@ -14,7 +14,7 @@ from fedhet.strategies.fedma import FedMA
 from fedhet.strategies.pfnm import PFNM
 
 from fedhet.algorithms.matching import LayerMatch, Matching
-from fedhet.methods.included import fedma, pfnm
+from fedhet.methods.included.matching import fedma, pfnm
 
 Array = np.ndarray[Any, Any]
 
@@ -81,6 +81,6 @@ class PFNMIdentity(PFNM):
         return Identity(average="mean")
 
 
-identity = fedma.method.variant("fedma-identity", server=FedMAIdentity)
-random = fedma.method.variant("fedma-random", server=FedMARandom)
-pfnm_identity = pfnm.method.variant("pfnm-identity", server=PFNMIdentity)
+identity = fedma.variant("fedma-identity", server=FedMAIdentity)
+random = fedma.variant("fedma-random", server=FedMARandom)
+pfnm_identity = pfnm.variant("pfnm-identity", server=PFNMIdentity)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedhet.client_apps.flha_ghn import FLHAGHN
 
 from fedhet.algorithms.graphs import LayerGraph
-from fedhet.methods.included import flha_ghn
+from fedhet.methods.included.hypernetworks import flha_ghn
 from fedhet.utils.randomness import numpy_generator
 
 
@@ -33,5 +33,5 @@ class Shuffled(FLHAGHN):
         return replace(self.graph, edges=tuple((int(order[a]), int(order[b])) for a, b in self.graph.edges))
 
 
-none = flha_ghn.method.variant("flha-ghn-none", client=NoMessages)
-shuffled = flha_ghn.method.variant("flha-ghn-shuffled", client=Shuffled)
+none = flha_ghn.variant("flha-ghn-none", client=NoMessages)
+shuffled = flha_ghn.variant("flha-ghn-shuffled", client=Shuffled)

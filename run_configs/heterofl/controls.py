@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fedhet.strategies.heterofl import HeteroFL
 
 from fedhet.messages import Reply
-from fedhet.methods.included import heterofl
+from fedhet.methods.included.submodels import heterofl
 
 
 class LargeOnly(HeteroFL):
@@ -22,4 +22,4 @@ class LargeOnly(HeteroFL):
         return super().aggregate_fit(round, whole) if whole else {}
 
 
-large_only = heterofl.method.variant("heterofl-large-only", server=LargeOnly)
+large_only = heterofl.variant("heterofl-large-only", server=LargeOnly)

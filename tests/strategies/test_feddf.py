@@ -11,7 +11,7 @@ from torch import nn
 from fedhet.algorithms.alignment import packing
 from fedhet.config import client_setup
 from fedhet.errors import FedhetError
-from fedhet.methods.included.feddf import FedDFOptions
+from fedhet.methods.included.distillation import FedDFOptions
 from fedhet.models import registry as models
 from fedhet.results.history import read_run
 from fedhet.results.tables import headline

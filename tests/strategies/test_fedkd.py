@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.config import client_setup
-from fedhet.methods.included import fedkd
+from fedhet.methods.included import distillation
 from fedhet.models import registry as models
 from fedhet.utils.randomness import derive_seed, seed_everything
 from tests.strategies.by_hand import (
@@ -60,8 +60,8 @@ def double(monkeypatch, float64_travels):
 
 @pytest.mark.parametrize("who", WHO)
 def test_three_rounds_by_hand(federate, double, who, monkeypatch):
-    monkeypatch.setattr(fedkd, "FIRST", 0.6)
-    monkeypatch.setattr(fedkd, "LAST", 0.9)
+    monkeypatch.setattr(distillation, "FIRST", 0.6)
+    monkeypatch.setattr(distillation, "LAST", 0.9)
     done = federate("fedkd", model=own_network, **SETTINGS, wire_dtype="float64", **KEYS, **WHO[who])
     assert done.failures == []
     transform = client_setup.dataset_of(done.config).transform

@@ -16,7 +16,6 @@ from fedhet.config import client_setup, configuration
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.messages import load_into
-from fedhet.methods.included.flha_ghn import FLHAGHNOptions
 from fedhet.models import registry as models
 from fedhet.training import reestimate
 
@@ -52,7 +51,6 @@ def test_reduces_to_fedavg(federate, tmp_path, monkeypatch):
     design = {"head": "dense"}
     settings = {"flha-ghn.head": "dense", "architectures": "plain"}
     monkeypatch.setitem(models._BUILDERS, "plain", lambda input_shape, classes: plain())
-    monkeypatch.setattr(FLHAGHNOptions, "design", Design(**design))
     common = {"momentum": 0.5, "lr_schedule": "constant", "weight_decay": 0.0}
     done = federate("flha-ghn", rounds=3, learning_rate=0.05, **settings, **common)
     first = written(done.received[1, "0"]["model"], plain(), **design)

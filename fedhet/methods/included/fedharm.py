@@ -89,10 +89,10 @@ def traits(options: FedHARMOptions) -> Traits:
     return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)
 
 
-method = Method(
+fedharm = Method(
     "fedharm",
-    traits=traits,
-    Options=FedHARMOptions,
+    traits,
+    FedHARMOptions,
     common={
         "rounds": 10,
         "local-epochs": 25,

@@ -120,10 +120,10 @@ def traits(options: FedHeNNOptions) -> Traits:
     )
 
 
-method = Method(
+fedhenn = Method(
     "fedhenn",
-    traits=traits,
-    Options=FedHeNNOptions,
+    traits,
+    FedHeNNOptions,
     common={
         "rounds": 200,
         "fraction-train": 0.1,

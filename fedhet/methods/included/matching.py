@@ -1,4 +1,4 @@
-"""PFNM (Yurochkin et al., ICML 2019): the server matches and averages the units of clients' networks, once."""
+"""Declarations of methods whose server matches and averages the units of clients' networks."""
 
 from dataclasses import dataclass
 
@@ -37,14 +37,14 @@ class PFNMOptions(Options):
             )
 
 
-TRAITS = Traits(
+_traits = Traits(
     networks="widths",
     shares=Sharing("everything", statistics="always"),
     common_init=True,
     other_arrays="whole",
     sends={"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE},
 )
-COMMON: dict[str, Value] = {
+_common: dict[str, Value] = {
     "clients": 16,
     "shared-init": False,
     "local-epochs": 150,
@@ -53,18 +53,44 @@ COMMON: dict[str, Value] = {
     "momentum": 0.9,
 }
 
-DRAWINGS = {
+_drawings = {
     "shared_filters": Drawing(
         "fedhet.results.drawings:shared_filters_figure",
         "Which clients share which units of the global model, layer by layer (widths in brackets).",
     )
 }
 
-method = Method(
+pfnm = Method(
     "pfnm",
-    traits=TRAITS,
-    Options=PFNMOptions,
-    common={**COMMON, "rounds": 1},
-    drawings=DRAWINGS,
+    _traits,
+    PFNMOptions,
+    common={**_common, "rounds": 1},
+    drawings=_drawings,
     own={"rounds": 1, "local-epochs": 100},
+)
+
+
+@dataclass(frozen=True)
+class FedMAOptions(PFNMOptions):
+    """FedMA's own configuration keys, with the paper's values."""
+
+    passes: int = option(1, "number of passes over all layers, if rounds = 0", at_least=1)
+    retrain_epochs: int = option(
+        0, "number of epochs that clients train after a layer is matched; 0: local-epochs", at_least=0
+    )
+    last_epochs: int = option(
+        3, "number of epochs of the output layer's round, as a multiple of retrain-epochs", at_least=0
+    )
+    last_learning_rate: float = option(0.0, "learning rate of the output layer's round; 0: learning-rate", at_least=0)
+
+    without = ("closing-epochs",)  # nothing is learnt from a round after the last pass
+
+
+fedma = Method(
+    "fedma",
+    _traits,
+    FedMAOptions,
+    common={**_common, "rounds": 0},
+    drawings=_drawings,
+    own={"rounds": 0, "local-epochs": 20, "fedma.retrain-epochs": 10},
 )

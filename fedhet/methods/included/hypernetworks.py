@@ -1,16 +1,11 @@
-"""FLHA-GHN (Litany et al., "Federated Learning with Heterogeneous Architectures using Graph HyperNetworks", 2022).
+"""Declarations of methods whose hypernetworks generate the weights of the clients' networks."""
 
-`fedhet.algorithms.hypernets.Design` describes the hypernetwork.
-"""
-
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Options, Value, option
-
-if TYPE_CHECKING:
-    from fedhet.algorithms.hypernets import Design
+from fedhet.methods.sharing import TRAINED
 
 
 @dataclass(frozen=True)
@@ -51,18 +46,11 @@ class FLHAGHNOptions(Options):
             suited["head"] = "tiled", why
         return suited
 
-    @property
-    def design(self) -> "Design":
-        """Return the design of the hypernetwork for these keys."""
-        from fedhet.algorithms.hypernets import Design
 
-        return Design(self.head, normalise=self.normalise)
-
-
-method = Method(
+flha_ghn = Method(
     "flha-ghn",
-    traits=Traits(keeps="rest", scored="received", sends={"model": "hypernetwork"}),
-    Options=FLHAGHNOptions,
+    Traits(keeps="rest", scored="received", sends={"model": "hypernetwork"}),
+    FLHAGHNOptions,
     common={
         "rounds": 1000,
         "local-epochs": 1,
@@ -76,4 +64,25 @@ method = Method(
     },
     trains="a hypernetwork",
     own={"rounds": 60, "flha-ghn.refine": "none"},
+)
+
+
+@dataclass(frozen=True)
+class PFedHNOptions(Options):
+    """pFedHN's own configuration key."""
+
+    server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
+
+
+pfedhn = Method(
+    "pfedhn",
+    Traits(shares=replace(TRAINED, averaged=False, units=None), other_arrays="entries", sends={"delta": "weights"}),
+    PFedHNOptions,
+    common={
+        "learning-rate": 0.005,
+        "momentum": 0.9,
+        "weight-decay": 5e-5,
+        "batch-size": 64,
+        "batch-norm": "re-estimate",
+    },
 )

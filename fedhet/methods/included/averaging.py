@@ -1,0 +1,133 @@
+"""Declarations of methods that average the clients' weights or parts of them, and of their baselines."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhet.errors import ConfigError
+from fedhet.methods.method import Method, Traits
+from fedhet.methods.options import Config, Options, option
+from fedhet.methods.sharing import (
+    BODY,
+    BY_FIRST_LAYERS,
+    BY_TYPE_AND_ORDER,
+    EVERYTHING,
+    HEAD,
+    WITHIN_ARCHITECTURES,
+    Sharing,
+)
+
+fedavg = Method("fedavg", Traits(networks="equal", shares=EVERYTHING, common_init=True))
+
+
+@dataclass(frozen=True)
+class FedProxOptions(Options):
+    """FedProx's own configuration key."""
+
+    mu: float = option(0.1, "weight of the proximal term mu / 2 ||W - W(t-1)||^2", at_least=0)
+
+
+fedprox = Method("fedprox", fedavg.traits, FedProxOptions)
+
+
+@dataclass(frozen=True)
+class FedRepOptions(Options):
+    """FedRep's own configuration keys.
+
+    The common key `local-epochs` is the number of epochs of head and body together; after the last round, only the head
+    is trained, for `closing-epochs`.
+    """
+
+    body_epochs: int = option(
+        1, "number of epochs per round that train the body; the others train the head", at_least=1
+    )
+
+    def check(self, config: Config) -> None:
+        """Check that epochs are left for the head."""
+        if 0 < config.local_epochs <= self.body_epochs:
+            raise ConfigError(
+                f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs} leave none for the "
+                "head: set body-epochs below local-epochs, which counts the epochs of both"
+            )
+
+
+fedrep = Method(
+    "fedrep",
+    Traits(networks="equal", shares=BODY, keeps="rest", scored="received", common_init=True),
+    FedRepOptions,
+    common={"local-epochs": 11, "closing-epochs": 10},
+    own={"fedrep.body-epochs": 2},
+)
+
+lg_fedavg = Method("lg-fedavg", Traits(shares=HEAD, keeps="model", scored="trained", common_init=True))
+
+
+@dataclass(frozen=True)
+class LayerAverageOptions(Options):
+    """Layer average's own configuration keys.
+
+    Layers are matched by type and order, or as common first layers. The latter is FlexiFed's rule (Wang et al.,
+    WWW 2023), whose authors compare layers by name and position; here, layers match if their class, options and shapes
+    are equal. Layers are in the order in which the model defines them.
+    """
+
+    by: str = option(
+        "type-order",
+        "layers averaged together: same type and order, equal first layers (FlexiFed's two), or same architecture",
+        choices=("type-order", "prefix", "max-common", "architecture"),
+    )
+
+
+def _layer_average(options: LayerAverageOptions) -> Traits:
+    shares = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES}.get(options.by, BY_FIRST_LAYERS)
+    if options.by != "prefix":
+        return Traits(shares=shares, common_init=True)
+    return Traits(shares=shares, keeps="model", scored="trained", common_init=True, sends={"common": "weights"})
+
+
+layer_average = Method(
+    "layer-average",
+    _layer_average,
+    LayerAverageOptions,
+    common={"batch-norm": "re-estimate"},  # statistics of one network say nothing of another's layer
+)
+
+ensemble = Method(
+    "ensemble",
+    Traits(
+        shares=Sharing("everything", averaged=False),
+        keeps="model",
+        scored="trained",
+        common_init=True,
+        serves_clients=False,
+    ),
+    common={
+        "clients": 16,
+        "rounds": 1,
+        "shared-init": False,
+        "test-on": "both",
+        "batch-size": 64,
+        "learning-rate": 0.01,
+        "momentum": 0.9,
+        "local-epochs": 150,
+    },
+    own={"rounds": 1, "local-epochs": 100},
+)
+
+
+@dataclass(frozen=True)
+class LocalOptions(Options):
+    """Local training's own configuration key."""
+
+    public: Literal["unused", "mixed"] = option(
+        "unused",
+        "labelled public examples: unused, or mixed into the client's training batches",
+        choices=("unused", "mixed"),
+    )
+
+
+def _local(options: LocalOptions) -> Traits:
+    public: Literal["labelled", "none"] = "labelled" if options.public == "mixed" else "none"
+    return Traits(keeps="model", scored="trained", public=public, communicates=False)
+
+
+local = Method("local", _local, LocalOptions)

@@ -1,0 +1,186 @@
+"""Declarations of methods in which networks learn from each other's outputs."""
+
+import math
+from dataclasses import dataclass, replace
+
+from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
+from fedhet.methods.options import Options, Value, option
+
+# ---- an auxiliary network on each client
+
+
+@dataclass(frozen=True)
+class AuxiliaryOptions(Options):
+    """Configuration keys of methods whose clients also train an auxiliary network, which they share."""
+
+    uses = ("architectures",)  # of the auxiliary network
+    shared_model: str = option(
+        "", "architecture of the shared network; empty: the first of architectures, mlp-20 for tabular data"
+    )
+
+
+@dataclass(frozen=True)
+class FMLOptions(AuxiliaryOptions):
+    """FML's own configuration keys."""
+
+    alpha: float = option(
+        0.5, "weight of labels in the own network's loss, 1 - alpha of the shared network's scores", above=0, at_most=1
+    )
+    beta: float = option(
+        0.5,
+        "weight of labels in the shared network's loss, 1 - beta of the own network's scores",
+        at_least=0,
+        at_most=1,
+    )
+
+
+_auxiliary = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
+
+fml = Method("fml", _auxiliary, FMLOptions)
+
+FIRST, LAST = 0.95, 0.98
+"""Fraction of the energy of a matrix's change that FedKD sends before the first and in the last round."""
+
+
+def energy(round: int, rounds: int) -> float:
+    """Return the fraction of energy (sum of squared singular values) sent in a round (from 1); it grows linearly."""
+    return FIRST + min(round / max(rounds, 1), 1.0) * (LAST - FIRST)
+
+
+fedkd = Method(
+    "fedkd",
+    replace(_auxiliary, other_arrays="entries", sends={"model": "weights", "update": "weights"}),
+    AuxiliaryOptions,
+)
+
+
+@dataclass(frozen=True)
+class FedMRLOptions(AuxiliaryOptions):
+    """FedMRL's own configuration keys, with the paper's values."""
+
+    width: int = option(
+        0, "width d1 to which the shared network's representation is pooled; 0: unchanged", at_least=0, at_most=2**16
+    )
+
+
+fedmrl = Method("fedmrl", _auxiliary, FedMRLOptions)
+
+
+@dataclass(frozen=True)
+class FLHADistillationOptions(Options):
+    """FLHA-distillation's own configuration keys; the common key `learning-rate` is for training the teacher."""
+
+    uses = ("architectures",)  # of the teacher
+    teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
+    teacher_rounds: float = option(
+        0.5, "fraction of the rounds that train the teacher; the others train the clients' networks", above=0, at_most=1
+    )
+    student_learning_rate: float = option(
+        0.0, "learning rate of the clients' networks; 0: a tenth of learning-rate", at_least=0
+    )
+
+    def teaching(self, rounds: int) -> int:
+        """Return how many of the first rounds, at least one, train the teacher."""
+        return max(1, math.floor(self.teacher_rounds * rounds + 0.5))
+
+
+flha_distillation = Method(
+    "flha-distillation",
+    replace(_auxiliary, sends={"model": "weights", "taught": STRUCTURE}),
+    FLHADistillationOptions,
+    own={"flha-distillation.student-learning-rate": 0.003},
+)
+
+
+# ---- class scores of public examples
+
+
+class ScoresOptions(Options):
+    """Attributes of methods whose clients send class scores for a public dataset; subclasses can make them keys.
+
+    Attributes:
+        public_batch: public examples in a mini-batch.
+        subset: public examples whose scores are exchanged in a round, at most all.
+    """
+
+    public_batch: int
+    subset: int
+
+
+@dataclass(frozen=True)
+class FedMDOptions(ScoresOptions):
+    """FedMD's own configuration keys, with the values of the authors' code.
+
+    The common key `local-epochs` is the number of epochs on the client's examples in each round ("revisit").
+    """
+
+    public_batch: int = option(256, "number of public examples per mini-batch", at_least=1)
+    subset: int = option(5000, "maximum number of public examples whose scores are exchanged in a round", at_least=1)
+    public_epochs: int = option(
+        20,
+        "number of epochs on the labelled public dataset in a client's first round; 0: no labels are needed",
+        at_least=0,
+        at_need=(0,),
+    )
+    private_epochs: int = option(
+        25, "number of epochs on private examples in a client's first round; 0: local-epochs", at_least=0
+    )
+    digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Set the number of epochs on public labels to 0 if the public examples have no labels."""
+        without = unlabelled and self.public_epochs
+        return {"public-epochs": (0, "since the public examples have no labels")} if without else {}
+
+
+def _fedmd(options: FedMDOptions) -> Traits:
+    return Traits(
+        keeps="model",
+        scored="trained",
+        public="labelled" if options.public_epochs else "inputs",
+        other_arrays="mean",
+        sends={"scores": "posteriors", "classes": STRUCTURE, "tokens": STRUCTURE, "distance": METRICS},
+    )
+
+
+fedmd = Method(
+    "fedmd",
+    _fedmd,
+    FedMDOptions,
+    common={"rounds": 20, "local-epochs": 2, "batch-size": 5, "optimizer": "adam", "learning-rate": 0.001},
+)
+
+
+@dataclass(frozen=True)
+class FedDFOptions(ScoresOptions):
+    """FedDF's own configuration keys."""
+
+    uses = ("architectures",)  # of the server's network
+    public_batch, subset = 128, 5000
+    server_model: str = option(
+        "", "architecture of the server's network; empty: the first of architectures, mlp-20 for tabular data"
+    )
+    server_steps: int = option(1000, "number of mini-batches per round on which the server trains", at_least=1)
+    server_learning_rate: float = option(
+        0.001, "initial learning rate of the server's Adam, which follows a cosine in each round", above=0
+    )
+    teach: bool = option(
+        False,
+        "clients train on the server's scores for one epoch before they train on their own examples",
+        at_need=(True,),
+    )
+
+
+def _feddf(options: FedDFOptions) -> Traits:
+    return Traits(
+        keeps="model",
+        scored="trained",
+        public="inputs",
+        public_at_server=True,
+        serves_clients=options.teach,  # without it, clients do not use the server's network
+        other_arrays="mean",
+        sends={"scores": "posteriors", "classes": STRUCTURE, "distance": METRICS},
+    )
+
+
+feddf = Method("feddf", _feddf, FedDFOptions, common={"test-on": "both"}, own={"feddf.server-steps": 100})

@@ -1,5 +1,0 @@
-"""Nearest-neighbour classification from a client's own examples: a baseline without networks or communication."""
-
-from fedhet.methods.included._classical import classical
-
-method = classical("nearest-neighbour")

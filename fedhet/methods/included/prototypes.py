@@ -1,0 +1,126 @@
+"""Declarations of methods whose clients share mean vectors of their classes, or a head for representations."""
+
+from dataclasses import dataclass
+
+from fedhet.methods.method import STRUCTURE, Method, Traits
+from fedhet.methods.options import Options, Value, option
+from fedhet.methods.sharing import HEAD
+
+
+@dataclass(frozen=True)
+class WidthOptions(Options):
+    """Configuration keys of methods that need representations of the same width from all clients."""
+
+    width: int = option(
+        0,
+        "width to which a linear layer before the head projects representations; 0: no such layer",
+        at_least=0,
+        at_most=2**16,
+        at_need=(64,),
+    )
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Keep the preset's `width`, with a remark, since it adds a layer to the user's models."""
+        if not own_models or not self.width:
+            return {}
+        why = (
+            "to which a further layer before the head brings each client's representations, which must be equally wide"
+        )
+        return {"width": (self.width, f"{why} (0: no such layer)")}
+
+    @property
+    def changes_heads(self) -> bool:
+        """Return whether `width` adds a projection layer, and with it new heads."""
+        return self.width > 0
+
+
+@dataclass(frozen=True)
+class FedProtoOptions(WidthOptions):
+    """FedProto's own configuration keys."""
+
+    weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
+    predict: str = option(
+        "prototype",
+        "prediction by the nearest prototype of the client's classes or of all classes, or by the head",
+        choices=("prototype", "all-prototypes", "head"),
+    )
+
+
+fedproto = Method(
+    "fedproto",
+    Traits(
+        keeps="model", scored="trained", other_arrays="entries", sends={"prototypes": "prototypes", "width": STRUCTURE}
+    ),
+    FedProtoOptions,
+    own={"fedproto.width": 32},
+)
+
+
+@dataclass(frozen=True)
+class FDOptions(Options):
+    """FD's own configuration keys."""
+
+    weight: float = option(0.1, "weight of the cross entropy to the peers' mean prediction of the class", at_least=0)
+
+
+fd = Method(
+    "fd",
+    Traits(
+        keeps="model", scored="trained", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}
+    ),
+    FDOptions,
+)
+
+
+@dataclass(frozen=True)
+class LearnerOptions(WidthOptions):
+    """Configuration keys of methods whose server trains a network on clients' mean representations of classes."""
+
+    server_epochs: int = option(
+        1, "number of epochs per round on the clients' mean representations of classes", at_least=1
+    )
+    server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
+
+
+@dataclass(frozen=True)
+class FedGHOptions(LearnerOptions):
+    """FedGH's own configuration keys."""
+
+    server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
+
+
+_learner = Traits(
+    keeps="model", scored="trained", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}
+)
+
+fedgh = Method("fedgh", _learner, FedGHOptions, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1})
+
+
+@dataclass(frozen=True)
+class FedTGPOptions(LearnerOptions):
+    """FedTGP's own configuration keys."""
+
+    server_epochs: int = option(100, "number of epochs per round in which the server trains the prototypes", at_least=1)
+    weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
+    threshold: float = option(100.0, "tau, the maximum margin between prototypes of different classes", at_least=0)
+
+
+fedtgp = Method("fedtgp", _learner, FedTGPOptions, own={"fedtgp.width": 32})
+
+
+@dataclass(frozen=True)
+class FedGenOptions(WidthOptions):
+    """FedGen's own configuration keys, with the paper's weight; other defaults are from the authors' code for MNIST."""
+
+    weight: float = option(1.0, "weight of the clients' loss on generated representations", at_least=0)
+    diversity: float = option(1.0, "weight of the generator's diversity loss", at_least=0)
+    server_steps: int = option(50, "number of steps per round in which the server trains the generator", at_least=1)
+    server_learning_rate: float = option(3e-4, "learning rate of the server's Adam", above=0)
+
+
+fedgen = Method(
+    "fedgen",
+    Traits(shares=HEAD, keeps="model", scored="trained", common_init=True, sends={"classes": "statistics"}),
+    FedGenOptions,
+    own={"fedgen.width": 32},
+)

@@ -1,0 +1,193 @@
+"""Declarations of methods whose clients have parts of one network: units of its layers, first blocks, or ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fedhet.errors import ConfigError
+from fedhet.methods.method import STRUCTURE, Method, Traits
+from fedhet.methods.options import Config, Options, Value, listed, option
+from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS, TRAINED
+
+A, B = "lora_a", "lora_b"
+"""Suffixes of the names of an adapter's arrays, (rank, in) and (out, rank)."""
+
+
+class SubmodelOptions(Options):
+    """Base of the keys of methods whose clients have parts of one network."""
+
+    uses = ("assign",)
+
+    def check(self, config: Config) -> None:
+        """Check the sizes, and that `shared-init` is set, so that the whole network has initial weights."""
+        _ = self.all_widths
+        if not config.shared_init:
+            raise ConfigError(
+                f"shared-init = false: {config.method_name} needs the same initial weights of the whole network for "
+                "all clients: set shared-init = true"
+            )
+
+
+# ---- units of each hidden layer
+
+
+@dataclass(frozen=True)
+class SizedOptions(SubmodelOptions):
+    """Configuration key of methods whose clients have a fraction of the units of each hidden layer of one network."""
+
+    widths: str = option(
+        "1,0.5,0.25,0.125,0.0625",
+        "fractions of each hidden layer's units per client, assigned as `assign` says; a node may set its own as width",
+    )
+
+
+@dataclass(frozen=True)
+class FjORDOptions(SizedOptions):
+    """FjORD's own configuration keys, with the paper's values.
+
+    In each training step a client draws one of `widths` up to its own.
+    """
+
+    distil: bool = option(True, "smaller networks learn from the outputs of the client's widest network")
+
+
+_traits = Traits(networks="equal", shares=FIRST_UNITS, common_init=True)
+
+heterofl = Method(
+    "heterofl",
+    replace(_traits, sends={"rows": "statistics"}),
+    SizedOptions,
+    common={"batch-norm": "re-estimate"},  # static BatchNorm
+    own={"heterofl.widths": "1,0.25"},
+)
+
+fedrolex = Method(
+    "fedrolex",
+    replace(_traits, shares=ROLLING_UNITS, sends={"rows": "statistics"}),
+    SizedOptions,
+    client="fedhet.client_apps.heterofl:HeteroFL",
+    common={"batch-norm": "re-estimate"},
+    own={"fedrolex.widths": "1,0.25"},
+)
+
+fjord = Method("fjord", _traits, FjORDOptions, common={"batch-norm": "re-estimate"}, own={"fjord.widths": "1,0.5,0.25"})
+
+
+# ---- sizes that are whole numbers
+
+
+class CountedOptions(SubmodelOptions):
+    """Base of the keys of methods whose clients have a size, a whole number; the whole network has the largest size.
+
+    Attributes:
+        counted: the key that lists the sizes, such as `lora.ranks`. A node's own size has the singular name, `rank`, in
+            its node config.
+    """
+
+    counted: ClassVar[str]
+
+    @cached_property
+    def all_sizes(self) -> tuple[int, ...]:
+        """Return the sizes to assign to clients; raises a ConfigError if a size is invalid."""
+        sizes = getattr(self, self.counted.rpartition(".")[2])
+        return tuple(self._size(each, self.counted) for each in listed(sizes) or [""])
+
+    @property
+    def size_name(self) -> str:  # type: ignore[override]
+        """Return the name of the setting in a node's config, such as `rank`."""
+        return self.counted.rpartition(".")[2].removesuffix("s")
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Return the sizes that a node may choose, the largest first."""
+        return tuple(sorted({*self.all_sizes}, reverse=True))
+
+    @property
+    def all_widths(self) -> tuple[float, ...]:
+        """Return the sizes to assign to clients as fractions of the largest."""
+        return tuple(size / max(self.all_sizes) for size in self.all_sizes)
+
+    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
+        """Return the size in a node's config as a fraction of the largest, or None."""
+        name, most = self.size_name, max(self.all_sizes)
+        return self._size(node_config[name], f"the node's {name}", most) / most if name in node_config else None
+
+    def _size(self, value: object, name: str, most: int = 2**16) -> int:
+        text = str(value)
+        if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
+            raise ConfigError(
+                f"{name}: {value!r} is not a valid {self.size_name}: it must be a whole number from 1 to {most}"
+            )
+        return int(text)
+
+
+@dataclass(frozen=True)
+class DepthOptions(CountedOptions):
+    """Configuration keys of methods whose clients have the first blocks of one network."""
+
+    depths: str = option(
+        "4,3,2,1", "numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"
+    )
+    blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
+
+    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
+        """Reset `blocks` for the user's own models, since a preset names the modules of its own network."""
+        return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
+
+
+@dataclass(frozen=True)
+class DepthFLOptions(DepthOptions):
+    """DepthFL's own configuration keys, with the paper's values."""
+
+    counted = "depthfl.depths"
+
+    ramp_up: int = option(
+        300, "rounds until the distillation weight exp(-5 (1 - t / ramp-up)^2) reaches 1; 0: none", at_least=0
+    )
+
+
+depthfl = Method("depthfl", _traits, DepthFLOptions, own={"depthfl.depths": "2,1", "depthfl.ramp-up": 0})
+
+
+@dataclass(frozen=True)
+class InclusiveFLOptions(DepthOptions):
+    """InclusiveFL's own configuration keys, with the authors' values."""
+
+    counted = "inclusivefl.depths"
+
+    momentum: float = option(
+        0.2, "beta, the fraction of the deeper clients' update that a client's last block receives", at_least=0, below=1
+    )
+
+
+inclusivefl = Method("inclusivefl", _traits, InclusiveFLOptions, own={"inclusivefl.depths": "2,1"})
+
+
+@dataclass(frozen=True)
+class LoRAOptions(CountedOptions):
+    """The own configuration keys of the method `lora`.
+
+    HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
+    """
+
+    counted = "lora.ranks"
+
+    aggregate: str = option(
+        "truncate",
+        "aggregation of adapters: truncate (HetLoRA), svd (FlexLoRA) or stack (FLoRA)",
+        choices=("truncate", "svd", "stack"),
+    )
+    ranks: str = option("16,8,4", "ranks of the adapters, assigned as `assign` says; a node may set its own as rank")
+    layers: str = option(
+        "", "names of the nn.Linear layers to adapt, where * matches any part; empty: all but the head"
+    )
+    train_head: bool = option(False, "train and average the head as well")
+
+
+lora = Method(
+    "lora",
+    Traits(networks="equal", shares=TRAINED, keeps="nothing", common_init=True, sends={"backbone": STRUCTURE}),
+    LoRAOptions,
+    own={"lora.train-head": True},
+)
