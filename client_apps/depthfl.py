@@ -24,7 +24,7 @@ from fedhet.messages import Payload
 from fedhet.methods.included.submodels import DepthFLOptions, DepthOptions
 from fedhet.methods.options import Config
 from fedhet.models.representation import Output
-from fedhet.training import Loss, Phase, Step, divergence
+from fedhet.training import Loss, Phase, Step, Term
 
 D = TypeVar("D", bound=DepthOptions)
 
@@ -83,14 +83,14 @@ class DepthFL(ByDepth[DepthFLOptions]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the other exits' losses on labels, and the distillation between all exits."""
-        keys, task, names = self.options, self.client.task, list(self._others)
+        keys, names = self.options, list(self._others)
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
-        weight = math.exp(-5 * left**2)
+        return (Term(exits, weight=math.exp(-5 * left**2)),) if names else ()
 
-        def exits(step: Step) -> Tensor:
-            others = [step.captured[name].to(step.outputs.dtype) for name in names]
-            loss = torch.stack([task.loss(outputs, step.labels) for outputs in others]).sum()
-            learnt = [divergence(task, one, other) for one, other in permutations([*others, step.outputs], 2)]
-            return loss + weight / len(others) * torch.stack(learnt).sum()
 
-        return (exits,) if names else ()
+def exits(step: Step, weight: float) -> Tensor:
+    """Return the losses of all exits except the last one, and the weighted distillation between all exits."""
+    others = [outputs.to(step.outputs.dtype) for outputs in step.captured.values()]
+    loss = torch.stack([step.loss(outputs) for outputs in others]).sum()
+    learnt = [step.divergence(one, other) for one, other in permutations([*others, step.outputs], 2)]
+    return loss + weight / len(others) * torch.stack(learnt).sum()

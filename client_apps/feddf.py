@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FedDFOptions
-from fedhet.training import Phase, soft_divergence
+from fedhet.training import Phase, Step, soft_divergence
 
 from .fedmd import Scores  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -14,10 +14,11 @@ from .fedmd import Scores  # noqa: TID251 - this folder is fedhet.client_apps
 class FedDF(Scores[FedDFOptions]):
     """Trains for an epoch on received scores of public examples, if there are any, then on the client's examples."""
 
-    def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+    @staticmethod
+    def distance(step: Step, outputs: Tensor) -> Tensor:
         """Return the mean KL divergence KL(server || client) between class probabilities."""
-        many_labels = self.client.task.outputs.meaning == "labels"
-        return soft_divergence(outputs, wanted.to(outputs.dtype), 1.0, many_labels=many_labels)
+        many_labels = step.task.outputs.meaning == "labels"
+        return soft_divergence(outputs, step.labels.to(outputs.dtype), 1.0, many_labels=many_labels)
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the number of scores; raises a DataError unless each example has one vector of class scores."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedhet.messages import Payload, load_into, to_tensor
 from fedhet.methods.included.prototypes import FedGenOptions
 from fedhet.models.generator import Generator, draw
-from fedhet.training import Loss, Step
+from fedhet.training import Loss, Step, Term
 
 from ._prototypes import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
 from .pfnm import class_counts  # noqa: TID251
@@ -38,12 +38,15 @@ class FedGen(SameWidth[FedGenOptions]):
         load_into(generator.state_dict(), payload.arrays["generator"])
         counts = to_tensor(payload.arrays["classes"]["counts"])
 
-        def generated(step: Step) -> Tensor:
-            stream = client.generator("generated", step.number)
-            drawn = draw(counts, len(step.labels), stream, dtype).to(client.device)
+        def drawn(number: int, examples: int) -> dict[str, Tensor]:
+            noise = draw(counts, examples, client.generator("generated", number), dtype).to(client.device)
             with torch.no_grad():
-                inputs = generator(drawn)
-            scores = F.linear(inputs, step.parameters[f"{name}.weight"], step.parameters[f"{name}.bias"])
-            return weight * client.task.loss(scores, drawn[:, -1].long())
+                return {"inputs": generator(noise), "labels": noise[:, -1].long()}
 
-        return (generated,)
+        return (Term(generated, draw=drawn, head=name, weight=weight),)
+
+
+def generated(step: Step, inputs: Tensor, labels: Tensor, head: str, weight: float) -> Tensor:
+    """Return the head's loss on generated representations."""
+    scores = F.linear(inputs, step.parameters[f"{head}.weight"], step.parameters[f"{head}.bias"])
+    return weight * step.task.loss(scores, labels)

@@ -5,7 +5,7 @@ first runs the shared phase of the previous round, on the public dataset's image
 then the private phase of the current round. The reply has descriptors, from which the server computes the next target.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment.descriptors import channel_means, describe, gathered, summarised
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
-from fedhet.algorithms.alignment.targets import compress, distance_of
+from fedhet.algorithms.alignment.targets import Kind, compress, distance_of
 from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks
 from fedhet.client import ClientSide
 from fedhet.data import Examples
@@ -21,7 +21,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.fedharm import FedHARMOptions
 from fedhet.models.representation import Capturing, Output
-from fedhet.training import Loss, Phase, Step, reestimate
+from fedhet.training import Loss, Phase, Step, Term, reestimate
 
 from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -86,22 +86,14 @@ class FedHARM(ClientSide[FedHARMOptions]):
 
     def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
         """Return the values to capture in training, and a loss term with their distance to the target."""
-        settings, client, distance_from = self.options, self.client, distance_of(self.options.align)
+        settings, client = self.options, self.client
         places = self._described()[1] if self.chooses else None
         captures: dict[str, Capturing] = {"phi": client.representation}
         if settings.align != "spectral":
             captures = {name: Output(client.model, name) for name in self.blocks}
-
-        def distance(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-            features = [step.captured[name] for name in captures]
-            if places is not None:
-                features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
-            elif settings.align != "spectral":
-                features = [self.summary(block, feature) for block, feature in enumerate(features)]
-            value = distance_from(features, [part[step.rows] for part in target])
-            return settings.weight * value, {"distance": value}
-
-        return captures, (distance,)
+        summary = None if settings.align == "spectral" else self.summary
+        kind, weight = settings.align, settings.weight
+        return captures, (Term(distance, kind=kind, weight=weight, target=target, places=places, summary=summary),)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
         """Return the received target, a tensor for each block or one for class probabilities; None without a target."""
@@ -154,3 +146,21 @@ class FedHARM(ClientSide[FedHARMOptions]):
     def summary(self, block: int, output: Tensor) -> Tensor:
         """Return the channel means (n, k) of a block's output (n, ...), which replace chosen activations."""
         return channel_means(output)
+
+
+def distance(
+    step: Step,
+    kind: Kind,
+    weight: float,
+    target: Sequence[Tensor],
+    places: Sequence[Tensor] | None,
+    summary: Callable[[int, Tensor], Tensor] | None,
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return the weighted distance of descriptors to their target, and the distance to record."""
+    features = [*step.captured.values()]
+    if places is not None:
+        features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
+    elif summary is not None:
+        features = [summary(block, feature) for block, feature in enumerate(features)]
+    value = distance_of(kind)(features, [part[step.rows] for part in target])
+    return weight * value, {"distance": value}

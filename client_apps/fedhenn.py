@@ -6,19 +6,21 @@ where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.align
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment import Alignment, Rows
+from fedhet.algorithms.alignment import Alignment, distance_to
 from fedhet.algorithms.alignment.packing import pack, unpack, unpack_blocks
 from fedhet.algorithms.alignment.targets import compress, mean_rbf_blocks
+from fedhet.algorithms.alignment.term import Kernel
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
-from fedhet.models.representation import ROWS_AT_ONCE, RandomStream
-from fedhet.training import Loss, Step, of_tokens
+from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
+from fedhet.training import Loss, Step, Term, of_tokens
 from fedhet.utils.randomness import numpy_generator, torch_generator
 
 from ._received import PublicRows, check_rows, reading_request, row_tokens, rows_in  # noqa: TID251 - our own folder
@@ -59,29 +61,18 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
             return ()
         rad = self._rad(payload.arrays["rad"], client.request.round)
         target, generator = self.target(payload, rad), client.generator("rad rows")
-        self.alignment = Alignment(settings.kernel, target, batch=settings.rad_batch, generator=generator)
-        self.weight, stream = eta * settings.rad_every, RandomStream(client.seed("rad dropout"))
+        alignment = Alignment(settings.kernel, target, batch=settings.rad_batch, generator=generator)
+        stream = RandomStream(client.seed("rad dropout"))
 
-        def on_rad(step: Step) -> tuple[Tensor, Mapping[str, Tensor]] | None:
-            if step.number % settings.rad_every:
+        def drawn(number: int, _examples: int) -> Mapping[str, Any] | None:
+            if number % settings.rad_every:
                 return None
-            rows = self.alignment.rows()
-            phi = step.represent(client.transform(rad.inputs[rows]), client.representation, stream)
-            phi = phi if rad.tokens is None else of_tokens(phi, rad.tokens[rows])
-            return self.loss_of(phi, rows, step)
+            rows = alignment.rows()
+            tokens = None if rad.tokens is None else rad.tokens[rows]
+            return {"inputs": client.transform(rad.inputs[rows]), "tokens": tokens, "target": alignment.target(rows)}
 
-        return (on_rad,)
-
-    def loss_of(self, phi: Tensor, rows: Rows, step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the weighted distance of representations `phi` (m, d) to the target, and the distance to record.
-
-        Args:
-            phi: representations of the alignment examples (RAD) at `rows`.
-            rows: rows of the alignment examples and of the target.
-            step: the training step.
-        """
-        distance = self.alignment.distance(phi, rows)
-        return self.weight * distance, {"distance": distance}
+        weight, phi = eta * settings.rad_every, client.representation
+        return (Term(on_rad, draw=drawn, weight=weight, representation=phi, stream=stream, kind=alignment.kind),)
 
     def end(self, payload: Payload) -> Payload:
         """Return shared weights, the mean distance to the target, and outputs for the next alignment examples."""
@@ -146,3 +137,19 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         """Return the representations Phi (n, d) of rows of the public dataset, in evaluation mode."""
         client = self.client
         return client.read(rows.inputs, until=client.representation, rows=ROWS_AT_ONCE, tokens=rows.tokens)
+
+
+def on_rad(
+    step: Step,
+    inputs: Tensor,
+    tokens: Tensor | None,
+    target: tuple[Tensor, ...],
+    weight: float,
+    representation: Representation,
+    stream: RandomStream,
+    kind: tuple[Kernel, bool],
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return the weighted distance of representations of drawn examples to their target, and the distance to record."""
+    phi = step.represent(inputs, representation, stream)
+    distance = distance_to(phi if tokens is None else of_tokens(phi, tokens), *target, kind=kind)
+    return weight * distance, {"distance": distance}

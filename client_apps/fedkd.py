@@ -18,7 +18,7 @@ from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
 from fedhet.messages.factors import pack, unpack
 from fedhet.methods.included.distillation import AuxiliaryOptions, energy
 from fedhet.models.representation import Representation
-from fedhet.training import Loss, Phase, Step, divergence
+from fedhet.training import Loss, Phase, Step, Term
 
 from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -56,17 +56,7 @@ class FedKD(Projected[AuxiliaryOptions]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the shared network's loss, and the distillation between both networks."""
-        task = self.client.task
-
-        def mutual(step: Step) -> Tensor:
-            shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
-            shared_loss = task.loss(shared, step.labels)
-            both = (task.loss(step.outputs, step.labels) + shared_loss).detach().clamp(min=LEAST)
-            learnt, taught = divergence(task, step.outputs, shared), divergence(task, shared, step.outputs)
-            projected = self.pair.projector(step.captured["shared"].to(hidden.dtype))
-            return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both
-
-        return (mutual,)
+        return (Term(mutual),)
 
     def end(self, payload: Payload) -> Payload:
         """Return the factors of the shared network's change; keep the received network and the projector."""
@@ -81,3 +71,13 @@ class FedKD(Projected[AuxiliaryOptions]):
     def _received_before(self) -> Arrays:
         memory = self.client.memory.items()
         return to_arrays({key.removeprefix(RECEIVED): each for key, each in memory if key.startswith(RECEIVED)})
+
+
+def mutual(step: Step) -> Tensor:
+    """Return the shared network's loss, and the distillation between both networks."""
+    shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
+    shared_loss = step.loss(shared)
+    both = (step.loss(step.outputs) + shared_loss).detach().clamp(min=LEAST)
+    learnt, taught = step.divergence(step.outputs, shared), step.divergence(shared, step.outputs)
+    projected = F.linear(step.captured["shared"].to(hidden.dtype), step.parameters["projector.weight"])
+    return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both

@@ -1,7 +1,7 @@
 """FedMD, client side: learn from mean class scores of public examples, then train privately (Li and Wang, 2019)."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.distillation import FedMDOptions, ScoresOptions
-from fedhet.training import Phase, Step, of_tokens
+from fedhet.training import Phase, Step, Term, of_tokens
 
 from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -25,9 +25,10 @@ Q = TypeVar("Q", bound=ScoresOptions)
 class Scores(ClientSide[Q]):
     """Client side that learns received class scores of public examples, trains, and sends its own scores."""
 
+    @staticmethod
     @abstractmethod
-    def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
-        """Return the mean distance between a batch's scores (n, C) and the scores to learn (n, C), a scalar."""
+    def distance(step: Step, outputs: Tensor) -> Tensor:
+        """Return the mean distance between a batch's scores (n, C) and the scores to learn, the step's labels."""
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the number of class scores, and of tokens if examples have several."""
@@ -62,7 +63,7 @@ class Scores(ClientSide[Q]):
 
     def digest(self, payload: Payload, epochs: int = 1) -> list[Phase]:
         """Return the phase that learns the received mean scores; an empty list if none were received."""
-        arrays, task = payload.arrays, self.client.task
+        arrays = payload.arrays
         if "mean" not in arrays:
             return []
         rows = self._rows(arrays["rows"])
@@ -70,18 +71,21 @@ class Scores(ClientSide[Q]):
             scores = unpack(arrays["mean"]).to(rows.inputs.device)
             check_rows(scores, len(rows))
 
-        def match(step: Step) -> tuple[Tensor, Mapping[str, Tensor]]:
-            outputs = task.outputs.scores(step.outputs)
-            outputs = outputs if rows.tokens is None else of_tokens(outputs, rows.tokens[step.rows])
-            apart = self.distance(outputs, step.labels)
-            return apart, {"distance": apart}
-
-        examples = Examples(rows.inputs, scores)
-        return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(match,), task_weight=0.0)]
+        examples, term = Examples(rows.inputs, scores), Term(match, tokens=rows.tokens, distance=self.distance)
+        return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(term,), task_weight=0.0)]
 
     def _rows(self, arrays: Arrays) -> PublicRows:
         """Return the rows of the public dataset that the request selects."""
         return rows_in(arrays, self.client.public.inputs, "rows of the public dataset", tokens=self.client.tokens)
+
+
+def match(
+    step: Step, tokens: Tensor | None, distance: Callable[[Step, Tensor], Tensor]
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return the distance of the outputs to the scores to learn, also as a value to record."""
+    outputs = step.task.outputs.scores(step.outputs)
+    apart = distance(step, outputs if tokens is None else of_tokens(outputs, tokens[step.rows]))
+    return apart, {"distance": apart}
 
 
 class FedMD(Scores[FedMDOptions]):
@@ -89,9 +93,10 @@ class FedMD(Scores[FedMDOptions]):
 
     remembers = True  # whether the client has been trained
 
-    def distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+    @staticmethod
+    def distance(step: Step, outputs: Tensor) -> Tensor:
         """Return the mean absolute difference between the scores."""
-        return l1_loss(outputs, wanted)
+        return l1_loss(outputs, step.labels)
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the number of scores and of tokens; raises a DataError if the network has outputs for each pixel."""

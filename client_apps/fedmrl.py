@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FedMRLOptions
-from fedhet.training import Loss, Step
+from fedhet.training import Loss, Step, Term
 
 from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -89,12 +89,7 @@ class FedMRL(Projected[FedMRLOptions]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the loss of the shared network's head."""
-        task = self.client.task
-
-        def nested(step: Step) -> Tensor:
-            return task.loss(step.captured[SMALL].to(step.outputs.dtype), step.labels)
-
-        return (nested,)
+        return (Term(nested),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         """Return both networks as a module whose outputs are the outputs of the client's own head."""
@@ -105,6 +100,11 @@ class FedMRL(Projected[FedMRLOptions]):
         parts = {"shared": self.auxiliary, "projector": self.pair.projector}
         beside = {f"{name}.{key}": each for name, part in parts.items() for key, each in part.state_dict().items()}
         return self.client.tensors | beside
+
+
+def nested(step: Step) -> Tensor:
+    """Return the loss of the shared network's head."""
+    return step.loss(step.captured[SMALL])
 
 
 def _resize(model: nn.Module, name: str, width: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedhet.messages import Payload
 from fedhet.methods.included.prototypes import FedProtoOptions
-from fedhet.training import Loss, Phase, Step, forward
+from fedhet.training import Loss, Phase, Step, Term, forward
 
 from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -25,16 +25,7 @@ class FedProto(OneWidth[FedProtoOptions]):
         """Return the term lambda * mean_d (Phi(x)_d - C_y,d)^2 for examples with a global prototype C_y of label y."""
         if not len(self.classes):
             return ()
-        row_of = self.rows()
-
-        def distance(step: Step) -> Tensor:
-            rows = row_of[step.labels]
-            known = (rows >= 0).float()[:, None]
-            share = known.mean().clamp(min=1 / len(rows))
-            distance = ((step.captured["phi"] - self.prototypes[rows]) * known).square().mean()
-            return self.options.weight * (distance / share)
-
-        return (distance,)
+        return (Term(distance, row_of=self.rows(), prototypes=self.prototypes, weight=self.options.weight),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return a function that scores classes by minus squared distances to prototypes, or else the network.
@@ -66,3 +57,12 @@ class FedProto(OneWidth[FedProtoOptions]):
         if self.options.predict == "prototype":
             return known[torch.isin(self.classes, self.client.data.train.labels)]
         return known if self.options.predict == "all-prototypes" else known[:0]
+
+
+def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
+    """Return the weighted mean squared distance of Phi to the prototypes of the examples' classes."""
+    rows = row_of[step.labels]
+    known = (rows >= 0).float()[:, None]
+    share = known.mean().clamp(min=1 / len(rows))
+    apart = ((step.captured["phi"] - prototypes[rows]) * known).square().mean()
+    return weight * (apart / share)

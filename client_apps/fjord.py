@@ -19,7 +19,7 @@ from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
 from fedhet.messages import Payload
 from fedhet.methods.included.submodels import FjORDOptions
-from fedhet.training import Phase, Step, divergence
+from fedhet.training import Phase, Step, Term
 
 
 class FjORD(ClientSide[FjORDOptions]):
@@ -43,11 +43,7 @@ class FjORD(ClientSide[FjORDOptions]):
         assert size is not None
         widths = sorted({*(each for each in self.options.all_widths if each < size.width), size.width})
         ordered = Ordered(client.model, size, widths, client.generator("widths"), keeps_widest=distil)
-
-        def learnt(step: Step) -> Tensor:
-            return divergence(client.task, ordered.narrow, step.outputs)
-
-        terms = (learnt,) if distil else ()
+        terms = (Term(learnt, ordered=ordered),) if distil else ()
         return [Phase(client.request.epochs, client.optimisation(), module=ordered, terms=terms)]
 
 
@@ -81,6 +77,11 @@ class Ordered(nn.Module):
             return self.narrow
         self.narrow = self._cuts[drawn](inputs, dict(self.network.named_parameters()))
         return self.network(inputs) if self._keeps_widest else self.narrow
+
+
+def learnt(step: Step, ordered: Ordered) -> Tensor:
+    """Return the divergence of the outputs in the drawn width from the outputs in the full width."""
+    return step.divergence(ordered.narrow, step.outputs)
 
 
 class Cut:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FLHADistillationOptions
-from fedhet.training import Loss, Optimisation, Phase, Step, divergence
+from fedhet.training import Loss, Optimisation, Phase, Step, Term
 
 from ._auxiliary import AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -52,13 +52,7 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
         if not self.client.memory:
             return ()
         self.auxiliary.eval()
-
-        def distance(step: Step) -> Tensor:
-            with torch.no_grad():
-                wanted = self.auxiliary(step.inputs)
-            return ALPHA * 2 * TEMPERATURE**2 * divergence(self.client.task, step.outputs, wanted, TEMPERATURE)
-
-        return (distance,)
+        return (Term(distance, teacher=self.auxiliary),)
 
     def end(self, payload: Payload) -> Payload:
         """Return the teacher or, in rounds that train students, whether the client has a teacher."""
@@ -78,3 +72,10 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
         if not self.teaching:
             rate = self.options.student_learning_rate or 0.1 * rate
         return replace(client, config=config.replace(rounds=rounds, learning_rate=rate), request=request).optimisation()
+
+
+def distance(step: Step, teacher: nn.Module) -> Tensor:
+    """Return the weighted divergence from the teacher's outputs."""
+    with torch.no_grad():
+        wanted = teacher(step.inputs)
+    return ALPHA * 2 * TEMPERATURE**2 * step.divergence(step.outputs, wanted, TEMPERATURE)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FMLOptions
-from fedhet.training import Loss, Phase, Step, divergence
+from fedhet.training import Loss, Phase, Step, Term
 
 from ._auxiliary import SMALL, Mutual  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -27,12 +27,12 @@ class FML(Mutual[FMLOptions]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the shared network's loss and the distillation between both networks."""
-        alpha, beta, task = self.options.alpha, self.options.beta, self.client.task
+        return (Term(mutual, alpha=self.options.alpha, beta=self.options.beta),)
 
-        def mutual(step: Step) -> Tensor:
-            shared = step.captured[SMALL].to(step.outputs.dtype)
-            learnt = (1 - alpha) * divergence(task, step.outputs, shared)
-            taught = (1 - beta) * divergence(task, shared, step.outputs)
-            return learnt + taught + beta * task.loss(shared, step.labels)
 
-        return (mutual,)
+def mutual(step: Step, alpha: float, beta: float) -> Tensor:
+    """Return the shared network's loss, and the distillation between both networks."""
+    shared = step.captured[SMALL].to(step.outputs.dtype)
+    learnt = (1 - alpha) * step.divergence(step.outputs, shared)
+    taught = (1 - beta) * step.divergence(shared, step.outputs)
+    return learnt + taught + beta * step.loss(shared)

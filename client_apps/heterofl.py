@@ -17,7 +17,7 @@ from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload
 from fedhet.methods.included.submodels import SizedOptions
 from fedhet.models.arrays import tied_names
-from fedhet.training import Phase, Step
+from fedhet.training import Phase, Step, Term
 
 
 class Scaled(Submodel):
@@ -60,13 +60,8 @@ class HeteroFL(ClientSide[SizedOptions]):
         phases = super().phases(payload)
         if self.absent is None:
             return phases
-        return [replace(phase, task_weight=0.0, terms=(self._masked, *phase.terms)) for phase in phases]
-
-    def _masked(self, step: Step) -> Tensor:
-        assert self.absent is not None
-        last = self.client.task.outputs.places != "pixels"  # whose classes are the first axis of an example
-        absent = self.absent if last else self.absent.reshape(-1, *(1 for _ in step.outputs.shape[2:]))
-        return self.client.task.loss(step.outputs.masked_fill(absent, 0), step.labels)
+        masked = Term(masked_loss, absent=self.absent)
+        return [replace(phase, task_weight=0.0, terms=(masked, *phase.terms)) for phase in phases]
 
     def end(self, payload: Payload) -> Payload:
         """Return the shared arrays and, with the masked loss, the row numbers of the client's classes in the head."""
@@ -75,6 +70,13 @@ class HeteroFL(ClientSide[SizedOptions]):
             rows = torch.nonzero(~self.absent).flatten().cpu().numpy()
             reply.arrays["rows"] = dict.fromkeys(self._by_class(len(self.absent)), rows)
         return reply
+
+
+def masked_loss(step: Step, absent: Tensor) -> Tensor:
+    """Return the loss with the outputs for absent classes set to 0."""
+    if step.task.outputs.places == "pixels":  # whose classes are the first axis of an example
+        absent = absent.reshape(-1, *(1 for _ in step.outputs.shape[2:]))
+    return step.loss(step.outputs.masked_fill(absent, 0))
 
 
 def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Training, evaluation and BatchNorm's statistics, with one training loop for all methods."""
 
-from fedhet.training.distillation import divergence as divergence
 from fedhet.training.distillation import soft_divergence as soft_divergence
 from fedhet.training.evaluation import BATCH as BATCH
 from fedhet.training.evaluation import evaluate as evaluate
@@ -11,9 +10,10 @@ from fedhet.training.evaluation import reestimate as reestimate
 from fedhet.training.optimizers import Optimisation as Optimisation
 from fedhet.training.optimizers import eager as eager
 from fedhet.training.optimizers import learning_rate as learning_rate
-from fedhet.training.training import Loss as Loss
-from fedhet.training.training import Phase as Phase
-from fedhet.training.training import Step as Step
-from fedhet.training.training import Trained as Trained
+from fedhet.training.phases import Loss as Loss
+from fedhet.training.phases import Phase as Phase
+from fedhet.training.phases import Step as Step
+from fedhet.training.phases import Term as Term
+from fedhet.training.phases import Trained as Trained
 from fedhet.training.training import batches as batches
 from fedhet.training.training import train as train

@@ -3,8 +3,6 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.tasks import Task
-
 
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
     """Return the mean KL divergence KL(wanted || outputs) of logits (n, ..., classes) divided by `temperature`.
@@ -17,12 +15,6 @@ def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many
         return _divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1).mean()
     held, lacked = (_divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted)).mean() for sign in (1, -1))
     return held + lacked
-
-
-def divergence(task: Task, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return `soft_divergence` between two networks' outputs (n, ...) for the same examples of a task."""
-    scores, many_labels = task.outputs.scores, task.outputs.meaning == "labels"
-    return soft_divergence(scores(outputs), scores(wanted), temperature, many_labels=many_labels)
 
 
 def _divergences(logs: Tensor, wanted: Tensor) -> Tensor:

@@ -1,14 +1,9 @@
-"""The training loop of all methods, its phases and its loss terms.
-
-A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
-a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
-"""
+"""The training loop of all methods."""
 
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain, count, islice
 
 import torch
@@ -16,115 +11,11 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward
-from fedhet.training.optimizers import Optimisation
+from fedhet.training.phases import Phase, Step, Trained
 from fedhet.utils.machine import brought
 from fedhet.utils.statistics import Work
-
-
-@dataclass(slots=True)
-class Step:
-    """One mini-batch of training, as loss terms receive it.
-
-    Attributes:
-        number: number of the step in its phase, from 0.
-        model: the network in training mode, before this step's update.
-        parameters: the network's parameters by name, including frozen ones.
-        inputs: (n, ...) transformed examples on the device.
-        labels: (n, ...) labels of the examples.
-        rows: (n,) int64, positions of the examples in the phase's examples.
-        outputs: the network's outputs for the inputs.
-        captured: the inner values that the phase captures, by name; each (n, ...), part of the autograd graph.
-        bf16: whether forward passes are computed in bfloat16.
-        further: number of examples outside the batch that loss terms passed through the network.
-    """
-
-    number: int
-    model: nn.Module
-    parameters: Mapping[str, Tensor]
-    inputs: Tensor
-    labels: Tensor
-    rows: Tensor
-    outputs: Tensor
-    captured: Mapping[str, Tensor] = field(default_factory=dict)
-    bf16: bool = False
-    further: int = 0
-
-    def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return representations Phi (m, d) of further transformed examples (m, ...), part of the autograd graph.
-
-        Dropout draws from `stream`. The pass changes neither buffers nor torch's global random state.
-        """
-        self.further += len(inputs)
-        return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
-
-
-Loss = Callable[[Step], Tensor | tuple[Tensor, Mapping[str, Tensor]] | None]
-"""A loss term: returns a scalar to add to the task's loss, optionally with scalars to record; None to skip the step."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase of a client's local training.
-
-    Attributes:
-        epochs: number of passes over the examples.
-        optimisation: optimiser, batch size and learning rate.
-        steps: number of mini-batches, instead of whole epochs, if above 0.
-        module: the network to train, if not the client's network.
-        trains: function from an array's name to whether it is trained; None trains all. Other parameters do not change,
-            nor do buffers of a module that has no parameters to train (or no buffers, if it has no parameters). A
-            parameter that does not require gradients is never trained.
-        terms: loss terms to add to the task's loss.
-        task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
-        captures: inner values to capture from every batch for the terms, by name.
-        examples: the examples to train on, if not the client's training examples.
-        augmented: whether batches of `examples` are augmented; must be False if terms have a target for each example.
-        continues: whether to continue with the optimiser of the previous phase, which must train the same parameters.
-    """
-
-    epochs: int
-    optimisation: Optimisation
-    steps: int = 0
-    module: nn.Module | None = None
-    trains: Callable[[str], bool] | None = None
-    terms: tuple[Loss, ...] = ()
-    task_weight: float = 1.0
-    captures: Mapping[str, Capturing] = field(default_factory=dict)
-    examples: Examples | None = None
-    augmented: bool = False
-    continues: bool = False
-
-
-@dataclass
-class Trained:
-    """The result of one or several phases.
-
-    Attributes:
-        loss: sum over epochs of the mean loss of an epoch's steps, weighted by batch size.
-        epochs: number of passes over the examples, fractional for phases that count steps.
-        recorded: sum (a scalar tensor) and number of steps, for each value that a loss term recorded, by name.
-        optimizer: the optimiser with its state.
-        work: numbers of gradient steps and of forward passes.
-    """
-
-    loss: float = 0.0
-    epochs: float = 0
-    recorded: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
-    optimizer: torch.optim.Optimizer | None = None
-    work: Work = field(default_factory=Work)
-
-    @property
-    def mean_loss(self) -> float | None:
-        """The mean loss over all epochs; None if nothing was trained."""
-        return self.loss / self.epochs if self.epochs else None
-
-    @property
-    def means(self) -> dict[str, float]:
-        """The mean of each recorded value over the steps that recorded it."""
-        return {name: float(total) / count for name, (total, count) in self.recorded.items()}
 
 
 def train(
@@ -163,8 +54,8 @@ def train(
     recorded, further = dict(before.recorded), 0
     with _only_trained(model, named, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        for step in _passes(model, named, phase, examples, lambda inputs: prepare(inputs, augmenting), rows):
-            loss = _loss(step, phase, task, recorded)
+        for step in _passes(model, named, phase, examples, task, lambda inputs: prepare(inputs, augmenting), rows):
+            loss = _loss(step, phase, recorded)
             loss.backward()
             if phase.optimisation.clip_gradients:
                 nn.utils.clip_grad_norm_(parameters, phase.optimisation.clip_gradients)
@@ -192,6 +83,7 @@ def _passes(
     parameters: Mapping[str, nn.Parameter],
     phase: Phase,
     examples: Examples,
+    task: Task,
     prepare: Callable[[Tensor], Tensor],
     batches: Iterable[Tensor],
 ) -> Iterator[Step]:
@@ -209,12 +101,12 @@ def _passes(
                 f"BatchNorm cannot train on a batch of one example, but {few}: set batch-size to at least 2 and give "
                 "every client at least 2 training examples, or replace BatchNorm by GroupNorm"
             ) from error
-        yield Step(number, model, parameters, inputs, labels, index, outputs, captured, phase.optimisation.bf16)
+        yield Step(number, model, parameters, inputs, labels, index, outputs, captured, phase.optimisation.bf16, task)
 
 
-def _loss(step: Step, phase: Phase, task: Task, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
+def _loss(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
     """Return the sum of the task's loss and the loss terms; add the values that terms record to `recorded`."""
-    loss = task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
+    loss = step.task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
     if phase.task_weight != 1:
         loss = phase.task_weight * loss
     for term in phase.terms:

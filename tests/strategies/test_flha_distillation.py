@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from fedhet import models
 from fedhet.config import client_setup
+from fedhet.training import Step
 
 OWN = {"architectures": "cnn-1-1,mlp", "rounds": 4}
 
@@ -66,7 +67,8 @@ def test_loss_of_the_student(federate, phases):
     inputs = transform(data.train.inputs[:8])
     # Far from the teacher: between outputs that are nearly equal, a temperature of 20 leaves the divergence few digits.
     outputs = 20 * torch.randn(8, 10, generator=torch.Generator().manual_seed(0))
-    step = type("Step", (), {"inputs": inputs, "outputs": outputs})()
+    none = torch.empty(0)
+    step = Step(0, teacher_of(done, done.received[3, "0"]["model"]), {}, inputs, none, none, outputs)
     teacher = teacher_of(done, done.received[3, "0"]["model"])
     p, log_q = (teacher(inputs) / 20).softmax(1), (outputs / 20).log_softmax(1)
     expected = 0.7 * F.kl_div(log_q, p, reduction="batchmean") * 2 * 20**2

@@ -5,4 +5,4 @@ from fedhet.algorithms.alignment.cka import linear_cka as linear_cka
 from fedhet.algorithms.alignment.cka import procrustes_distance as procrustes_distance
 from fedhet.algorithms.alignment.cka import rbf_cka as rbf_cka
 from fedhet.algorithms.alignment.term import Alignment as Alignment
-from fedhet.algorithms.alignment.term import Rows as Rows
+from fedhet.algorithms.alignment.term import distance_to as distance_to

@@ -41,7 +41,8 @@ class Alignment:
     def __init__(
         self, kernel: Kernel, target: Tensor | Sequence[Tensor], *, batch: int = 128, generator: torch.Generator
     ) -> None:
-        self._kernel, self._dtype, self._generator = kernel, target[0].dtype, generator
+        self._kernel, self._generator = kernel, generator
+        self._target_self: Tensor | None = None
         self._batch, self._queue, self._blocks = 0, list[slice](), dict[int, tuple[slice, Tensor, Tensor]]()
         if isinstance(target, Tensor):
             self._target = check_features(target.detach(), "target")
@@ -72,16 +73,36 @@ class Alignment:
 
     def distance(self, features: Tensor, rows: Rows) -> Tensor:
         """Return the distance, a scalar, of the representation `(b, d)` of the examples `rows` from the target."""
-        features = features.to(self._dtype)  # a network with several dtypes may compute Phi in another one
+        return distance_to(features, *self.target(rows), kind=self.kind)
+
+    def target(self, rows: Rows) -> tuple[Tensor, ...]:
+        """Return the part of the target for the examples `rows`, as `distance_to` expects it."""
         if isinstance(rows, slice) and self._blocks:
-            _, target, target_self = self._blocks[rows.start]
-            kernel, kernel_self = unit_kernel(rbf_kernel(features), debiased=len(self._blocks) > 1)
-            return 1 - ratio((kernel * target).sum(), kernel_self, target_self)
-        target = self._target[rows]
-        if self._kernel == "procrustes":
-            return procrustes_distance(features, target)
-        if self._batch:
-            return 1 - debiased_linear_cka(features, target)
-        check_pair(features, target)
-        unit = centred_unit(features)
-        return 1 - ratio(inner(unit, target), self_inner(unit), self._target_self)
+            return self._blocks[rows.start][1:]
+        return self._target[rows], *(() if self._target_self is None else (self._target_self,))
+
+    @property
+    def kind(self) -> tuple[Kernel, bool]:
+        """The kernel, and whether CKA is debiased."""
+        return self._kernel, self._batch > 0 or len(self._blocks) > 1
+
+
+def distance_to(
+    features: Tensor, target: Tensor, target_self: Tensor | None = None, *, kind: tuple[Kernel, bool]
+) -> Tensor:
+    """Return the distance, a scalar, of a representation `(b, d)` from a target, a pure function of tensors.
+
+    `target`, `target_self` and `kind` are the results of `Alignment.target` and `Alignment.kind`.
+    """
+    (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
+    if kernel == "rbf":
+        assert target_self is not None
+        matrix, matrix_self = unit_kernel(rbf_kernel(features), debiased=debiased)
+        return 1 - ratio((matrix * target).sum(), matrix_self, target_self)
+    if kernel == "procrustes":
+        return procrustes_distance(features, target)
+    if target_self is None:
+        return 1 - debiased_linear_cka(features, target)
+    check_pair(features, target)
+    unit = centred_unit(features)
+    return 1 - ratio(inner(unit, target), self_inner(unit), target_self)

@@ -1,0 +1,163 @@
+"""What a client trains: phases with loss terms, the steps that terms receive, and the result.
+
+A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
+a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.data import Examples
+from fedhet.models.representation import Capturing, RandomStream, Representation
+from fedhet.tasks import Task
+from fedhet.training.distillation import soft_divergence
+from fedhet.training.evaluation import forward
+from fedhet.training.optimizers import Optimisation
+from fedhet.utils.statistics import Work
+
+
+@dataclass(slots=True)
+class Step:
+    """One mini-batch of training, as loss terms receive it.
+
+    Attributes:
+        number: number of the step in its phase, from 0.
+        model: the network in training mode, before this step's update.
+        parameters: the network's parameters by name, including frozen ones.
+        inputs: (n, ...) transformed examples on the device.
+        labels: (n, ...) labels of the examples.
+        rows: (n,) int64, positions of the examples in the phase's examples.
+        outputs: the network's outputs for the inputs.
+        captured: the inner values that the phase captures, by name; each (n, ...), part of the autograd graph.
+        bf16: whether forward passes are computed in bfloat16.
+        task: the task, which defines the loss.
+        further: number of examples outside the batch that loss terms passed through the network.
+    """
+
+    number: int
+    model: nn.Module
+    parameters: Mapping[str, Tensor]
+    inputs: Tensor
+    labels: Tensor
+    rows: Tensor
+    outputs: Tensor
+    captured: Mapping[str, Tensor] = field(default_factory=dict)
+    bf16: bool = False
+    task: Task = Task("classification")  # noqa: RUF009 - it is not changed
+    further: int = 0
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Return the task's loss of further outputs (n, ...) for the inputs, in the precision of `outputs`."""
+        return self.task.loss(outputs.to(self.outputs.dtype), self.labels)
+
+    def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
+        """Return `soft_divergence` between two networks' outputs (n, ...) for the inputs."""
+        kind = self.task.outputs
+        scores, wanted = kind.scores(outputs), kind.scores(wanted)
+        return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")
+
+    def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
+        """Return representations Phi (m, d) of further transformed examples (m, ...), part of the autograd graph.
+
+        Dropout draws from `stream`. The pass changes neither buffers nor torch's global random state.
+        """
+        self.further += len(inputs)
+        return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
+
+
+Value = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None
+"""A loss term's scalar to add to the task's loss, optionally with scalars to record; None to skip the step."""
+
+Loss = Callable[[Step], Value]
+"""A loss term."""
+
+
+class Term:
+    """A loss term as a pure function `function(step, **constants)`, which can be computed for a batch of clients.
+
+    Args:
+        function: the function, defined in a module, whose only other inputs are `constants`.
+        draw: returns further constants of a step, such as drawn examples, given its number and the number of its
+            examples; None to skip the step.
+        constants: tensors and nested tensors, which can differ between clients, and other values.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Value],
+        *,
+        draw: Callable[[int, int], Mapping[str, Any] | None] | None = None,
+        **constants: Any,
+    ) -> None:
+        self.function, self.draw, self.constants = function, draw, constants
+
+    def __call__(self, step: Step) -> Value:
+        """Return the value of the term in a step."""
+        drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
+        return None if drawn is None else self.function(step, **self.constants, **drawn)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a client's local training.
+
+    Attributes:
+        epochs: number of passes over the examples.
+        optimisation: optimiser, batch size and learning rate.
+        steps: number of mini-batches, instead of whole epochs, if above 0.
+        module: the network to train, if not the client's network.
+        trains: function from an array's name to whether it is trained; None trains all. Other parameters do not change,
+            nor do buffers of a module that has no parameters to train (or no buffers, if it has no parameters). A
+            parameter that does not require gradients is never trained.
+        terms: loss terms to add to the task's loss.
+        task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
+        captures: inner values to capture from every batch for the terms, by name.
+        examples: the examples to train on, if not the client's training examples.
+        augmented: whether batches of `examples` are augmented; must be False if terms have a target for each example.
+        continues: whether to continue with the optimiser of the previous phase, which must train the same parameters.
+    """
+
+    epochs: int
+    optimisation: Optimisation
+    steps: int = 0
+    module: nn.Module | None = None
+    trains: Callable[[str], bool] | None = None
+    terms: tuple[Loss, ...] = ()
+    task_weight: float = 1.0
+    captures: Mapping[str, Capturing] = field(default_factory=dict)
+    examples: Examples | None = None
+    augmented: bool = False
+    continues: bool = False
+
+
+@dataclass
+class Trained:
+    """The result of one or several phases.
+
+    Attributes:
+        loss: sum over epochs of the mean loss of an epoch's steps, weighted by batch size.
+        epochs: number of passes over the examples, fractional for phases that count steps.
+        recorded: sum (a scalar tensor) and number of steps, for each value that a loss term recorded, by name.
+        optimizer: the optimiser with its state.
+        work: numbers of gradient steps and of forward passes.
+    """
+
+    loss: float = 0.0
+    epochs: float = 0
+    recorded: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+    optimizer: torch.optim.Optimizer | None = None
+    work: Work = field(default_factory=Work)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean loss over all epochs; None if nothing was trained."""
+        return self.loss / self.epochs if self.epochs else None
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each recorded value over the steps that recorded it."""
+        return {name: float(total) / count for name, (total, count) in self.recorded.items()}
