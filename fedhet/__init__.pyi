@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from torch import Tensor
 
 from fedhet.client.app import make_client_app as make_client_app
+from fedhet.client.checkpoints import load_model as load_model
 from fedhet.client.own_app import wrap as wrap
 from fedhet.comparing import compare as compare
 from fedhet.comparing.recommending import recommend as recommend
@@ -80,6 +81,8 @@ class Keys(TypedDict, total=False):
     """validation examples: each client's own, or common ones of the data set"""
     shared_init: bool
     """all clients start from the same initialization of what is shared"""
+    start_from: str
+    """folder of a run whose models clients start from: their own (models/CLIENT), or models/global"""
     closing_epochs: int
     """number of epochs of a final round in which all clients train; 0: no such round"""
     unseen_clients: int
@@ -126,6 +129,8 @@ class Keys(TypedDict, total=False):
     """further loggers, separated by commas: tensorboard, wandb, mlflow"""
     report: bool
     """write report.html at the end of the run"""
+    save_every: int
+    """number of rounds between models saved in models/round-N; 0: only after the last round"""
     engine: str
     """where clients run: local, ray, or a SuperLink connection from Flower's configuration"""
     resume: bool

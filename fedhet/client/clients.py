@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import PermutationGroups
+from fedhet.client import checkpoints
 from fedhet.client.client import Client
 from fedhet.client.model_check import ModelCheck, check_model
 from fedhet.client.policy import Policy
@@ -247,7 +248,10 @@ class Clients:
             model = self._model(info) if self._model else client_setup.model_of(info)
             parameters = sum(parameter.numel() for parameter in model.parameters())
             self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
-            model = side.adapt(model, info.config)
+            if info.config.start_from:
+                model = checkpoints.start(model, info, owner, side.adapt)
+            else:
+                model = side.adapt(model, info.config)
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, in_words
-from fedhet.utils.files import file_name, read_tensors, state_folder, write_tensors, write_text
+from fedhet.utils.files import file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.text import log
 
 KEPT_DAYS = 90
@@ -44,7 +44,7 @@ class ClientStore:
         self._base = state_folder(state_dir, "")
         self._states = self._base / run / "clients" / name
         self._beginning = self._base / run / BEGINNING / f"{name}.json"
-        self._model = self._base / run / "models" / f"{name}.safetensors"
+        self._models, self._file = self._base / run / "models", f"{name}.safetensors"
 
     def make_room(self) -> None:
         """Remove old runs and public datasets, if several runs keep their state in one folder."""
@@ -86,11 +86,12 @@ class ClientStore:
             return {}
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
-    def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Save the client's personal model."""
-        write_tensors(self._model, tensors)
+    def write_model(self, tensors: dict[str, torch.Tensor], round: int = 0) -> None:
+        """Save the client's personal model at the end of a run or, if above 0, of a round."""
+        path = (self._models / round_folder(round) if round else self._models) / self._file
+        write_tensors(path, tensors)
         if self._run:  # else the server collects it
-            log.info("client %s: its personal model is %s", self._client, self._model)
+            log.info("client %s: its personal model is %s", self._client, path)
 
     def keep(self, public: PublicDataset) -> None:
         """Save a public dataset that the server sent."""

@@ -48,6 +48,7 @@ class Job:
         measured: the client's evaluations so far, by name.
         lost: whether the state that the server expects is missing.
         further: metrics of the user's own functions, by name.
+        scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
         batches: the random generator for the order of examples.
     """
 
@@ -61,6 +62,7 @@ class Job:
     measured: dict[str, Measured] = field(default_factory=dict)
     lost: bool = False
     further: dict[str, float] = field(default_factory=dict)
+    scored: dict[str, Tensor] = field(default_factory=dict)
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +94,9 @@ def train(job: Job) -> Payload:
     if client.request.evaluate:
         measure(job, "trained")
     keep(job)
+    every, round = client.config.save_every, client.request.round
+    if every and round % every == 0 and _has_own_model(side):
+        client.store.write_model(side.personal(), round)
     return reply
 
 
@@ -114,8 +119,8 @@ def evaluate(job: Job) -> Payload:
         measure(job, "trained")
     if not client.request.final:
         return Payload()
-    if personal or not _shares_all(side):  # else every client has the global model
-        client.store.write_model(side.personal())
+    if _has_own_model(side):
+        client.store.write_model(job.scored or side.personal())
     return side.finish(job.payload)
 
 
@@ -233,6 +238,12 @@ def _shares_all(side: AnySide) -> bool:
     return side.traits.whole and len(side.shared_names()) == len(side.client.names)
 
 
+def _has_own_model(side: AnySide) -> bool:
+    """Return whether the client's model differs from the global model, at least in running statistics."""
+    estimated = side.client.config.batch_norm != "aggregate" and "statistic" in side.kinds.values()
+    return side.traits.keeps == "model" or not _shares_all(side) or estimated
+
+
 # ---- evaluation
 
 
@@ -264,6 +275,8 @@ def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], pha
     seed_everything(client.seed("refinement dropout", when))
     run_phases(job, phases)
     _score(job, when, outputs)
+    if client.request.final and when == job.side.traits.scored:
+        job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
     job.batches, client.trained = batches, trained
     client.model.load_state_dict(before)
 

@@ -65,6 +65,10 @@ def run(
         if complete.state_dir:
             check_place(Path(complete.state_dir).resolve())
         device_of(complete.device)  # raises unless it is available
+        if complete.start_from:
+            if not (start := Path(complete.start_from).resolve()).is_dir():
+                raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
+            complete = complete.replace(start_from=str(start))  # workers may have another working directory
         client_setup.check(complete, own_model=model is not None, own_data=data is not None)
     watching = [*observers, *([progress_line()] if progress else [])]
     try:

@@ -177,6 +177,12 @@ class Config:
         needs={"validation": ()},
     )
     shared_init: bool = option(True, "all clients start from the same initialization of what is shared")
+    start_from: str = option(
+        "",
+        "folder of a run whose models clients start from: their own (models/CLIENT), or models/global",
+        at_node=True,
+        path=True,
+    )
     closing_epochs: int = option(
         0, "number of epochs of a final round in which all clients train; 0: no such round", at_least=0
     )
@@ -256,6 +262,9 @@ class Config:
     )
     log: str = _output("", "further loggers, separated by commas: tensorboard, wandb, mlflow")
     report: bool = _place(True, "write report.html at the end of the run")
+    save_every: int = _output(
+        0, "number of rounds between models saved in models/round-N; 0: only after the last round", at_least=0
+    )
     engine: str = _place(
         "local", "where clients run: local, ray, or a SuperLink connection from Flower's configuration"
     )

@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -19,6 +18,7 @@ from fedhet.config import toml
 from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.methods.options import Config, listed
+from fedhet.results import models
 from fedhet.results.history import read_clients, read_history, showing
 from fedhet.results.loggers import loggers
 from fedhet.results.observers import Observer, RoundReport, RunInfo
@@ -31,8 +31,6 @@ from fedhet.utils.files import (
     csv_lines,
     locked,
     read_arrays,
-    state_home,
-    write_arrays,
     write_text,
 )
 from fedhet.utils.machine import host
@@ -128,7 +126,10 @@ class RunDirectory(Observer):
         self._files.append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
         self._files.append("history.jsonl", json.dumps(report.row) + "\n")
         if not report.row.get("final"):
-            self._files.record(report.row["round"])
+            number, every = report.row["round"], self.config.save_every
+            if every and number and number % every == 0:
+                models.collect(self.folder, self.config.state_dir, run, number)
+            self._files.record(number)
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
             # A run that gets more rounds continues before its last one, which some methods treat differently.
             before_last = (run.state.stopped or self.config.rounds) - 1
@@ -144,14 +145,7 @@ class RunDirectory(Observer):
 
     def finished(self, run: RunInfo) -> None:
         """Write models, matrices, summary and report."""
-        # Clients write their models into their state folder; those on other machines stay there.
-        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
-        for place in places:
-            for path in sorted((place / run.state.run / "models").glob("*.safetensors")):
-                (self.folder / "models").mkdir(exist_ok=True)
-                shutil.move(path, self.folder / "models" / path.name)
-        if (run.traits.whole or run.state.serves) and run.state.model:
-            write_arrays(self.folder / "models" / "global.safetensors", run.state.model)
+        models.collect(self.folder, self.config.state_dir, run)
         self._write_summary(run, "completed")
         self._show(run.matrices)
         log.info("results are in %s", self.folder)
@@ -205,7 +199,7 @@ class RunDirectory(Observer):
             self._files.go_back(complete, {"history.jsonl": len(rows), "clients.csv": 1 + len(clients)})
         for name in ("summary.json", "matrices.json", "report.html"):
             (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "models", ignore_errors=True)
+        models.remove_after(self.folder, complete)
 
     def _drop_last_rounds(self, planned: int) -> None:
         """Replace the last checkpoint by the checkpoint before the last planned round of training."""

@@ -229,6 +229,11 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
     return content.hexdigest()
 
 
+def round_folder(round: int) -> str:
+    """Return the name of the folder in `models/` with the models of a round (`save-every`)."""
+    return f"round-{round}"
+
+
 def state_home() -> Path:
     """Return the folder in which clients without a `state-dir` store their state, with a folder for each run."""
     return Path.home() / ".fedhet" / "state"

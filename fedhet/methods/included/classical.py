@@ -10,7 +10,10 @@ from fedhet.methods.options import Options, keys_about
 class ClassicalOptions(Options):
     """Configuration keys of the scikit-learn baselines: they add none, and those in `without` have no effect."""
 
-    without = (*keys_about("optimiser"), "batch-size", "augment", "precision", "local-epochs", "closing-epochs")
+    without = (
+        *keys_about("optimiser"),
+        *("batch-size", "augment", "precision", "local-epochs", "closing-epochs", "start-from"),
+    )
 
 
 nearest_neighbour = Method(

@@ -15,6 +15,8 @@ class FLHAGHNOptions(Options):
     The paper's head, `dense`, is ten times larger than the default.
     """
 
+    without = ("start-from",)  # the hypernetwork generates the weights
+
     head: Literal["base-lowrank", "dense", "tiled"] = option(
         "base-lowrank",
         "head that generates weights: one per layer type (dense is the paper's), or tiled for any type",
@@ -70,6 +72,8 @@ flha_ghn = Method(
 @dataclass(frozen=True)
 class PFedHNOptions(Options):
     """pFedHN's own configuration key."""
+
+    without = ("start-from",)  # the hypernetwork generates the weights
 
     server_learning_rate: float = option(0.01, "learning rate of the hypernetwork's Adam", above=0)
 

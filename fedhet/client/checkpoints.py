@@ -1,0 +1,142 @@
+"""The trained models in a run's folder: load one for use, or start another run from them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedhet.algorithms.graphs import resize
+from fedhet.client.client_side import AnySide
+from fedhet.config import client_setup, configuration, user_functions
+from fedhet.config.client_setup import ClientInfo
+from fedhet.config.toml import load
+from fedhet.data.own import as_input
+from fedhet.errors import ConfigError, ModelError
+from fedhet.messages import difference, spec_of
+from fedhet.methods import registry
+from fedhet.methods.options import Config
+from fedhet.models.copies import copied
+from fedhet.models.representation import precision
+from fedhet.utils.files import file_name, name_of, read_tensors
+from fedhet.utils.randomness import seeded
+
+GLOBAL = "global"
+"""Name of the global model among the models of a run."""
+
+
+def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = None) -> nn.Module:
+    """Return the trained network of a client of a finished run, in evaluation mode, with its running statistics.
+
+        network = fedhet.load_model("runs/try", 3, model=my_model)
+
+    Args:
+        run: the run directory, or the result of `fedhet.run`.
+        client: the client's name or number; a client without a model of its own has the global model.
+        model: the clients' models as they were passed to the run; by default the configured architectures.
+        data: the clients' data as they were passed to the run; only needed if clients train parts of one network.
+
+    Raises:
+        ConfigError: the folder has no such model, or `model` or `data` is needed.
+        ModelError: the network that `model` returns does not fit the saved arrays.
+    """
+    folder, name = Path(getattr(run, "folder", run)), str(client)
+    noted = load(folder / "config.toml").get("own", {})
+    if "model" in noted and model is None:
+        raise ConfigError(f"{folder} was run with a model of its own ({noted['model']}): pass it, model=...")
+    settings = configuration.from_file(folder / "config.toml", ("model", "data"), of_run=True)
+    config = configuration.resolve(settings, strict=False, trusted=False)
+    info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
+    tensors, path = _saved(folder, name, name)
+    function, side = user_functions.model_function(model), registry.client_side(config.method_name)
+    with seeded(config.seed, "initial weights", client_setup.owner_of_weights(config, name)):
+        network = function(info) if function else client_setup.model_of(info)
+        if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL):
+            own = user_functions.data_function(data)
+            network, tensors = _formed(network, side, info, tensors, own, needs_data="data" in noted)
+    _load(network, tensors, path, name)
+    return user_functions.as_given(network.eval())
+
+
+def start(model: nn.Module, info: ClientInfo, owner: str, adapt: Callable[[nn.Module, Config], nn.Module]) -> nn.Module:
+    """Load the model that `start-from` names into a newly built network; return it in the form that the method needs.
+
+    Args:
+        model: the network.
+        info: the client.
+        owner: the client whose weights these are; `all` for the network from which all clients start.
+        adapt: the method's `ClientSide.adapt`.
+
+    Raises:
+        ConfigError: the folder has no such model.
+        ModelError: the network does not fit.
+    """
+    tensors, path = _saved(Path(info.config.start_from), info.name, owner)
+    if plain := not _misfit(model, tensors):
+        _load(model, tensors, path, info.name)
+    model = adapt(model, info.config)
+    if not plain:
+        _load(model, tensors, path, info.name)
+    return model
+
+
+def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
+    """Return the saved tensors of a client, or of the global model if the client has none or `owner` is `all`.
+
+    Running statistics that the global model lacks, because clients keep them, are those of the client.
+    """
+    folder = folder / "models" if (folder / "models").is_dir() else folder
+    own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
+    if owner == "all" and not common.is_file():
+        raise ConfigError(
+            f"{folder} has no {common.name}, but the method starts all clients from one network: set shared-init = "
+            "false, so that each client starts from its own model"
+        )
+    path = common if owner == "all" or not own.is_file() else own
+    if not path.is_file():
+        there = ", ".join(sorted(name_of(each.stem) for each in folder.glob("*.safetensors"))) or "none"
+        raise ConfigError(f"{folder} has no model of client {client}, only these: {there}; give the folder of a run")
+    mine = read_tensors(own) if path == common else {}
+    return {**(mine or {}), **(read_tensors(path) or {})}, path
+
+
+def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """Return the first difference between a network's arrays and saved ones, or an empty string."""
+    expected, there = spec_of(network.state_dict()), spec_of(tensors)
+    return "" if expected == there else difference(expected, there)
+
+
+def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client: str) -> None:
+    if odd := _misfit(network, tensors):
+        raise ModelError(f"client {client}'s {network._get_name()} does not fit {path}: {odd}")
+    network.load_state_dict(tensors)
+
+
+def _formed(
+    network: nn.Module,
+    side: type[AnySide],
+    info: ClientInfo,
+    tensors: Mapping[str, Tensor],
+    data: user_functions.DataFunction | None,
+    *,
+    needs_data: bool,
+) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    """Return a network in the form in which the method trained it (other layers or widths, or a part), and its arrays.
+
+    A client that trains a part of a network, and has no model of its own, has its part of the global model.
+    """
+    network = side.adapt(network, info.config)
+    if side.parts:
+        if needs_data and data is None:
+            raise ConfigError(f"{info.config.method_name} cuts networks for the clients' examples: pass data=...")
+        dataset = None if data else client_setup.dataset_of(info.config)
+        raw = (data(info) if data else client_setup.data_of(info)).train.inputs[:2]
+        inputs = dataset.transform(raw) if dataset else as_input(raw, precision(network))
+        part = side.parts(side.parts.width_of(info), side.parts.groups_of(network, inputs))
+        whole, network = part.whole.cut(copied(network)), part.cut(network)
+        if _misfit(network, tensors) and not _misfit(whole, tensors):
+            whole.load_state_dict(tensors)
+            tensors = part.state(whole)
+    elif registry.traits(info.config).networks == "widths" and tensors.keys() == network.state_dict().keys():
+        network = resize(network, dict(tensors))
+    return network, tensors
