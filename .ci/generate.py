@@ -72,11 +72,11 @@ from fedhet.data import PublicDataset
 from fedhet.engines.running import run as run
 from fedhet.methods.options import Config
 from fedhet.results.observers import Observer
-from fedhet.results.run_result import RunResult as RunResult
+from fedhet.engines.running import RunResult as RunResult
 from fedhet.server import FederatedStrategy
 from fedhet.server.app import make_server_app as make_server_app
 from fedhet.tasks import Task as Task
-from fedhet.utils.version import __version__ as __version__
+from fedhet.utils.text import __version__ as __version__
 '''
 STRATEGY = """
 class {name}(FederatedStrategy[Any, Any]):

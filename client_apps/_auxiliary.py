@@ -15,7 +15,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.distillation import AuxiliaryOptions
 from fedhet.methods.keys import kebab
-from fedhet.models.arrays import kinds_of
+from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Output, Representation, head_name, in_precision, precision
 from fedhet.training import Phase, reestimate
 from fedhet.utils.randomness import seeded

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import PermutationGroups
-from fedhet.algorithms.graphs.exits import EXITS, Exits, groups_by_depth
+from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload

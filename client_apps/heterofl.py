@@ -16,7 +16,7 @@ from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload
 from fedhet.methods.included.submodels import SizedOptions
-from fedhet.models.arrays import tied_names
+from fedhet.models.copies import tied_names
 from fedhet.training import Phase, Step, Term
 
 

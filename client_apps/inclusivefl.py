@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fedhet.algorithms.graphs.exits import EXITS, Exits
+from fedhet.algorithms.graphs.blocks import EXITS, Exits
 from fedhet.methods.included.submodels import InclusiveFLOptions
 from fedhet.models.representation import Output
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fedhet.utils.version import __version__
+from fedhet.utils.text import __version__
 
 # In a checkout and in a Flower app bundle, `strategies/` and `client_apps/` are next to this folder; a wheel has them
 # inside it. In both cases their modules are `fedhet.strategies.X` and `fedhet.client_apps.X`.
@@ -18,7 +18,7 @@ _LAZY = {
     "compare": "fedhet.comparing",
     "recommend": "fedhet.comparing.recommending",
     "run": "fedhet.engines.running",
-    "RunResult": "fedhet.results.run_result",
+    "RunResult": "fedhet.engines.running",
     "Task": "fedhet.tasks",
     "wrap": "fedhet.client.own_app",
 }

@@ -25,7 +25,7 @@ import pytest
 import fedhet
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration, validation
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import ClientApp, Context, Message, decode_arrays, encode_arrays
 from fedhet.methods import registry

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from torch import nn
 
-from fedhet.algorithms.graphs.exits import Exits
+from fedhet.algorithms.graphs.blocks import Exits
 from fedhet.messages import load_into
 from fedhet.methods.included.submodels import DepthFLOptions, DepthOptions, depthfl
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, read_network
-from fedhet.utils.ordering import in_order
+from fedhet.utils.statistics import in_order
 
 D = TypeVar("D", bound=DepthOptions)
 T = TypeVar("T", bound=SubmodelState)

@@ -22,13 +22,13 @@ import numpy as np
 from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups
-from fedhet.algorithms.graphs.exits import EXITS
+from fedhet.algorithms.graphs.blocks import EXITS
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, cast
 from fedhet.methods.included.submodels import InclusiveFLOptions, inclusivefl
 from fedhet.server import ArraysBy
 from fedhet.server.submodel import SubmodelState, read_network
-from fedhet.utils.ordering import grouped
+from fedhet.utils.statistics import grouped
 
 from .depthfl import ByDepth  # noqa: TID251 - this folder is fedhet.strategies
 

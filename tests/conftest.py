@@ -37,7 +37,7 @@ from fedhet.client.app import make_client_app
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.methods import registry
-from fedhet.models.arrays import storage_place
+from fedhet.models.copies import storage_place
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.utils.machine import cores
 from fedhet.utils.statistics import ClientRow

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 import fedhet
 from fedhet import cli, data, models
 from fedhet.config import configuration
+from fedhet.engines.running import RunResult
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
-from fedhet.results.run_result import RunResult
 from fedhet.utils.machine import device_of
 
 QUICK = ["local/digits", "--set", "rounds=1", "--set", "clients=2", "--set", "local-epochs=1", "--set", "report=false"]

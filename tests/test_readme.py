@@ -22,11 +22,11 @@ from fedhet import cli, data
 from fedhet.algorithms import matching
 from fedhet.algorithms.alignment import cka
 from fedhet.config import configuration
+from fedhet.engines.running import RunResult
 from fedhet.errors import ConfigError, DataError, ModelError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.methods.sharing import NetworkDescription
-from fedhet.results.run_result import RunResult
 from fedhet.testing import MethodContract
 from fedhet.utils.files import read_arrays
 

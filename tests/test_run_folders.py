@@ -31,7 +31,7 @@ from fedhet.methods.method import Drawing, Method
 from fedhet.methods.options import Options
 
 Path("imported").touch()
-method = Method("mine", drawings={"cka": Drawing("fedhet.results.drawings:cka_figure", "of mine")})
+method = Method("mine", drawings={"cka": Drawing("fedhet.results.figures:cka_figure", "of mine")})
 """
 
 

@@ -32,10 +32,8 @@ from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_wo
 from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.utils.files import state_home
-from fedhet.utils.machine import device_of
-from fedhet.utils.signals import ended_by_signals, exit_code
-from fedhet.utils.text import printable, terminal
-from fedhet.utils.version import __version__
+from fedhet.utils.machine import device_of, ended_by_signals, exit_code
+from fedhet.utils.text import __version__, printable, terminal
 
 FAILED, BAD_INPUT = 1, 2
 GOES_ON = "stopped; the same command continues where it was"

@@ -14,7 +14,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import Config, Options
 from fedhet.methods.sharing import NetworkDescription
-from fedhet.models.arrays import Kind, kinds_of
+from fedhet.models.copies import Kind, kinds_of
 from fedhet.training import Loss, Phase
 
 P = TypeVar("P", bound=Options)

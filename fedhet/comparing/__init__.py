@@ -32,7 +32,7 @@ from fedhet.results.plotting import save_png
 from fedhet.results.report import write_together
 from fedhet.tasks import Task
 from fedhet.utils.files import write_csv, write_text
-from fedhet.utils.ordering import grouped
+from fedhet.utils.statistics import grouped
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,8 +14,7 @@ import numpy as np
 from fedhet.comparing.settings import PlannedRun
 from fedhet.results.history import RunFiles, final_clients, read_run
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.utils.ordering import grouped
-from fedhet.utils.statistics import never_took_part
+from fedhet.utils.statistics import grouped, never_took_part
 
 CONFIDENCE = 0.95
 FEWEST = 3

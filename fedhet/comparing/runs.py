@@ -20,7 +20,7 @@ from fedhet.comparing.settings import FILES, PLACES, PlannedRun, shake_hands
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
-from fedhet.engines import children, messages, running
+from fedhet.engines import children, running
 from fedhet.engines.children import Child, ChildError
 from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.methods import registry
@@ -213,7 +213,7 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
 
 
 def _call(connection: Connection) -> None:
-    job: Job = messages.receive(connection)
+    job: Job = children.receive(connection)
     torch.set_default_dtype(job.dtype)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab", buffering=0) as log:
@@ -221,9 +221,9 @@ def _call(connection: Connection) -> None:
         os.dup2(log.fileno(), 2)
     try:
         job.call()
-        messages.send(connection, None)
+        children.send(connection, None)
     except FedhetError as error:
-        messages.send(connection, str(error))
+        children.send(connection, str(error))
     except Exception as error:  # reported as the failure of this job
         traceback.print_exc()
-        messages.send(connection, f"{type(error).__name__}: {error} (see {job.log})")
+        children.send(connection, f"{type(error).__name__}: {error} (see {job.log})")

@@ -21,7 +21,7 @@ from fedhet.methods.keys import default_of
 from fedhet.methods.method import UNSCORED, Method
 from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, keys_that
 from fedhet.utils.machine import process_restored
-from fedhet.utils.ordering import grouped
+from fedhet.utils.statistics import grouped
 
 PLACES = frozenset(keys_about("place"))
 """Keys of where and how a run is carried out, which do not change results; a comparison sets them."""

@@ -14,7 +14,7 @@ from fedhet.methods.options import OWN, Config, fields_of, listed
 from fedhet.utils.machine import check_device_name
 
 LOGS = ("tensorboard", "wandb", "mlflow")
-"""Values of the key `log`; `fedhet.results.loggers` has an observer for each."""
+"""Values of the key `log`; `fedhet.results.observers` has an observer for each."""
 
 SUPPLIED: dict[OwnPart, str] = {
     "data": "data of your own",

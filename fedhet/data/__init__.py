@@ -3,7 +3,6 @@
 from fedhet.data import chestxray as chestxray
 from fedhet.data import images as images
 from fedhet.data import text as text
-from fedhet.data import tweets as tweets
 from fedhet.data.examples import ClientData as ClientData
 from fedhet.data.examples import DataSet as DataSet
 from fedhet.data.examples import Examples as Examples

@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.examples import DataSet, Examples, Indices, Owners, digest
+from fedhet.data.examples import DataSet, Examples, Indices, Normalise, Owners, digest
 from fedhet.data.files import cache_folder, locate_one, read, variant
 from fedhet.data.registry import register_dataset
-from fedhet.data.transforms import Normalise
 from fedhet.errors import DataError, FedhetError
 from fedhet.tasks import Task
 from fedhet.utils.files import read_tensors, write_tensors

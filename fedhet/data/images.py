@@ -15,10 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.examples import Augment, DataSet, Examples, Indices, Owners, Transform
+from fedhet.data.examples import (
+    Augment,
+    DataSet,
+    Examples,
+    Indices,
+    Normalise,
+    Owners,
+    Transform,
+    crop_and_flip,
+    flip_crop_brighten_blur,
+)
 from fedhet.data.files import check_labels, locate, read_cifar, read_idx
 from fedhet.data.registry import load, register_dataset
-from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 from fedhet.utils.randomness import numpy_generator

@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fedhet.data.examples import DataSet
-from fedhet.data.transforms import resized
+from fedhet.data.examples import DataSet, resized
 from fedhet.errors import DataError, nearest
 
 Loader = Callable[[Path | None], DataSet]

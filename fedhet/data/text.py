@@ -1,7 +1,13 @@
-"""Shakespeare's plays, divided by speaking role, with the next-character task of LEAF."""
+"""Texts: Shakespeare's plays by speaking role, and the tweets of Sentiment140 by user."""
 
+import csv
+import html
+import io
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedhet.data.examples import DataSet, Examples, Indices, Owners
-from fedhet.data.files import locate_one, read
+from fedhet.data.files import locate_one, read, rows_of
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
+from fedhet.models.text import VOCABULARY
 from fedhet.tasks import Task
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -129,3 +136,136 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet
         transform=torch.Tensor.long,  # which embeddings take
         groups=Owners(train_owners, test_owners),
     )
+
+
+WORDS = 25
+"""Number of words at the start of a tweet that a network reads, as in LEAF."""
+
+TWEETS = tuple(f"training.1600000.processed.noemoticon{part}.csv" for part in ("", ".subset20000"))
+"""Names of the file of all tweets and of a sample."""
+
+VECTORS = tuple(
+    f"glove.{corpus}.{width}d.txt"
+    for corpus, widths in {"6B": (300, 200, 100, 50), "twitter.27B": (200, 100, 50, 25)}.items()
+    for width in widths
+)
+"""Names of files of word vectors, in order of preference."""
+
+MIN_TWEETS = 50
+"""Smallest number of tweets of a natural client."""
+
+POLARITIES = {"0": 0, "4": 1}
+PADDING, UNKNOWN = 0, 1
+"""Indices that pad a short tweet at its start and stand for unknown words; those of known words follow."""
+
+_WORD = re.compile(r"https?://\S+|www\.\S+|@\w+|[\w']+|[.,!?;]")
+
+
+def words_of(tweet: str) -> list[str]:
+    """Split a tweet into lower-case words and punctuation; as in GloVe, links become `<url>`, user names `<user>`."""
+    found = _WORD.findall(html.unescape(tweet).lower())
+    return [
+        "<user>" if word[0] == "@" else "<url>" if "://" in word or word.startswith("www.") else word for word in found
+    ]
+
+
+@register_dataset("sentiment140")
+def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
+    """Load Sentiment140 (Go et al., 2009): 1,600,000 positive or negative tweets, as indices of words in a vocabulary.
+
+    Natural clients are users with at least `min_tweets` tweets (LEAF's option `-k`). Every fifth tweet, sorted by user,
+    is a test example. The vocabulary has the most frequent words of the training part. Raises a `DataError` if the file
+    (see `TWEETS`, can be compressed) is missing, damaged or has another layout.
+    """
+    return _tweets(folder, min_tweets)[0]
+
+
+@register_dataset("sentiment140-glove")
+def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
+    """Load Sentiment140 as in `sentiment140`, with a frozen word vector for each of 25 words, (25, width).
+
+    The file of word vectors (see `VECTORS`) is in the same folder. Vectors of words that it does not contain are zeros.
+    """
+    dataset, vocabulary = _tweets(folder, min_tweets)
+    vectors = read_vectors(locate_one(folder, "sentiment140", VECTORS, "word vectors"), vocabulary)
+    shape = (WORDS, vectors.shape[1])
+    return replace(dataset, name="sentiment140-glove", input_shape=shape, transform=partial(_look_up, vectors=vectors))
+
+
+def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
+    return vectors.to(indices.device)[indices.long()]
+
+
+def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
+    """Read the word vectors of a vocabulary, (2 + words, width) float32; the first two, padding and unknown, are zeros.
+
+    The file has GloVe's text format. Raises a `DataError` if it is damaged or contains none of the words.
+    """
+    numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
+    vectors, found, width = np.zeros((0, 0), np.float32), 0, 0
+    for row, line in enumerate(rows_of(file), 1):
+        word, *values = line.rstrip().split(" ")
+        if row == 1:
+            width = len(values)
+            vectors = np.zeros((UNKNOWN + 1 + len(numbers), width), np.float32)
+        if word not in numbers:
+            continue
+        try:
+            vectors[numbers[word]] = np.array(values, np.float32).reshape(width)  # not broadcast
+        except ValueError as error:
+            raise DataError(f"{file}: line {row} is not a word and {width} numbers: download the file again") from error
+        found += 1
+    if not found or not np.isfinite(vectors).all():
+        what = "has numbers that are not finite" if found else f"has none of the {len(numbers)} words of the tweets"
+        raise DataError(f"{file} {what}: use word vectors in GloVe's text format")
+    return torch.from_numpy(vectors)
+
+
+def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
+    """Return the data set, and the words of its vocabulary, whose indices start at 2."""
+    path = locate_one(folder, "sentiment140", TWEETS, "sentiment140")
+    known: dict[str, str] = {}  # one object for each word
+    labels, users, texts = [], [], []
+    for polarity, user, tweet in _rows(path):
+        labels.append(POLARITIES[polarity])
+        users.append(user)
+        texts.append([known.setdefault(word, word) for word in words_of(tweet)[:WORDS]])
+    owners = np.unique(users, return_inverse=True)[1].astype(np.int64)
+    tested = np.zeros(len(owners), bool)
+    tested[np.argsort(owners, kind="stable")[4::5]] = True
+    counts = Counter(dict.fromkeys(known, 0))  # so that equally frequent words are in order of appearance
+    for text, test in zip(texts, tested, strict=True):
+        counts.update([] if test else text)
+    vocabulary = [word for word, count in counts.most_common(VOCABULARY - UNKNOWN - 1) if count]
+    numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
+    indices = np.full((len(texts), WORDS), PADDING, np.int16)
+    for row, text in zip(indices, texts, strict=True):
+        row[WORDS - len(text) :] = [numbers.get(word, UNKNOWN) for word in text]
+    examples = Examples(torch.from_numpy(indices), torch.tensor(labels))
+    natural = np.where(np.bincount(owners)[owners] >= min_tweets, owners, -1)
+    train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
+    dataset = DataSet(
+        name="sentiment140",
+        train=examples.subset(train),
+        test=examples.subset(test),
+        classes=len(POLARITIES),
+        task=Task("classification"),
+        input_shape=(WORDS,),
+        transform=Tensor.long,  # which embeddings take
+        groups=Owners(natural[train], natural[test]),
+    )
+    return dataset, vocabulary
+
+
+def _rows(path: Path) -> Iterable[tuple[str, str, str]]:
+    number = 0
+    try:
+        for row in csv.reader(io.StringIO(read(path).decode("latin-1"), newline="")):
+            number += 1
+            if len(row) != 6 or row[0] not in POLARITIES:
+                raise csv.Error("it must have polarity (0 or 4), id, date, query, user and text")
+            yield row[0], row[4], row[5]
+    except csv.Error as error:
+        raise DataError(f"{path}: row {number} is damaged ({error}): download the file again") from error
+    if number < 5:
+        raise DataError(f"{path} has {number} tweets, too few for a training and a test part: use the whole file")

@@ -7,22 +7,30 @@ killed. This is the only module that uses private parts of `multiprocessing`, to
 """
 
 import contextlib
+import io
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize, get_temp_dir
 from types import ModuleType
 from typing import Any
 
-from fedhet.engines import messages
+import cloudpickle
+import torch
+from torch import Tensor
+
 from fedhet.errors import FedhetError
+from fedhet.flower import Array
 
 # Numerical libraries read these when they are loaded. On two cores, two processes with two threads each were a hundred
 # times slower than with one thread each.
@@ -35,7 +43,7 @@ LONGEST_FOLDER = 70
 """Length of a temporary folder's path up to which a socket fits in; systems allow paths of about 104 characters."""
 
 _starting = threading.Lock()  # several threads start processes, which changes the environment for a moment
-_PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server", "fedhet.engines.local")
+_PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server")
 
 
 class ChildError(FedhetError):
@@ -60,7 +68,7 @@ class Child:
     def send(self, content: object) -> None:
         """Send a message to the process; if the process has ended, the next `receive` raises a ChildError."""
         with contextlib.suppress(ConnectionError):
-            messages.send(self.connection, content)
+            send(self.connection, content)
 
     def receive(self, timeout: float | None = None) -> Any:
         """Return the next message; raises a ChildError if the process ends or exceeds the timeout, which kills it."""
@@ -68,7 +76,7 @@ class Child:
             self.end()
             raise ChildError(f"no reply within {timeout:g} s")
         try:
-            return messages.receive(self.connection)
+            return receive(self.connection)
         except Exception as error:  # whatever it was, nothing more can be read from the process
             self.process.join(FAREWELL)
             self.end()
@@ -174,3 +182,103 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+LARGE = 1 << 17
+"""Size in bytes from which a buffer is shared."""
+
+SHARES = hasattr(os, "memfd_create")
+"""Whether this system has files in memory."""
+
+_ALIGNED = 64
+
+
+class SharedMessage:
+    """An object that is pickled once, by cloudpickle, and can be sent several times.
+
+    Large tensors and arrays (NumPy and Flower) are placed in shared memory.
+    """
+
+    def __init__(self, content: object) -> None:
+        pickled = io.BytesIO()
+        self._memory: io.BufferedRandom | None = None
+        self._places: list[tuple[int, int]] = []
+        try:
+            _Pickler(pickled, pickle.HIGHEST_PROTOCOL, buffer_callback=self._is_pickled).dump(content)
+            self._pickled = pickled.getvalue()
+            if self._memory:
+                self._memory.flush()
+        except BaseException:  # Ctrl-C too: the caller has nothing to close yet
+            self.close()
+            raise
+
+    def _is_pickled(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return True if a buffer is small and has to be pickled; otherwise write it to the file in memory."""
+        raw = buffer.raw()
+        if raw.nbytes < LARGE or not SHARES:
+            return True
+        if self._memory is None:
+            try:
+                self._memory = open(os.memfd_create("fedhet"), "w+b")  # noqa: SIM115 - see `close`
+            except OSError:  # too many open files
+                return True
+        start = self._memory.seek(-self._memory.tell() % _ALIGNED, io.SEEK_CUR)
+        self._places.append((start, start + self._memory.write(raw)))
+        return False
+
+    def send(self, connection: Connection) -> None:
+        """Send the object over a socket; raises an OSError if the receiver has ended."""
+        connection.send((self._pickled, self._places))
+        if self._memory:
+            reduction.send_handle(connection, self._memory.fileno(), None)
+
+    def close(self) -> None:
+        """Close the file in memory; receivers keep their own mapping of it."""
+        if self._memory:
+            self._memory.close()
+
+
+def send(connection: Connection, content: object) -> None:
+    """Send an object, or a `SharedMessage`, over a connection."""
+    if isinstance(content, SharedMessage):
+        content.send(connection)
+        return
+    with contextlib.closing(SharedMessage(content)) as message:
+        message.send(connection)
+
+
+def receive(connection: Connection) -> Any:
+    """Receive an object, whose arrays are writable; raises an EOFError or OSError if the sender has ended."""
+    pickled, places = connection.recv()
+    memory = memoryview(b"")
+    if places:
+        with open(reduction.recv_handle(connection), "rb") as file:
+            memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    return pickle.loads(pickled, buffers=[memory[start:end] for start, end in places])  # noqa: S301 - a child's
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that passes the buffers of tensors and Flower arrays out of band, as NumPy does for its arrays."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Pickle large arrays and tensors by their buffers."""
+        if type(obj) is Array and len(obj.data) >= LARGE:
+            return _array, (obj.dtype, obj.shape, obj.stype, pickle.PickleBuffer(obj.data))
+        if type(obj) is Tensor and obj.nbytes >= LARGE and _plain(obj):
+            return _tensor, (obj.dtype, obj.shape, pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy().data))
+        return super().reducer_override(obj)
+
+
+def _plain(tensor: Tensor) -> bool:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return False
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes and not vars(tensor)
+    return whole and not (tensor.is_complex() or tensor.is_neg() or tensor.is_quantized or tensor.requires_grad)
+
+
+def _array(dtype: str, shape: Sequence[int], stype: str, data: Any) -> Array:
+    return Array(dtype, tuple(shape), stype, bytes(data))
+
+
+def _tensor(dtype: torch.dtype, shape: Sequence[int], data: Any) -> Tensor:
+    return torch.frombuffer(data, dtype=dtype).view(shape)

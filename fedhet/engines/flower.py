@@ -40,11 +40,9 @@ from fedhet.methods.options import Config
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import State
-from fedhet.utils.machine import cores, device_of
-from fedhet.utils.ordering import client_order
-from fedhet.utils.signals import ended_by_signals
-from fedhet.utils.text import log
-from fedhet.utils.version import __version__
+from fedhet.utils.machine import cores, device_of, ended_by_signals
+from fedhet.utils.statistics import client_order
+from fedhet.utils.text import __version__, log
 
 PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""

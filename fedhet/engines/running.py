@@ -1,25 +1,72 @@
-"""Run a federation from beginning to end, for `fedhet run` and `fedhet.run`."""
+"""Run a federation from beginning to end, for `fedhet run` and `fedhet.run`, and on this machine."""
 
 import json
+import multiprocessing
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
-from fedhet.errors import ConfigError, check_kinds
+from fedhet.errors import ConfigError, FedhetError, check_kinds
+from fedhet.flower import ClientApp
+from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import colour_terminals_only
 from fedhet.methods import registry
 from fedhet.methods.options import Config, keys_that
+from fedhet.results.history import Row, read_history, read_run, showing
 from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
-from fedhet.results.run_result import RunResult
-from fedhet.server.app import new_folder
+from fedhet.results.tables import headline
+from fedhet.server.app import new_folder, serve
 from fedhet.tasks import Task
 from fedhet.utils import text
 from fedhet.utils.files import check_place
-from fedhet.utils.machine import device_of
+from fedhet.utils.machine import cores, device_of, process_restored, room_on
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its directory and the content of `summary.json` ({} if the server ran on another machine)."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def history(self) -> list[Row]:
+        """The rows of `history.jsonl`."""
+        return read_history(self.folder)
+
+    def plot(self) -> "Figure":
+        """Plot the accuracy by round; raises a `FedhetError` if no client was evaluated."""
+        from fedhet.results.figures import accuracy_figure
+
+        figure = accuracy_figure(read_run(self.folder))
+        if figure is None:
+            raise FedhetError(f"{self.folder}: no client was evaluated, so nothing can be drawn: set evaluate-every")
+        return figure
+
+    def __str__(self) -> str:
+        return f"{headline(read_run(self.folder))}\n{self.folder}" if self.summary else str(self.folder)
+
+    def _repr_html_(self) -> str:
+        from fedhet.results.figures import accuracy_figure
+        from fedhet.results.plotting import to_svg
+
+        run = read_run(self.folder)
+        with showing(self.folder):
+            figure = accuracy_figure(run)
+            svg = "" if figure is None else to_svg(figure, self.folder.name, on_page=False)
+        return f"<p><b>{escape(headline(run))}</b><br><code>{escape(str(self.folder))}</code></p>{svg}"
 
 
 def run(
@@ -73,8 +120,6 @@ def run(
     watching = [*observers, *([progress_line()] if progress else [])]
     try:
         if complete.engine == "local":
-            from fedhet.engines.local import run_locally
-
             run_locally(complete, folder, resume=resume is not None, functions=functions, observers=watching)
         else:
             from fedhet.engines.flower import run_on_flower
@@ -148,3 +193,50 @@ def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]
             f"may change only {', '.join(allowed)}"
         )
     return {**settings, **changes}
+
+
+def run_locally(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    app: ClientApp | None = None,
+    functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
+) -> None:
+    """Run a complete configuration on this machine; raises a FedhetError if the run fails.
+
+    `app` is by default fedhet's, with the user's model and data.
+    """
+    if not config.state_dir:
+        config = config.replace(state_dir=str(folder / "state"))
+    app = app or make_client_app(functions.model, functions.data, task=functions.task)
+    device = device_of(config.device)
+    workers = config.workers or (1 if device.type == "mps" else cores())
+    with ExitStack() as stack:
+        stack.enter_context(process_restored())
+        if workers > 1 and not multiprocessing.current_process().daemon:  # each of several runs has one core
+            from fedhet.engines.workers import WorkerGrid
+
+            workers_grid = WorkerGrid(
+                app,
+                config.clients,
+                workers=workers,
+                timeout=config.timeout,
+                at_once=config.timeout < Config().timeout,
+                datasets=(config.dataset, config.public_dataset) if functions.data is None else (),
+                room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
+            )
+            grid: LocalGrid = stack.enter_context(workers_grid)
+        else:
+            grid = LocalGrid(app, config.clients)
+        serve(
+            config,
+            grid,
+            folder,
+            engine="local",
+            resume=resume,
+            public=functions.public_dataset(config),
+            functions=functions,
+            observers=observers,
+        )

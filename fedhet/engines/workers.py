@@ -17,8 +17,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from fedhet import data
-from fedhet.engines.children import Child, ChildError, prepare
-from fedhet.engines.messages import SHARES, SharedMessage, receive, send
+from fedhet.engines.children import SHARES, Child, ChildError, SharedMessage, prepare, receive, send
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import LocalGrid, handled
 from fedhet.flower.insides import be_server, colour_terminals_only, failure, identify

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:  # methods name their map, and are listed without torch
     from torch import Tensor, nn
 
-    from fedhet.models.arrays import Kind
+    from fedhet.models.copies import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class NetworkDescription:
     @cached_property
     def kinds(self) -> "Mapping[str, Kind]":
         """The kind of each array of the state dict, by name: trained, frozen, a running statistic or another buffer."""
-        from fedhet.models.arrays import kinds_of
+        from fedhet.models.copies import kinds_of
 
         return kinds_of(self.model)
 
@@ -93,7 +93,7 @@ def _head(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _trained(network: NetworkDescription) -> Callable[[str], str | None]:
-    from fedhet.models.arrays import tied_names
+    from fedhet.models.copies import tied_names
 
     trained = {name for name, kind in network.kinds.items() if kind == "trained"} - tied_names(network.model).keys()
     return lambda name: name if name in trained else None

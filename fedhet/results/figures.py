@@ -1,9 +1,13 @@
-"""The figures of one run or several runs; functions return None if there is nothing to draw."""
+"""The figures of runs, and of the matrices that methods record for reports (`Method.drawings`)."""
 
+import math
 from collections.abc import Mapping
 from importlib import import_module
+from itertools import accumulate, groupby, pairwise
 from statistics import fmean
+from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from fedhet.methods.method import Drawing
@@ -13,15 +17,19 @@ from fedhet.results.plotting import (
     INK,
     ORANGE,
     PALETTE,
+    colour_bar,
+    draw_image,
     draw_line,
+    faded,
     label_axes,
     look,
     name_ticks,
     new_figure,
     rows_height,
+    whole_numbers,
 )
 from fedhet.results.tables import UNDISCLOSED
-from fedhet.utils.ordering import grouped
+from fedhet.utils.statistics import client_order, grouped
 
 _TESTS: tuple[tuple[TestSet, str, str], ...] = (("own", "-", ""), ("common", "--", ", common test set"))
 _CURVE_LABELS = {
@@ -103,3 +111,88 @@ def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
     for place, (name, run) in enumerate(runs.items()):
         draw_line(axes, run.curve, **look(place), label=name)
     return figure if label_axes(axes, "round", next(iter(runs.values())).metric) else None
+
+
+MOST_LABELLED = 24
+"""The most clients with names along an axis."""
+
+
+def cka_figure(matrices: Mapping[str, Any]) -> Figure:
+    """Draw the similarity (centred kernel alignment, CKA) between clients before and after training, by architecture.
+
+    `matrices` has `clients` (names), `architectures` (may be empty), and `before`, `after` or both (clients x clients).
+    """
+    clients = [str(client) for client in matrices["clients"]]
+    architectures = [str(name or "") for name in matrices.get("architectures") or [""] * len(clients)]
+    order = sorted(range(len(clients)), key=lambda i: (architectures[i], client_order(clients[i])))
+    groups = [(name, len(list(members))) for name, members in groupby(architectures[i] for i in order)]
+    ends = list(accumulate((size for _, size in groups), initial=0))
+    sides = [side for side in ("before", "after") if matrices.get(side) is not None]
+    figure, panels = new_figure(3.9 * len(sides), rows=len(sides))
+    for axes, side in zip(panels, sides, strict=True):
+        values = np.asarray(matrices[side], dtype=float)[np.ix_(order, order)]
+        image = draw_image(axes, values, vmin=0, vmax=1, cmap="viridis")
+        pairs = values[~np.eye(len(values), dtype=bool) & np.isfinite(values)]
+        mean = f" (mean of pairs {pairs.mean():.2f})" if pairs.size else ""
+        axes.set_title(f"{side} training{mean}", fontsize=10, color=INK)
+        for edge in ends[1:-1]:
+            axes.axhline(edge - 0.5, color="white", linewidth=1)
+            axes.axvline(edge - 0.5, color="white", linewidth=1)
+        axes.set(xlabel="client", xticks=[], yticks=[])
+        if len(clients) <= MOST_LABELLED:
+            name_ticks(axes.xaxis, range(len(order)), (clients[i] for i in order))
+        name_ticks(axes.yaxis, _middles(ends), (name or UNDISCLOSED for name, _ in groups))
+    colour_bar(image, panels, "CKA", fraction=0.025)
+    return figure
+
+
+def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
+    """Draw which units of the global model each client has, by layer; units that most clients have come first.
+
+    `matrices` has `clients` (names) and `layers`, each with its `name` and `units` (clients x global units, 0 or 1).
+    """
+    clients = [str(client) for client in matrices["clients"]]
+    layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
+    ordered = [units[:, np.argsort(-units.sum(0), kind="stable")] for units in layers.values()]
+    figure, (axes,) = new_figure(max(1.8, 1.2 + rows_height(clients[:MOST_LABELLED], 0.17)))
+    draw_image(axes, np.concatenate(ordered, axis=1), vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto")
+    ends = list(accumulate((units.shape[1] for units in ordered), initial=0))
+    for edge in ends[1:-1]:
+        axes.axvline(edge - 0.5, color=ORANGE, linewidth=1)
+    labels = [f"{name} ({units.shape[1]})" for name, units in layers.items()]
+    name_ticks(axes.xaxis, _middles(ends), labels)
+    axes.set_ylabel("client")
+    if len(clients) <= MOST_LABELLED:
+        name_ticks(axes.yaxis, range(len(clients)), clients)
+    return figure
+
+
+def _middles(ends: list[int]) -> list[float]:
+    return [(start + end - 1) / 2 for start, end in pairwise(ends)]
+
+
+def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
+    """Draw the cosine similarity between clients' descriptors in each round, for each block and the whole vector.
+
+    `matrices` has `rounds`, a list of dictionaries with the number (`round`), and with lists of cosines by block for
+    the same image (`same`) and for different images (`other`).
+    """
+    rounds = matrices["rounds"]
+    count = len(rounds[0]["same"])
+    figure, panels = new_figure(1.8 * math.ceil(count / 2), panels=2, rows=math.ceil(count / 2))
+    for unused in panels[count:]:
+        unused.remove()
+    panels = panels[:count]
+    cosines = np.asarray([[row["same"], row["other"]] for row in rounds])
+    for place, axes in enumerate(panels):
+        for which, (label, colour) in enumerate((("same image", BLUE), ("different images", ORANGE))):
+            points = [row["round"] for row in rounds], cosines[:, which, place]
+            axes.plot(*points, color=colour, marker="o", markersize=3, label=label)
+        axes.set_title("whole" if place == count - 1 else f"block {place + 1}", fontsize=10, color=INK)
+        axes.set_ylim(min(0.0, cosines.min()) - 0.02, cosines.max() + 0.02)
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(whole_numbers())
+    figure.supylabel("cosine to the others' mean", fontsize=10, color=INK)
+    legend: dict[str, Any] = {"loc": "outside upper left", "ncols": 2, "fontsize": 8, "frameon": False}
+    figure.legend(*panels[0].get_legend_handles_labels(), labelcolor=INK, **legend)
+    return figure

@@ -18,8 +18,7 @@ from typing import Any, Literal
 from fedhet.config import toml
 from fedhet.errors import FedhetError
 from fedhet.methods.options import OWN
-from fedhet.utils.ordering import client_order
-from fedhet.utils.statistics import ClientRow
+from fedhet.utils.statistics import ClientRow, client_order
 from fedhet.utils.text import all_printable, printable
 
 Row = dict[str, Any]

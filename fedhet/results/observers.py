@@ -1,11 +1,17 @@
-"""Observers of a run, and the values that they receive."""
+"""Observers of a run, and those that log it to TensorBoard, Weights & Biases or MLflow (the key `log`)."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from fedhet.errors import ConfigError
 from fedhet.methods.method import Traits
+from fedhet.methods.options import Value
+from fedhet.results.history import flat
 from fedhet.results.state import State
+from fedhet.utils.files import locked
 from fedhet.utils.statistics import ClientRow
 
 
@@ -58,3 +64,79 @@ class Observer:
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
         """Called if the run fails."""
+
+
+class Logger(Observer):
+    """Observer that calls `log` with the numbers of each round, and `end` with True if the run completed."""
+
+    def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]) -> None:
+        self._log, self._end = log, end
+
+    def round(self, run: RunInfo, report: RoundReport) -> None:
+        """Log the numbers of the round."""
+        self._log(flat(report.row), report.row["round"])
+
+    def finished(self, run: RunInfo) -> None:
+        """Close the log as completed."""
+        self._end(True)
+
+    def failed(self, run: RunInfo, error: BaseException) -> None:
+        """Close the log as failed."""
+        self._end(False)
+
+
+def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(numbers: dict[str, float], round: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, round)
+
+    return Logger(log, lambda completed: writer.close())
+
+
+def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
+    """Return a logger that writes into `wandb/` of the run directory, offline unless WANDB_MODE says otherwise."""
+    import wandb
+
+    place = {"project": "fedhet", "name": folder.name, "dir": str(folder)}
+    run = wandb.init(**place, config=dict(settings), mode=os.environ.get("WANDB_MODE", "offline"))
+    return Logger(
+        lambda numbers, round: run.log(numbers, step=round), lambda completed: run.finish(exit_code=int(not completed))
+    )
+
+
+def _mlflow(folder: Path, settings: Mapping[str, Value]) -> Logger:
+    """Return a logger that writes into `mlflow.db` next to the run directory, unless MLFLOW_TRACKING_URI is set."""
+    import mlflow
+
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        mlflow.set_tracking_uri(f"sqlite:///{(folder.parent / 'mlflow.db').as_posix()}")
+    with locked(folder.parent, wait=True):  # so that only one of several runs creates the data base
+        mlflow.set_experiment("fedhet")
+    mlflow.start_run(run_name=folder.name)
+    mlflow.log_params({key: value for key, value in settings.items() if value != ""})
+
+    def log(numbers: dict[str, float], round: int) -> None:
+        mlflow.log_metrics({name.replace("/", "."): value for name, value in numbers.items()}, step=round)
+
+    return Logger(log, lambda completed: mlflow.end_run("FINISHED" if completed else "FAILED"))
+
+
+LOGGERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
+
+
+def loggers(names: Sequence[str], folder: Path, settings: Mapping[str, Value]) -> list[Observer]:
+    """Return the loggers with these names; raises a `ConfigError` if a logger is not installed or cannot start."""
+    observers: list[Observer] = []
+    for name in names:
+        try:
+            observers.append(LOGGERS[name](folder, settings))
+        except ImportError as error:
+            raise ConfigError(f"log = {name!r} needs {name}, which is not installed: pip install {name}") from error
+        except Exception as error:  # whatever others' packages raise
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"log = {name!r} cannot start: {reason}; correct this, or remove it from log") from error
+    return observers

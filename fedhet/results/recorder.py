@@ -20,8 +20,7 @@ from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.methods.options import Config, listed
 from fedhet.results import models
 from fedhet.results.history import read_clients, read_history, showing
-from fedhet.results.loggers import loggers
-from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
 from fedhet.results.report import write_report
 from fedhet.results.state import State
 from fedhet.results.summary import summarised
@@ -35,8 +34,7 @@ from fedhet.utils.files import (
 )
 from fedhet.utils.machine import host
 from fedhet.utils.statistics import ClientRow
-from fedhet.utils.text import log
-from fedhet.utils.version import __version__
+from fedhet.utils.text import __version__, log
 
 S = TypeVar("S", bound=State)
 

@@ -15,8 +15,7 @@ from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.page import Section, Table, page
 from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import check_links, write_text
-from fedhet.utils.ordering import client_order, grouped
-from fedhet.utils.statistics import STATISTICS
+from fedhet.utils.statistics import STATISTICS, client_order, grouped
 from fedhet.utils.text import printable
 
 if TYPE_CHECKING:

@@ -10,4 +10,4 @@ from fedhet.server.roster import Common as Common
 from fedhet.server.round import Hooks as Hooks
 from fedhet.server.strategy import EvaluateFunction as EvaluateFunction
 from fedhet.server.strategy import FederatedStrategy as FederatedStrategy
-from fedhet.utils.ordering import in_order as in_order
+from fedhet.utils.statistics import in_order as in_order

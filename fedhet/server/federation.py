@@ -14,7 +14,7 @@ from fedhet.messages import LostReply, Payload, Reply, Request, Spec, WireError,
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round, Run
 from fedhet.utils.machine import proof
-from fedhet.utils.ordering import client_order, in_order
+from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
 
 POLL = 0.1

@@ -15,8 +15,16 @@ from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import ClientRecord
 from fedhet.server.roster import with_remedy
 from fedhet.server.run import Run, named
-from fedhet.utils.ordering import grouped, in_order
-from fedhet.utils.statistics import ClientRow, Metric, Work, never_took_part, summarise, weighted_mean
+from fedhet.utils.statistics import (
+    ClientRow,
+    Metric,
+    Work,
+    grouped,
+    in_order,
+    never_took_part,
+    summarise,
+    weighted_mean,
+)
 from fedhet.utils.text import log
 
 VALIDATION = "validation-"

@@ -13,7 +13,7 @@ from fedhet.flower import Grid
 from fedhet.messages import Payload, Reply, Report, Spec, WireError, difference, without_widths
 from fedhet.results.state import State
 from fedhet.server.run import named
-from fedhet.utils.ordering import client_order, in_order
+from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
 
 GRACE = 10.0

@@ -22,8 +22,8 @@ from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter
 from fedhet.server.roster import Common
 from fedhet.server.run import Round, Run
-from fedhet.utils.ordering import in_order
 from fedhet.utils.randomness import numpy_generator
+from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
 
 P = TypeVar("P", bound=Options)

@@ -16,7 +16,7 @@ from fedhet.messages import Arrays
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config
 from fedhet.results.state import State
-from fedhet.utils.ordering import grouped
+from fedhet.utils.statistics import grouped
 
 
 @dataclass

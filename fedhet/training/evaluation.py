@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs
-from fedhet.models.arrays import kinds_of
+from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
 from fedhet.tasks import Score, Task
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+
 FORMULA = tuple("=+-@＝＋－＠")
 """Characters with which a formula begins in a spreadsheet."""
 
@@ -65,3 +66,6 @@ class PrintableLog(logging.Filter):
 log = logging.getLogger("flwr").getChild("fedhet")
 """fedhet's logger, a child of Flower's."""
 log.addFilter(PrintableLog())
+
+
+__version__ = "0.1.0"

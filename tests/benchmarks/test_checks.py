@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedhet.config import configuration
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.methods import registry
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.server import federation

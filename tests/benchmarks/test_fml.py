@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedhet import training
 from fedhet.config import configuration
 from fedhet.data import Examples
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.training import Phase, Trained
 from fedhet.utils.machine import one_thread
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedhet.engines import messages
+from fedhet.engines import children as messages
 from fedhet.engines.children import Child
 
 pytestmark = pytest.mark.benchmark

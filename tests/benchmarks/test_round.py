@@ -19,7 +19,7 @@ from fedhet.algorithms.alignment import Alignment
 from fedhet.algorithms.alignment.targets import cluster_rows
 from fedhet.config import client_setup, configuration
 from fedhet.data import ClientData, load
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.training import read

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.testing import Case, Run, Tampering, at
 

@@ -18,7 +18,7 @@ from fedhet.client.app import make_client_app
 from fedhet.client.model_check import ROWS, unsaved_state
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.errors import ModelError
 from fedhet.models.copies import copied, separated
 

@@ -12,7 +12,7 @@ import pytest
 
 import fedhet
 from fedhet.config import configuration
-from fedhet.engines import local
+from fedhet.engines import running as local
 from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import (
     STYPE,

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from fedhet import data
-from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur, resized
+from fedhet.data.examples import Normalise, crop_and_flip, flip_crop_brighten_blur, resized
 
 
 class TestDigits:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fedhet import data, models
-from fedhet.data import tweets
+from fedhet.data import text as tweets
 from fedhet.errors import DataError
 
-NAME = tweets.FILES[0]
+NAME = tweets.TWEETS[0]
 
 
 def write(folder: Path, rows: list[tuple[str, str, str]], suffix: str = "") -> Path:

@@ -18,7 +18,7 @@ import pytest
 import fedhet
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.engines.superlink import _free_port, command, end, environment_of_commands
 from fedhet.results.history import read_history
 from fedhet.testing import Tampering, at, raising

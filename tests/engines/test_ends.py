@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedhet.utils.signals import QUIET, Stopped, ended_by_signals, exit_code
+from fedhet.utils.machine import QUIET, Stopped, ended_by_signals, exit_code
 
 COMMAND = """
 import signal, fedhet.cli
@@ -156,7 +156,7 @@ def test_signals_end_what_runs_within_and_only_once():
 
 def test_a_signal_that_was_lost_can_be_sent_again(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("fedhet.utils.signals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedhet.utils.machine.time.monotonic", lambda: now[0])
     with ended_by_signals():
         for _ in range(2):
             with pytest.raises(Stopped):

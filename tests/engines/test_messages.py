@@ -14,8 +14,8 @@ import pytest
 import torch
 from flwr.app import Array
 
-from fedhet.engines import messages
-from fedhet.engines.messages import LARGE, SharedMessage
+from fedhet.engines import children as messages
+from fedhet.engines.children import LARGE, SharedMessage
 
 in_memory = pytest.mark.skipif(not messages.SHARES, reason="this system has no files without names")
 

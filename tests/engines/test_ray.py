@@ -15,9 +15,9 @@ import pytest
 
 import fedhet
 from fedhet.config.toml import to_toml
+from fedhet.engines.running import RunResult
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_history
-from fedhet.results.run_result import RunResult
 from tests.engines.test_flower import ROOT, models_in, repeatable, settings_of
 
 

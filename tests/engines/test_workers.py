@@ -20,8 +20,8 @@ import fedhet
 from fedhet import data
 from fedhet.config import client_setup, configuration
 from fedhet.data import Examples
-from fedhet.engines import local
-from fedhet.engines.local import run_locally
+from fedhet.engines import running as local
+from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.methods.options import Config
 from fedhet.results.history import read_history

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torchvision.models import resnet18
 
-from fedhet.models.arrays import kinds_of, tied_names
+from fedhet.models.copies import kinds_of, tied_names
 
 
 class Everything(nn.Module):

@@ -11,8 +11,7 @@ from synthetic_runs import history_row as row
 
 from fedhet.errors import FedhetError
 from fedhet.results.history import learning_curve, read_clients, read_history
-from fedhet.utils.ordering import client_order
-from fedhet.utils.statistics import STATISTICS, Metric, summarise
+from fedhet.utils.statistics import STATISTICS, Metric, client_order, summarise
 
 
 def accuracy_of(value, examples):

@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.text import Text
 
+from fedhet.engines.running import RunResult
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.results.figures import accuracy_figure, run_figures
 from fedhet.results.history import read_run
 from fedhet.results.plotting import WIDTH
 from fedhet.results.report import compare_folders, write_report
-from fedhet.results.run_result import RunResult
 from fedhet.results.tables import closing_table
 from fedhet.utils.text import console
 

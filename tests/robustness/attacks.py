@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedhet.config import configuration
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.methods.registry import traits
 from fedhet.testing import Tampering

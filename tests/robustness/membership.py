@@ -20,7 +20,7 @@ import fedhet
 from fedhet import models
 from fedhet.algorithms.alignment.packing import unpack
 from fedhet.client.app import make_client_app
-from fedhet.engines.local import LocalGrid
+from fedhet.engines.running import LocalGrid
 from fedhet.flower import decode_arrays
 from fedhet.messages import load_into
 from fedhet.testing import Tampering

@@ -12,7 +12,7 @@ import fedhet
 from fedhet.algorithms.hypernets import start
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid

@@ -6,7 +6,7 @@ import pytest
 
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError
 from fedhet.results.history import read_history
 from fedhet.results.observers import Observer

@@ -10,10 +10,9 @@ from torch import nn
 
 import fedhet
 from fedhet.config import configuration
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import RunResult, run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.history import read_run
-from fedhet.results.run_result import RunResult
 from fedhet.results.state import ClientRecord
 from fedhet.results.tables import headline
 from fedhet.server.reporter import verdict

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture
-from fedhet.algorithms.graphs.exits import Exits, groups_by_depth
+from fedhet.algorithms.graphs.blocks import Exits, groups_by_depth
 from fedhet.client.submodel import Submodel
 from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, ModelError

@@ -17,7 +17,7 @@ from fedhet.algorithms.graphs import blocks
 from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.results.drawings import cosines_figure
+from fedhet.results.figures import cosines_figure
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
 BLOCKS = "body.1,body.2; body.2,body.4"

@@ -22,7 +22,7 @@ from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.configuration import resolve
 from fedhet.data import load
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode, encode_arrays
 from fedhet.messages import Arrays, Payload

@@ -14,7 +14,7 @@ from fedhet import make_client_app
 from fedhet.algorithms.alignment.packing import unpack
 from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError
 from fedhet.results.history import read_history
 from fedhet.training import read

@@ -20,12 +20,12 @@ from fedhet.algorithms.graphs import architecture_graph, permutation_groups, per
 from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.data import load
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import decode, encode_arrays
 from fedhet.messages import Payload, to_tensor
 from fedhet.models.text import CharLSTM
-from fedhet.results.drawings import shared_filters_figure
+from fedhet.results.figures import shared_filters_figure
 from fedhet.results.history import read_history
 from fedhet.training import Trained, evaluate
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.methods import registry
 from fedhet.testing import Case, Run
 from fedhet.utils.files import read_tensors

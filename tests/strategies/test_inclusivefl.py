@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from fedhet.client_apps.inclusivefl import InclusiveFL, LastExit
 from torch import nn
 
-from fedhet.algorithms.graphs.exits import groups_by_depth
+from fedhet.algorithms.graphs.blocks import groups_by_depth
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import FedhetError

@@ -13,7 +13,7 @@ from fedhet import models
 from fedhet.algorithms.graphs import architecture_graph, permutation_groups
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.config.configuration import resolve
-from fedhet.engines.local import run_locally
+from fedhet.engines.running import run_locally
 from fedhet.messages import Payload, Reply, spec_of
 from fedhet.results.history import read_history
 from fedhet.server import ClientRecord

@@ -16,7 +16,7 @@ from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Report, WireError, spec_of
 from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS
-from fedhet.models.arrays import kinds_of
+from fedhet.models.copies import kinds_of
 from fedhet.server import average_shared
 from fedhet.server.aggregation import cut_to_bound
 from fedhet.server.submodel import check_part, cut, joined, parts_of, split

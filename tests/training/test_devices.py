@@ -6,7 +6,7 @@ from torch import nn
 
 from fedhet.algorithms.alignment import Alignment
 from fedhet.data import Examples
-from fedhet.data.transforms import Normalise, crop_and_flip, flip_crop_brighten_blur
+from fedhet.data.examples import Normalise, crop_and_flip, flip_crop_brighten_blur
 from fedhet.models.representation import RandomStream, Representation
 from fedhet.tasks import Task
 from fedhet.training import Optimisation, Phase, batches, train

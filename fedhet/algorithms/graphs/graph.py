@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedhet.errors import ModelError
-from fedhet.models.arrays import Kind, kinds_of, tied_names
+from fedhet.models.copies import Kind, kinds_of, tied_names
 from fedhet.utils.machine import out_of_memory
 
 

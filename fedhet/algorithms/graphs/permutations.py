@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fedhet.algorithms.graphs.axes import VALUE, Axis, Segment, Value, Variables, entries, fixed, joined, moving
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture
 from fedhet.algorithms.graphs.layer_rules import RULES, Several
-from fedhet.models.arrays import Kind
+from fedhet.models.copies import Kind
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, UnsupportedArchitecture, architecture_graph
 from fedhet.algorithms.graphs.permutations import PermutationGroups, permutation_groups
 from fedhet.algorithms.graphs.states import State, expand
-from fedhet.models.arrays import storage_place
-from fedhet.models.copies import copied
+from fedhet.models.copies import copied, storage_place
 
 _Known = dict[tuple[ArchitectureGraph, bool], PermutationGroups]
 _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()

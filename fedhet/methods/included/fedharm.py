@@ -105,7 +105,7 @@ fedharm = Method(
     },
     drawings={
         "cosines": Drawing(
-            "fedhet.results.drawings:cosines_figure",
+            "fedhet.results.figures:cosines_figure",
             "Cosine between a client's descriptors and the mean of the others', for the same image and for different "
             "ones, by round and block.",
         )

@@ -136,7 +136,7 @@ fedhenn = Method(
     },
     drawings={
         "cka": Drawing(
-            "fedhet.results.drawings:cka_figure",
+            "fedhet.results.figures:cka_figure",
             "Similarity (linear CKA, 0 to 1) of the representations of every two clients.",
         )
     },

@@ -55,7 +55,7 @@ _common: dict[str, Value] = {
 
 _drawings = {
     "shared_filters": Drawing(
-        "fedhet.results.drawings:shared_filters_figure",
+        "fedhet.results.figures:shared_filters_figure",
         "Which clients share which units of the global model, layer by layer (widths in brackets).",
     )
 }

@@ -1,3 +1,0 @@
-"""The version of fedhet."""
-
-__version__ = "0.1.0"
