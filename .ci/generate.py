@@ -69,10 +69,10 @@ from fedhet.client.own_app import wrap as wrap
 from fedhet.comparing import compare as compare
 from fedhet.comparing.recommending import recommend as recommend
 from fedhet.data import PublicDataset
+from fedhet.engines.running import RunResult as RunResult
 from fedhet.engines.running import run as run
 from fedhet.methods.options import Config
 from fedhet.results.observers import Observer
-from fedhet.engines.running import RunResult as RunResult
 from fedhet.server import FederatedStrategy
 from fedhet.server.app import make_server_app as make_server_app
 from fedhet.tasks import Task as Task
