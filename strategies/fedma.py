@@ -172,7 +172,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
                 state.places[client] = [state.pass_, held]
                 late[client] = {i: assignment for i, assignment in self._assignments(client).items() if i >= held}
             except ValueError as error:
-                self.federation.refuse(client, f"the client is left out until the next pass: {error}")
+                self.run.round.fail(client, f"the client is left out until the next pass: {error}")
         if not states:
             return {}
         if step < len(self.groups):

@@ -1,25 +1,21 @@
 """FLHA-GHN, server side: averages a graph hypernetwork, which generates weights (Litany et al., 2022, algorithm 1)."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import partial
-from typing import Any
+
+import torch
 
 from fedhet.algorithms.hypernets import start
-from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, to_arrays
+from fedhet.messages import Arrays, Reply, Spec, WireError, to_arrays, to_tensor
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, flha_ghn
-from fedhet.server import FederatedStrategy, RunningMean, State
+from fedhet.server import FederatedStrategy, State
 
 
 class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
-    """Averages clients' hypernetworks with equal weights, one reply at a time, since a hypernetwork may be large."""
+    """Averages clients' hypernetworks with equal weights, or by the configured aggregation rule."""
 
     method = flha_ghn
-    streams_replies = True
     copies = 4  # the state, the sum, and a message
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.streams_replies = self.aggregator.plain  # other rules need all replies at once
 
     def compatibility(self, reply: Reply) -> Hashable:
         """Return the default values and the shapes of the hypernetwork, which must be the same for all clients."""
@@ -37,22 +33,12 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
         except ValueError as error:
             raise WireError(str(error)) from error
 
-    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the hypernetwork for each client, and start the sum of replies."""
-        self._mean = RunningMean()
-        return super().configure_fit(round, clients)
-
-    def consume_reply(self, round: int, reply: Reply) -> None:
-        """Add a client's hypernetwork to the running mean."""
-        self._mean.add(reply.arrays.pop("model"), 1.0, self.federation.specs[reply.client])
-
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the clients' hypernetworks with equal weights, or by the configured aggregation rule."""
-        if self.streams_replies:
-            mean = self._mean.mean()
-        else:
-            models = {client: reply.arrays["model"] for client, reply in replies.items()}
-            specs = {client: self.federation.specs[client] for client in models}
-            mean = self.aggregator.average(models, dict.fromkeys(models, 1.0), specs)
-        self.state.model = self.state.model | mean
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
+        if not self.aggregator.plain:
+            self.state.model = self.state.model | self.aggregator.average(models, dict.fromkeys(models, 1.0))
+            return {}
+        for name in dict.fromkeys(name for model in models.values() for name in model):
+            arrays = [to_tensor(model[name]).float() for model in models.values() if name in model]
+            self.state.model = self.state.model | to_arrays({name: sum(arrays, torch.zeros(())) / len(arrays)})
         return {}

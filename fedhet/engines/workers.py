@@ -38,9 +38,6 @@ class WorkerGrid(LocalGrid):
     start before the first message, so that the timeout holds for all. `room` returns how many the GPU has memory for.
     """
 
-    answers = True
-    """Every message is answered, if only with an error after the timeout."""
-
     patience = 5.0
     """Seconds of training in this process before workers are started; 0: the first message waits; infinite: never."""
 

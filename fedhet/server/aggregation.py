@@ -145,34 +145,6 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
     return average
 
 
-class RunningMean:
-    """A weighted mean of groups of arrays that are added one by one, so that memory holds one group at a time.
-
-    The sum is divided by the total weight at the end, so the result is rounded differently from `weighted_average`.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._weights: dict[str, float] = {}
-        self._spec: Spec = {}
-
-    def add(self, arrays: Arrays, weight: float, spec: Spec) -> None:
-        """Add one group of arrays; a name that some groups lack is averaged over the groups that have it."""
-        for name, array in arrays.items():
-            if name not in self._sums:
-                self._spec[name], self._weights[name] = spec[name], 0.0
-                self._sums[name] = _zeros(*spec[name])
-            self._sums[name].add_(torch.from_numpy(array), alpha=weight)
-            self._weights[name] += weight
-
-    def mean(self) -> Arrays:
-        """Return the mean of all added groups, and reset the sums."""
-        means: Arrays = {}
-        for name in list(self._sums):
-            means[name] = _rounded(self._sums.pop(name).div_(self._weights[name]), self._spec[name][1])
-        return means
-
-
 def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     whole = np.dtype(dtype).kind != "f"
     return torch.zeros(shape, dtype=torch.float64 if whole or dtype == "float64" else torch.float32)

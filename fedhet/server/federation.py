@@ -1,9 +1,5 @@
 """The exchange of messages between server and clients."""
 
-import copy
-import math
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,11 +13,8 @@ from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, in_order
 from fedhet.utils.text import log
 
-POLL = 0.1
-"""Seconds between two requests for a reply, if replies are fetched one by one."""
-
 Check = Callable[[Reply], None]
-"""A check of a valid reply: it raises an exception to refuse the reply, and may remove large arrays from it."""
+"""A check of a valid reply, which raises an exception to refuse the reply."""
 
 
 class Federation:
@@ -30,11 +23,10 @@ class Federation:
     Attributes:
         roster: the admitted clients.
         grid: Flower's grid of nodes; None before the start.
-        one_by_one: whether replies are fetched one by one, in order of client name, since they are large.
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.roster, self.one_by_one = run, Roster(), False
+        self.run, self.roster = run, Roster()
         self.grid: Grid | None = None
 
     @property
@@ -47,8 +39,6 @@ class Federation:
         """Names of the clients that are connected, in order."""
         return list(self.roster.nodes)
 
-    # ---- for methods
-
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
         """Send a question to clients, in an additional exchange within the round, and return the valid answers.
 
@@ -59,12 +49,6 @@ class Federation:
         """
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
-    def refuse(self, client: str, reason: str) -> None:
-        """Exclude a client's valid reply from this round, and record the reason."""
-        self.run.round.fail(client, reason)
-
-    # ---- a round
-
     def choose(self, clients: Iterable[str]) -> list[str]:
         """Return the connected clients among `clients`, in order of name; record the others as failed."""
         wanted = list(clients)
@@ -72,8 +56,6 @@ class Federation:
             if client not in self.roster.nodes:
                 self.run.round.fail(client, "is absent")
         return [client for client in self.roster.nodes if client in wanted]
-
-    # ---- messages
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         """Return a message of Flower's type `kind` for each client; `asked` are further fields of its `Request`.
@@ -110,32 +92,16 @@ class Federation:
         )
 
     def send(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send messages, and return an iterable of the replies as they arrive.
-
-        With `one_by_one`, replies are fetched lazily, in the order of the messages; the messages are emptied to free
-        memory, and the grid keeps copies.
-        """
-        grid, timeout = self.grid, self.run.config.timeout
-        assert grid is not None, "a strategy talks to its clients only after start or configure_train"
-        if not self.one_by_one:
-            return grid.send_and_receive(messages, timeout=timeout)
-        sent = list(messages)
-        keys = list(grid.push_messages([copy.copy(each) for each in sent]))
-        for each in sent:
-            each.content = RecordDict()
-        # A grid that answers for each message by itself has deadlines of its own.
-        forever = getattr(grid, "answers", False) is True
-        return _fetched(grid, keys, math.inf if forever else time.monotonic() + timeout)
+        """Send messages, and return the replies as they arrive."""
+        assert self.grid is not None, "a strategy talks to its clients only after start or configure_train"
+        return self.grid.send_and_receive(messages, timeout=self.run.config.timeout)
 
     def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Send messages, and return the valid replies by client (see `receive`)."""
         return self.receive(self.send(messages), check)
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
-        """Return the valid replies, in order of client name; record why the other clients failed.
-
-        `check` is called with each reply, after the checks common to all methods.
-        """
+        """Return the valid replies, in order of client name; record why the other clients failed."""
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}
         valid: dict[str, Reply] = {}
@@ -158,7 +124,6 @@ class Federation:
                 log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
                 round.lost.append(client)
             valid[client] = reply
-            del message  # frees what `check` removed before the next reply arrives
         round.failures.sort(key=lambda failure: client_order(failure["client"]))
         return {client: valid[client] for client in in_order(valid)}
 
@@ -179,41 +144,19 @@ class Federation:
                 check_finite(group, f"the client's {name[:100]}")
 
 
-# ---- exchanges with nodes
-
-
-def _fetched(grid: Grid, waiting: list[str], deadline: float) -> Iterator[Message]:
-    for key in filter(None, waiting):
-        while not (replies := list(grid.pull_messages([key]))) and time.monotonic() < deadline:
-            time.sleep(POLL)
-        while replies:  # no reference is held while the caller uses a reply
-            yield replies.pop()
-
-
 def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: float) -> Iterator[tuple[int, Message]]:
-    """Yield each node with its reply, in the order in which messages were sent; record nodes without a reply.
-
-    A reply that arrives early is kept until its turn.
-    """
+    """Yield each node with its reply, in the order in which messages were sent; record nodes without a reply."""
     sent, round.sent = round.sent, {}
     # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
     asked = {each.metadata.message_id: node for node, each in sent.items()}
-    waiting: dict[int, Message] = {}
-    turns = deque(sent)
+    answers: dict[int | None, Message] = {}
     for reply in replies:
         source = reply.metadata.src_node_id
-        node = source if source in sent else asked.get(reply.metadata.reply_to_message_id)
-        if node is None:
-            continue
-        waiting[node] = reply
-        del reply
-        while turns and turns[0] in waiting:
-            node = turns.popleft()
-            yield node, waiting.pop(node)
+        answers[source if source in sent else asked.get(reply.metadata.reply_to_message_id)] = reply
     names = {node: client for client, node in roster.nodes.items()}
-    for node in turns:
-        if node in waiting:
-            yield node, waiting.pop(node)
+    for node in sent:
+        if node in answers:
+            yield node, answers[node]
         else:
             round.fail(names.get(node, f"at node {node}"), f"no reply within {timeout:g} s")
 

@@ -143,10 +143,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             valid, round = self.federation.receive(replies), self.run.round
             if self._trained is None:
                 for client in round.training:
-                    self.federation.refuse(
-                        client,
-                        "the client's reply was left out, as all replies of this round, since some client failed",
-                    )
+                    round.fail(client, "the reply was left out, as all replies of this round, since some client failed")
             self.reporter.record(*(self._trained or ({}, {})))
             if self._flowers_loop and round.number == self.run.last_round:
                 self._check_that_rounds_counted()

@@ -37,7 +37,6 @@ class Hooks(Generic[P, S]):
         method: the method's declaration, set by the subclass.
         state_class: the class of the method's state, a subclass of `State`.
         copies: how many copies of a client's network the server makes from the reported shapes; 0 if it makes none.
-        streams_replies: whether large replies are consumed one by one (`consume_reply`) to save memory.
         run: values of the run, such as the current round.
         federation: exchanges messages with the clients.
         aggregator: averages clients' arrays with the configured aggregation rule.
@@ -49,7 +48,6 @@ class Hooks(Generic[P, S]):
     method: Method
     state_class: ClassVar[type[State]] = State
     copies: ClassVar[int] = 0
-    streams_replies: bool = False
     run: Run
     federation: Federation
     aggregator: Aggregator
@@ -187,13 +185,6 @@ class Hooks(Generic[P, S]):
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
             raise WireError("the client's reply has no model")
 
-    def consume_reply(self, round: int, reply: Reply) -> None:
-        """Process the large arrays of a valid reply before `aggregate_fit`, if `streams_replies` is set.
-
-        Called in order of client name. If too few replies are valid, `aggregate_fit` is not called, and the next round
-        starts with `configure_fit` as usual.
-        """
-
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Update `state` from the valid replies of a round, and return metrics for the history.
 
@@ -265,11 +256,8 @@ class Hooks(Generic[P, S]):
         return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)
 
     def _check(self, reply: Reply) -> None:
-        """Check the reply of a client that trained, and process its large arrays if replies are streamed."""
         if reply.client in self.run.round.training:
             self.check_reply(reply)
-            if self.streams_replies:
-                self.consume_reply(self.run.round.number, reply)
 
     def _aggregate(self, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Aggregate the replies of clients that trained; a round with too few valid replies does not count."""

@@ -152,7 +152,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
         fresh = not self.state.clients
         self.federation.grid, self.run.round = grid, Round()
-        self.federation.one_by_one = self.streams_replies
         self._handshake.admit()
         present = self.federation.present
         if len(present) < self.config.min_clients:
@@ -194,7 +193,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]
                 reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
-                self.federation.refuse(client, reason)
+                self.run.round.fail(client, reason)
         self.run.round.joining = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 

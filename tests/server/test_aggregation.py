@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedhet.server import RunningMean, average_shared, weighted_average
+from fedhet.server import average_shared, weighted_average
 
 
 def test_weighted_average():
@@ -21,31 +21,6 @@ def test_weighted_average():
     assert weighted_average(half, [1, 1, 1], spec)["w"].dtype == np.float32
     same = weighted_average([groups[0]] * 3, [0.1, 0.2, 0.3], spec)
     np.testing.assert_allclose(same["w"], groups[0]["w"], rtol=2**-22)
-
-
-def test_running_mean_equals_weighted_average():
-    rng = np.random.default_rng(1)
-    spec = {"w": ((4, 3), "float32"), "d": ((2,), "float64"), "n": ((), "int64")}
-    groups = [
-        {"w": rng.normal(size=(4, 3)).astype(np.float32), "d": rng.normal(size=2), "n": np.array(n)} for n in (2, 3, 7)
-    ]
-    weights, mean = [1.0, 2.0, 4.0], RunningMean()
-    for group, weight in zip(groups, weights, strict=True):
-        mean.add(group, weight, spec)
-    found, expected = mean.mean(), weighted_average(groups, weights, spec)
-    assert {name: (array.shape, array.dtype.name) for name, array in found.items()} == spec
-    # The sum is divided at the end: a rounding or two of difference.
-    np.testing.assert_allclose(found["w"], expected["w"], rtol=0, atol=4 * 2**-24 * np.abs(groups[0]["w"]).max() * 4)
-    np.testing.assert_allclose(found["d"], expected["d"], rtol=1e-14)
-    assert found["n"] == expected["n"] == 5
-    assert mean.mean() == {}
-
-
-def test_running_mean_of_partial_groups():
-    spec, mean = {"all": ((), "float32"), "some": ((), "float32")}, RunningMean()
-    mean.add({"all": np.array(1, np.float32)}, 3, spec)
-    mean.add({"all": np.array(5, np.float32), "some": np.array(2, np.float32)}, 1, spec)
-    assert mean.mean() == {"all": 2.0, "some": 2.0}
 
 
 def test_average_over_the_clients_that_share():

@@ -7,7 +7,7 @@ import pytest
 from fedhet.methods import registry
 from fedhet.server import FederatedStrategy, Hooks
 
-OF_ALL = {"method", "state_class", "streams_replies", "copies"}
+OF_ALL = {"method", "state_class", "copies"}
 VALUES = {"config", "options", "traits", "state"}
 HOOKS = {name for name in vars(Hooks) if not name.startswith("_")} - OF_ALL - VALUES - {"role", "run_round"}
 

@@ -1,11 +1,11 @@
-"""The server side: takes replies in one by one."""
+"""The server side, with a state of its own."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedhet.messages import Arrays
-from fedhet.server import FederatedStrategy, RunningMean, State
+from fedhet.server import FederatedStrategy, State
 
 from . import SlowOptions, slow
 
@@ -23,20 +23,12 @@ class Slow(FederatedStrategy[SlowOptions, SlowState]):
 
     method = slow
     state_class = SlowState
-    streams_replies = True
-
-    def configure_fit(self, round, clients):
-        self.mean = RunningMean()
-        return super().configure_fit(round, clients)
-
-    def consume_reply(self, round, reply):
-        self.mean.add(reply.arrays.pop("model"), float(reply.examples), self.federation.specs[reply.client])
 
     def aggregate_fit(self, round, replies):
         before, inertia = self.state.model, np.float32(self.options.inertia)
-        self.state.model = {
-            name: inertia * before[name] + (1 - inertia) * array for name, array in self.mean.mean().items()
-        }
+        super().aggregate_fit(round, replies)
+        mean = self.state.model
+        self.state.model = {name: inertia * before[name] + (1 - inertia) * array for name, array in mean.items()}
         self.state.change = {name: array - before[name] for name, array in self.state.model.items()}
         self.state.changes += 1
         return {}
