@@ -9,9 +9,7 @@ from pathlib import Path
 class FedhetError(Exception):
     """An error that the user can correct; the message says what is wrong, where, and what to do.
 
-    Attributes:
-        may_pass: whether a second attempt may succeed, such as reading from a network share. If such an error occurs in
-            a client's handshake, the server repeats the handshake.
+    If a second attempt may succeed (`may_pass`), such as reading from a network share, handshakes are repeated.
     """
 
     may_pass = False
@@ -73,13 +71,7 @@ MOST, NEIGHBOURS = 20, 5
 
 
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return a message about an unknown name, such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, ...`.
-
-    Args:
-        kind: what the name is for, such as `model`.
-        name: the unknown name.
-        known: the known names.
-    """
+    """Return a message such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, ...`."""
     names = sorted({*known})
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"

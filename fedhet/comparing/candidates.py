@@ -25,12 +25,9 @@ CONTROL = "local"
 
 @dataclass
 class Candidates:
-    """The methods that can train all clients, and those that cannot.
+    """The methods that can train all clients (`choices`), and those that cannot (`refused`, each with the reason).
 
-    Attributes:
-        choices: methods that can train all clients, each with the keys that had to be changed and their values.
-        alone: the methods in `choices` whose clients exchange nothing.
-        refused: methods that cannot train all clients, each with the reason.
+    A method has a choice of the keys that had to be changed. In `alone` are methods whose clients exchange nothing.
     """
 
     choices: dict[str, Choice] = field(default_factory=dict)

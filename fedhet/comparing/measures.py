@@ -32,13 +32,10 @@ WORST = 0.1
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference between two methods.
+    """A paired difference between two methods: its mean over a number of seeds.
 
-    Attributes:
-        mean: the mean difference over seeds.
-        seeds: the number of seeds.
-        low, high: the ends of the confidence interval (`CONFIDENCE`); None for fewer than `FEWEST` seeds.
-        p: the p-value of a paired t-test against no difference; None for fewer than `FEWEST` seeds.
+    For at least `FEWEST` seeds, `low` and `high` are the ends of the confidence interval (`CONFIDENCE`), and `p` is the
+    p-value of a paired t-test against no difference.
     """
 
     mean: float

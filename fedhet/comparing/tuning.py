@@ -53,15 +53,9 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration in tuning, with its results.
+    """A configuration in tuning, with its validation accuracies and failures by seed, and its costs.
 
-    Attributes:
-        variant: the variant's name.
-        choice: values of the tuned keys.
-        by_seed: validation accuracy by seed.
-        failed: reasons of failed runs by seed.
-        steps: gradient steps of all runs.
-        round_bytes: the most bytes that one client sent and received in one round.
+    `steps` are gradient steps of all runs, `round_bytes` the most bytes that one client sent and received in one round.
     """
 
     variant: str

@@ -120,18 +120,10 @@ def effective(
     strict: bool = True,
     over: Collection[str] = (),
 ) -> Config:
-    """Return the configuration with keys without effect reset to their defaults.
+    """Return the configuration with keys without effect reset to defaults; with data and models, `dataset` to `own`.
 
-    Args:
-        config: the configuration.
-        traits: the traits of its method.
-        chosen: keys that the user set; keys of other methods have no effect.
-        own: the parts that the user passes (`OwnPart`); with data and models, `dataset` is reset to `own`.
-        strict: refuse chosen keys without effect; otherwise add a remark.
-        over: chosen keys that override the other chosen keys, which may then have no effect.
-
-    Raises:
-        ConfigError: chosen keys have no effect.
+    If the user set (`chosen`) such a key, a ConfigError is raised or, unless `strict`, a remark added. Keys in `over`
+    override the other chosen keys, which may then have no effect.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

@@ -152,14 +152,10 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A data set: its training and test examples, its task, and how to transform its inputs.
+    """A data set: its training examples, its common test set, and its task, which determines loss and metric.
 
     Attributes:
-        name: Name in the registry.
-        train: Training examples.
-        test: Common test set.
         classes: Number of outputs of a model: classes, labels or characters.
-        task: The task, which determines loss and metric.
         input_shape: Shape of one transformed example.
         transform: Converts a batch of raw inputs (n, ...) to a model's input, each example separately.
         augment: Returns random variants of raw images, of the same shape and dtype, given a generator.

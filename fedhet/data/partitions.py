@@ -63,11 +63,7 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Assign random examples of each class to clients, as many as `counts` says.
-
-        Args:
-            counts: numbers of training examples (clients, classes), and of test examples.
-        """
+        """Assign random examples of each class; `counts` (clients, classes) are for training, and for test examples."""
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -98,21 +94,11 @@ def partition(
 ) -> list[Part]:
     """Assign the examples of a data set to clients; each example belongs to one client at most.
 
-    Args:
-        dataset: The data set.
-        name: One of `partitions()`.
-        clients: Number of clients, at least 1.
-        seed: Seed of the parts.
-        classes_per_client: Number of classes of each client, for `classes`.
-        alpha: Concentration, for `dirichlet`; the smaller, the more clients differ.
-        samples_per_client: Largest number of training examples of a client, stratified by class; 0 for all.
-        halved_clients: Fraction of the clients that keep half of their training examples.
-        test_share: With `samples_per_client`, largest fraction of test examples among a client's examples; 0 for no
-            limit.
-        available: Indices of the training examples to assign; all by default.
-
-    Raises:
-        DataError: The partition is unknown, or leaves a client without training or test examples.
+    `classes_per_client` and the concentration `alpha` are for the partitions `classes` and `dirichlet`. With
+    `samples_per_client`, a client keeps at most this number of training examples, stratified by class, and test
+    examples as a fraction `test_share` of its examples; `halved_clients` is the fraction of clients that then keep half
+    of their training examples. `available` are the indices of the training examples to assign, by default all. Raises a
+    `DataError` if a client gets no training or test examples.
     """
     if name not in _PARTITIONS:
         raise DataError(nearest("partition", name, _PARTITIONS))

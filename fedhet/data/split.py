@@ -150,17 +150,10 @@ def split(
     validation: float = 0.0,
     **options: Any,
 ) -> Split:
-    """Hold out a public dataset and common validation examples, and assign the rest to clients.
+    """Hold out a public dataset and common validation examples, and assign the rest to clients by the partition `name`.
 
-    Args:
-        dataset: The data set.
-        name: Name of the partition.
-        clients: Number of clients.
-        seed: Seed of the examples that are held out.
-        partition_seed: Seed of the partition; by default `seed`.
-        public_samples: Size of the public dataset.
-        validation: Common validation examples, as a fraction of the training examples that clients keep.
-        options: Further arguments of `partition`.
+    `validation` is a fraction of the training examples that clients keep. The partition has its own seed, by default
+    the same as the examples that are held out. `options` are further arguments of `partition`.
     """
     held_out, available = hold_out(dataset, public_samples, seed)
     public = common = None

@@ -137,8 +137,7 @@ class Representation:
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the representation `(n, d)` of n inputs, differentiably; the forward pass ends before the head.
 
-        Raises:
-            ModelError: the forward pass does not reach the head, or its input is not a floating `(n, d)` tensor.
+        Raises a ModelError if the head is not reached, or its input is not a floating `(n, d)` tensor.
         """
         values: tuple[object, ...] = ()
         with self._module.register_forward_pre_hook(_stop, with_kwargs=True):

@@ -28,10 +28,6 @@ class RunInfo:
     """The description of a run that observers receive.
 
     Attributes:
-        method: the method's name.
-        traits: the method's traits.
-        state: the current state.
-        metric: name of the task's metric.
         own_data: whether clients have the user's data, not the configured data set.
         devices: the different devices on which clients compute.
         test_on: the test sets in use (`Config.test_on`); empty before the handshake.

@@ -46,15 +46,9 @@ PACKAGES = ("flwr", "torch", "numpy", "scipy")
 
 
 class RunDirectory(Observer):
-    """Observer that writes the files of a run.
+    """Observer that writes the files of a run; `folder` must be usable (see `check_folder`).
 
-    Args:
-        folder: the run directory; a `ConfigError` is raised if it cannot be used (see `check_folder`).
-        config: the complete configuration.
-        engine: the engine's name, for the summary.
-        resume: whether to resume the run in the folder.
-        supplied: descriptions of the user's model and data.
-        simulated: whether clients are simulated on this machine.
+    `supplied` has descriptions of the user's model and data, and `simulated` says whether clients run on this machine.
     """
 
     def __init__(
@@ -228,9 +222,8 @@ def recorded(
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
     """Open and lock a run directory; yield its `RunDirectory` and the configured loggers.
 
-    Raises:
-        ConfigError: the folder cannot be used, another run uses it, or a logger is not installed.
-        FedhetError: writing failed; the message says how to resume the run.
+    Raises a ConfigError if folder or loggers cannot be used, and a FedhetError that says how to resume if writing
+    failed.
     """
     check_folder(folder, resume=resume)
     with ExitStack() as stack:

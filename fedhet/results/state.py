@@ -38,11 +38,8 @@ class State:
     Attributes:
         serves: whether `model` is a global model that the server trains, while clients share no network.
         round: the last complete round; 0 before the first round.
-        clients: the record of each client, by name.
-        run: random identifier of the run, under which clients store their state; empty if they store it in the run
-            directory.
-        public: digest of the public dataset, empty without one.
-        public_size: number of public examples.
+        run: random identifier of the run, under which clients store their state; empty in the run directory.
+        public: digest of the public dataset, empty without one; `public_size` is its number of examples.
         common: values that must be equal for all clients, by name (`Hooks.common`).
         model: shared arrays by key; if whole networks are shared, the global model.
         stopped: the last round of training, if an observer set it to end training early; else 0.

@@ -257,9 +257,7 @@ def exit_code(stopped: KeyboardInterrupt) -> int:
 def ended_by_signals() -> Iterator[None]:
     """Context in which SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises KeyboardInterrupt; main thread only.
 
-    Further signals are ignored while the process ends.
-
-    An uncaught `Stopped` becomes a SystemExit with the signal's exit code.
+    Further signals are then ignored. An uncaught `Stopped` becomes a SystemExit with the signal's exit code.
     """
     before = {each: handler for each in _WANTED if (handler := signal.getsignal(each)) != signal.SIG_IGN}
     ours = any(getattr(handler, "__module__", "") == __name__ for handler in before.values())

@@ -13,11 +13,9 @@ STATISTICS = ("weighted", "mean", "std", "min", "max")
 class Metric:
     """A client's metric for each label, with weights; `total` combines the metrics of several clients.
 
-    Attributes:
-        values: one number for each label, target or class of a segmentation; a single one for accuracy.
-        weights: the weight of each value; 0 if the value is undefined. For accuracy and R2, the number of predictions;
-            for AUC, the number of pairs of a positive and a negative example; for IoU, the number of pixels in the
-            union.
+    `values` has one number for each label, target or class of a segmentation, or a single one for accuracy. A weight is
+    the number of predictions (accuracy, R2), of pairs of a positive and a negative example (AUC) or of pixels in the
+    union (IoU), and 0 if the value is undefined.
     """
 
     values: tuple[float, ...]
