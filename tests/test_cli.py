@@ -59,11 +59,6 @@ class TestRun:
         summary = json.loads(Path("here/summary.json").read_text())
         assert (summary["status"], summary["seed"], summary["clients"]) == ("completed", 3, 2)
 
-    def test_set_goes_on_top_of_a_file(self) -> None:
-        Path("mine.toml").write_text('method = "local"\nclients = 2\nrounds = 5\narchitectures = "mlp"\n')
-        assert fedhet_command("run", "mine.toml", "--set", "rounds=1", "--out", "here").exit_code == 0
-        assert configuration.read(Path("here/config.toml"))["rounds"] == 1
-
     def test_a_run_is_repeated_resumed_and_reported(self) -> None:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
         assert fedhet_command("run", "here/config.toml", "--set", "out=there").exit_code == 0
@@ -142,15 +137,6 @@ class TestBadInput:
     ) -> None:
         monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
         assert message in refused("run", *arguments)
-
-    @pytest.mark.parametrize("damaged", [False, True])
-    def test_data_that_is_missing_or_damaged(self, damaged: bool) -> None:
-        Path("data").mkdir()
-        if damaged:
-            Path("data/train-images-idx3-ubyte").write_bytes(b"nothing of the kind")
-        stderr = refused("run", "fedavg/digits", "--set", "dataset=mnist", "--data", "data")
-        assert "data" in stderr
-        assert "mnist" in stderr.lower()
 
     @pytest.mark.parametrize("engine", ["local", "ray"])
     def test_a_folder_that_holds_a_run(self, engine: str) -> None:

@@ -46,13 +46,6 @@ def test_every_preset_is_complete():
         resolve(read(path), strict=False)  # those of comparisons have keys of several methods
 
 
-def test_another_method_under_a_preset():
-    config = resolve({"preset": "fedhenn/digits", "method": "fedprox", "architectures": "cnn"})
-    assert config.method == "fedprox"
-    assert config.options.mu == 0.1
-    assert config.rounds == read(configuration.preset_path("fedhenn/digits"))["rounds"]
-
-
 def test_an_empty_text_is_not_chosen():
     config = resolve({"method": "fedavg", "rounds": "", "fedprox.mu": "", "seed": "", "data": ""})
     assert config == resolve({"method": "fedavg"})
@@ -164,11 +157,6 @@ def test_a_setting_of_the_command_line(text, expected):
     assert type(parse_setting(text)[1]) is type(expected[1])
 
 
-def test_a_setting_needs_an_equals_sign():
-    with pytest.raises(ConfigError, match="--set rounds: write KEY=VALUE"):
-        parse_setting("rounds")
-
-
 @given(
     data=st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=20),
     rate=st.floats(1e-30, 1e30),
@@ -193,11 +181,6 @@ def test_a_file_that_is_missing_or_no_toml(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not a TOML file"):
         read(tmp_path / "binary.toml")
-
-
-def test_versions_in_a_file_are_not_keys(tmp_path):
-    (tmp_path / "config.toml").write_text('method = "fedavg"\n[versions]\ntorch = "2"\n')
-    assert read(tmp_path / "config.toml") == {"method": "fedavg"}
 
 
 def test_every_key_is_listed_once():

@@ -142,9 +142,13 @@ class TestWorkingFolder:
             ("of_mine:nothing", "method = 'of_mine:nothing': cannot be imported: .*nothing"),
             ("of_mine:something_else", "is a int, not a fedhet.methods.method.Method"),
             (":method", "write package.module:name"),
+            ("nowhere.py:mine", "cannot be imported: .*No such file"),
+            ("bad.py:mine", "cannot be imported: .*syntax"),
+            ("of_mine.py:nothing", "cannot be imported: .*nothing"),
         ],
     )
     def test_messages_about_unusable_references(self, module, reference, message):
+        Path("bad.py").write_text("this is no Python")
         with pytest.raises(ConfigError, match=message):
             configuration.resolve({"method": reference})
 
@@ -197,19 +201,6 @@ mine = fedprox.variant("fedprox-mine", server=Mine, common={"rounds": 7})
         assert named == {"preset": "fedprox/digits", "method": f"{file}:mine"}
         monkeypatch.chdir("some")
         assert registry.method("con-trols.py:mine") is registry.method("fedprox-mine"), "a file is imported once"
-
-    @pytest.mark.parametrize(
-        ("reference", "message"),
-        [
-            ("nowhere.py:mine", "cannot be imported: .*No such file"),
-            ("bad.py:mine", "cannot be imported: .*syntax"),
-            ("of_mine.py:nothing", "cannot be imported: .*nothing"),
-        ],
-    )
-    def test_messages_about_unusable_references(self, module, reference, message):
-        Path("bad.py").write_text("this is no Python")
-        with pytest.raises(ConfigError, match=message):
-            configuration.resolve({"method": reference})
 
     def test_files_in_messages_and_data_are_not_imported(self, module):
         Path("evil.py").write_text("raise SystemExit('imported')")

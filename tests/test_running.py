@@ -1,6 +1,5 @@
 """`fedhet.run` in Python: the command line's defaults and names, and models and data of one's own."""
 
-import platform
 import random
 import re
 import subprocess
@@ -343,27 +342,3 @@ def test_a_run_restores_the_process(run, tiny):
     np.testing.assert_equal(np.random.get_state(), states[1])
     assert random.getstate() == states[2]
     assert {*seen} == {1}
-
-
-MEMORY = """
-import numpy as np, psutil
-from fedhet.utils.machine import keep_freed_memory, process_restored
-
-def kept():  # the MiB that this process still has after it took and freed 100 of them
-    before = psutil.Process().memory_info().rss
-    np.ones(100 << 17)
-    return (psutil.Process().memory_info().rss - before) / (1 << 20)
-
-assert kept() < 10
-with process_restored():
-    keep_freed_memory()
-    assert kept() > 50
-assert kept() < 10
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
-def test_freed_memory_is_returned_after_a_run() -> None:
-    """In a process of its own, which has no free memory from before."""
-    subprocess.run([sys.executable, "-c", MEMORY], check=True, cwd=Path(fedhet.__file__).parent.parent)

@@ -5,11 +5,8 @@ four blocks only; the bare ones make gradients of all weights, as a step of trai
 """
 
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -62,29 +59,3 @@ def test_descriptors_take_less_than_the_bare_passes() -> None:
     mine, its = (statistics.median(times) for times in zip(*taken, strict=True))
     print(f"\ndescriptors of 1000 images {mine:.1f} s, bare passes {its:.1f} s: {ratio:.2f} times")
     assert ratio <= 0.9
-
-
-def test_descriptors_need_less_memory_than_the_bare_passes() -> None:
-    """Peak resident memory of a whole process that does one of them, for four batches."""
-    peaks = {}
-    for work in ("descriptors", "bare"):
-        code = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import torch
-torch.set_num_threads(1)
-import test_descriptors as own
-def peak():
-    # Not getrusage, which counts what the process had before it became this one.
-    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmHWM"))
-model, images, labels = own.prepared(4 * own.BATCH)
-before = peak()
-own.{work}(model, images, labels)
-print(before / 1024, peak() / 1024)
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        before, peak = map(float, done.stdout.split())
-        peaks[work] = peak - before
-    print(f"\npeak memory beyond the network and images: {peaks['descriptors']:.0f} MB, bare {peaks['bare']:.0f} MB")
-    assert peaks["descriptors"] < peaks["bare"]

@@ -1,9 +1,6 @@
 """A training step through a hypernetwork against a step of the plain network: time and memory."""
 
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,21 +54,3 @@ def test_a_step_of_resnet18(head: str) -> None:
     seconds = statistics.median(one for one, _ in times)
     print(f"\n{head}: {ratio:.2f} plain steps of {seconds:.2f} s" + f" (<= {LIMIT})" * (head == "base-lowrank"))
     assert ratio <= LIMIT or head != "base-lowrank"
-
-
-def peak(program: str) -> float:
-    """Peak resident GB of a process."""
-    # Not getrusage: its peak includes what the parent had when this process was forked.
-    end = "\nfrom pathlib import Path; print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
-    done = subprocess.run([sys.executable, "-c", program + end], capture_output=True, text=True, check=True, cwd=ROOT)
-    return int(done.stdout.splitlines()[-1]) * 1024 / 1e9
-
-
-def test_memory_of_a_step_of_resnet18() -> None:
-    """With the default head at most a tenth more than the plain network's."""
-    program = "from tests.benchmarks.test_hypernetwork import sides, stepping\n"
-    run = "step = stepping(sides({head!r})[{side}]); step(); step()"
-    alone = peak(program + run.format(head="base-lowrank", side=0))
-    found = {head: peak(program + run.format(head=head, side=1)) for head in ("base-lowrank", "tiled", "dense")}
-    print(f"\npeak GB of a step: plain {alone:.2f}, {json.dumps({k: round(v, 2) for k, v in found.items()})}")
-    assert found["base-lowrank"] <= 1.1 * alone

@@ -90,20 +90,6 @@ def cells(table: str) -> dict[str, list[str]]:
     return {name: values for name, *values in split}
 
 
-def test_bold_differences_are_corrected_for_their_number() -> None:
-    rows = [
-        {"method": method, "seed": str(seed), "personal_accuracy": str(accuracy)}
-        for method, accuracies in {"local": (0.8,) * 5, "one": (0.8, 0.82, 0.84, 0.86, 0.83)}.items()
-        for seed, accuracy in enumerate(accuracies)
-    ]
-    column = grid.Column(rows)
-    found = column.minus("one", "local")
-    assert grid.clear({"one": found}) == ["one"]
-    assert grid.clear(dict.fromkeys(range(7), found)) == []
-    assert column.clearly_above("one", "local")
-    assert column.level_with_best(["local", "one"]) == ["one"]
-
-
 def test_clients_with_disjoint_labels() -> None:
     disjoint = module_of(str(STUDIES / "disjoint.py"))
     clients = [SimpleNamespace(partition_id=client, config=SimpleNamespace(seed=3)) for client in range(20)]

@@ -37,15 +37,3 @@ def test_five_networks_and_a_public_dataset(tmp_path):
     config = configuration.resolve(configuration.read(tmp_path / "recommended.toml"))
     assert (config.method, config.clients, config.test_split) == (done.method, 5, "drawn")
     assert (tmp_path / "comparison.html").is_file()
-
-
-@pytest.mark.slow
-def test_three_networks_without_a_public_dataset(tmp_path):
-    settings = {"clients": 3, "rounds": 2}
-    supplied = {"model": own.three_networks, "data": own.some_data, "methods": ["fd", "fedhenn", "fedavg"]}
-    done, printed = recommended(tmp_path, settings, 45, seeds=[0, 1], **supplied)
-    assert "fd" in {each.variant for each in done.comparison.results}
-    assert "fedavg needs equal architectures" in done.refused["fedavg"]
-    assert "public" in done.refused["fedhenn"]
-    assert "fedhenn cannot serve: " in printed
-    assert not {"architectures", "partition", "samples-per-client"} & done.settings.keys(), "those of a preset"

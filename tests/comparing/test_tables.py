@@ -27,7 +27,6 @@ from fedhet.comparing.runs import Execution
 from fedhet.comparing.tables import (
     _in_markdown,
     accuracies,
-    comparison_figure,
     gains,
     gains_figure,
     markdown,
@@ -115,28 +114,6 @@ def test_two_seeds_are_too_few():
     assert by_name["difference"] == pytest.approx(0.075)
     assert by_name["difference_low"] is by_name["difference_high"] is None
     assert "too few seeds" not in "\n".join(notes_below([LOCAL, FEDAVG], LOCAL))
-
-
-def test_names_are_below_their_bars():
-    variants = [f"variant-{number}-with-a-rather-long-name" for number in range(9)]
-    results = [replace(result("fedavg", {0: 0.5, 1: 0.6}), variant=name) for name in variants]
-    for each in (run for variant in results[::2] for run in variant.outcomes):
-        each.values["global_accuracy"] = 0.5
-    figure = comparison_figure(results)
-    figure.draw_without_rendering()
-    _, bars = figure.axes
-    ends = [[bar.get_y() + bar.get_height() for bar in group] for group in bars.containers if hasattr(group, "patches")]
-    names = {text.get_text(): text.get_position()[1] for text in bars.texts if text.get_text().startswith("variant")}
-    assert list(names) == [each.variant for each in results]
-    assert len(ends) == 9 + 5
-    tops = sorted(end for (end,) in ends)
-    for number, place in enumerate(names.values()):
-        below = [end for end in tops if end <= place]
-        assert len(below) == number + 1 + len(range(0, number + 1, 2)), "its own bars, and those before, are above it"
-        assert place - below[-1] < 0.2
-    box = figure.get_tightbbox()
-    assert -0.01 < box.x0 < box.x1 < figure.get_figwidth() + 0.01
-    assert bars.get_legend().get_window_extent().y0 >= bars.get_window_extent().y1
 
 
 def test_differences_and_counts():

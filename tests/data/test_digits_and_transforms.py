@@ -26,12 +26,6 @@ class TestDigits:
         assert (batch.min().item(), batch.max().item()) == (0, 1)
         assert dataset.augment is None
 
-    def test_subset_is_a_copy(self) -> None:
-        dataset = data.load("digits")
-        part = dataset.train.subset(np.array([3, 1]))
-        assert part.labels.tolist() == dataset.train.labels[[3, 1]].tolist()
-        assert part.inputs.data_ptr() != dataset.train.inputs.data_ptr()
-
 
 class TestNormalise:
     def test_by_channel(self) -> None:

@@ -55,13 +55,6 @@ class TestMnist:
         assert np.array_equal(dataset.train.inputs[:, 0].numpy(), arrays["train-images-idx3-ubyte"])
         assert len(data.load("mnist", tmp_path).train) == 30
 
-    def test_is_loaded_once(self, tmp_path: Path) -> None:
-        write_mnist(tmp_path / "MNIST" / "raw")
-        assert data.load("mnist", tmp_path) is data.load("mnist", str(tmp_path))
-        resized = data.load("mnist", tmp_path, input_size=14)
-        assert resized is data.load("mnist", tmp_path, input_size=14)
-        assert resized.train is data.load("mnist", tmp_path).train
-
     @pytest.mark.parametrize(
         ("file", "content", "message"),
         [

@@ -6,9 +6,7 @@ import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.config import client_setup
-from fedhet.config.configuration import resolve
-from fedhet.errors import ConfigError, ModelError
+from fedhet.errors import ModelError
 from fedhet.models import registry
 from fedhet.models.representation import Representation
 
@@ -90,13 +88,6 @@ def test_timm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ModelError, match="need timm, .*: run pip install timm"):
         models.expand("timm/resnet18")
-
-
-def test_they_are_dealt_to_clients_as_others_are() -> None:
-    chosen = {"architectures": "torchvision/resnet18, mlp", "clients": 3, "method": "local"}
-    assert client_setup.architectures(resolve(chosen), 3) == ("torchvision/resnet18", "mlp", "torchvision/resnet18")
-    with pytest.raises(ConfigError, match="did you mean 'torchvision/resnet18'"):
-        resolve({"architectures": "torchvision/resnt18"})
 
 
 def test_a_registered_name_comes_before_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,15 +67,6 @@ def test_every_image_model_takes_images(name: str) -> None:
         assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_cnn_names_count_layers() -> None:
-    family = models.expand("cnn-family")
-    assert family == ["cnn-1-1", "cnn-2-1", "cnn-2-2", "cnn-3-2", "cnn-3-3"]
-    for name in family:
-        modules = list(models.build(name, DIGITS, 10).modules())
-        counts = [sum(isinstance(module, kind) for module in modules) for kind in (nn.Conv2d, nn.Linear)]
-        assert name == f"cnn-{counts[0]}-{counts[1]}"
-
-
 def test_char_lstm_reads_the_whole_text() -> None:
     model = models.build("char-lstm", SHAKESPEARE, 80)
     texts = torch.randint(80, (2, 80))
@@ -83,15 +74,6 @@ def test_char_lstm_reads_the_whole_text() -> None:
     assert logits.shape == (2, 80)
     texts[:, -1] = (texts[:, -1] + 1) % 80
     assert not torch.allclose(model(texts), logits)
-
-
-def test_initialisation_follows_torch_seed() -> None:
-    def weights(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return nn.utils.parameters_to_vector(models.build("resnet8", DIGITS, 10).parameters())
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
 
 
 def test_unknown_model_is_answered_with_the_nearest() -> None:
@@ -138,13 +120,6 @@ def test_families_of_widths(family: str, usual: str) -> None:
     assert len({tuple((name, tensor.ndim) for name, tensor in network.items()) for network in networks}) == 1
     same = models.build(usual, MNIST, 10).state_dict()
     assert {name: tensor.shape for name, tensor in networks[-1].items()} == {n: t.shape for n, t in same.items()}
-
-
-def test_fedharms_small_networks() -> None:
-    family = models.expand("fedharm-small")
-    assert [name.split("-")[1] for name in family] == ["resnet", "efficientnet", "mobilenet"] * 2
-    sizes = [parameters(models.build(name, DIGITS, 10)) for name in family]
-    assert all(4_000 < small < large < 100_000 for small, large in zip(sizes[:3], sizes[3:], strict=True))
 
 
 @pytest.mark.parametrize("name", models.expand("fedharm-small")[3:])

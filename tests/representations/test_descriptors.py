@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.algorithms.alignment.descriptors import (
-    _differentiated,
     agreement,
     channel_means,
     cosine,
@@ -77,25 +76,6 @@ def test_descriptor_equals_a_plain_loop(name: str, labelled: bool) -> None:
             torch.testing.assert_close(values[block][row], activations[mine], rtol=0, atol=1e-12)
 
 
-def test_float32_agrees_with_float64() -> None:
-    model, (inputs, labels) = network("small-efficientnet-a"), images()
-    names = blocks(model, inputs[:2])
-    exact, where = describe(model, names, inputs, labels, SLOTS, identity)
-    single = copy.deepcopy(model).float()
-    values, places = describe(single, names, inputs.float(), labels, SLOTS, identity)
-    same = torch.cat([(a == b).flatten() for a, b in zip(places, where, strict=True)])
-    assert same.double().mean() >= 0.999
-    scores, exact_scores = (
-        [gradient.flatten(1).abs().double() for gradient in _differentiated(net, names, given, labels, slice(None))[1]]
-        for net, given in ((single, inputs.float()), (model, inputs))
-    )
-    for block in range(4):
-        agreed = places[block] == where[block]
-        torch.testing.assert_close(values[block][agreed].double(), exact[block][agreed], rtol=1e-4, atol=1e-5)
-        chosen = scores[block].gather(1, places[block].long())
-        torch.testing.assert_close(chosen, exact_scores[block].gather(1, where[block].long()), rtol=1e-5, atol=1e-5)
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=5),
@@ -106,17 +86,6 @@ def test_equal_scores(rows: list[list[int]], k: int, dtype: torch.dtype) -> None
     scores = torch.tensor(rows, dtype=dtype) / 7
     expected = [sorted(range(9), key=lambda place, row=row: (-row[place], place))[:k] for row in rows]
     assert strongest(scores, k).tolist() == expected
-
-
-def test_equal_scores_within_channels() -> None:
-    """Block 4 of a ResNet: all positions of a channel have one gradient, so slots come in order of place."""
-    model, (inputs, labels) = network("small-resnet-a"), images(8)
-    (_, places) = describe(model, ["stages.3"], inputs, labels, [8], identity)
-    with Output(model, "stages.3").capture() as captured:
-        model(inputs)
-    positions = captured.features.shape[2] * captured.features.shape[3]
-    assert positions == 4
-    assert (places[0].view(8, 2, 4) % positions).tolist() == [[[0, 1, 2, 3]] * 2] * 8
 
 
 def test_describe_does_not_change_the_network() -> None:
