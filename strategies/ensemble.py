@@ -31,22 +31,18 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
     state_class = EnsembleState
 
     def admit(self, reply: Reply) -> None:
-        """Check that the server can build the client's network, if the server evaluates the ensemble."""
         if self.config.test_on != "local" and (self.run.model or not reply.report.own_data):
             self.networks.check(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep the latest weights of each client's network."""
         self.state.member |= {client: reply.arrays["model"] for client, reply in replies.items()}
         return {}
 
     @property
     def has_global_model(self) -> bool:
-        """Whether any client has sent its network."""
         return bool(self.state.member)
 
     def global_model(self) -> nn.Module | None:
-        """Return the network that predicts the mean; None before any client has sent its network."""
         if not self.has_global_model:
             return None
         members = {client: self.networks.like(client) for client in in_order(self.state.member)}
@@ -67,7 +63,6 @@ class Mean(nn.Module):
         self.members, self.metric = nn.ModuleList(members), metric
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the ensemble's outputs for a batch, in the shape of one network's outputs."""
         batches = [in_precision(inputs, precision(member)) for member in self.members]
         outputs = torch.stack([member(batch) for member, batch in zip(self.members, batches, strict=True)])
         if self.metric == "r2":

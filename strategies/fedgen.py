@@ -45,7 +45,6 @@ class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
     state_class = FedGenState
 
     def admit(self, reply: Reply) -> None:
-        """Keep the client's number of examples of each class; the classes are the rows of its head."""
         shape, _ = reply.report.spec.get("head.weight", ((), ""))
         if len(shape) != 2 or max(shape) > MOST_CLASSES:
             raise ModelError(f"the client's head.weight has shape {shape}, and a generator needs (classes, width)")
@@ -65,7 +64,6 @@ class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
         return payload
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the heads and train the generator, which is unchanged if training diverges."""
         metrics, keys = super().aggregate_fit(round, replies), self.options
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
         generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()

@@ -1,4 +1,13 @@
-"""FedGH, server side: one head is trained on clients' mean representations of classes (Yi et al., ACM MM 2023)."""
+"""FedGH and FedTGP, server side: a network is trained on the clients' mean representations of classes.
+
+FedGH (Yi et al., ACM MM 2023) trains a head. FedTGP (Zhang et al., AAAI 2024) trains global prototypes:
+
+    P_c = F(e_c)                                                     an embedding of class c, and a small network F
+    L = -log( exp(-(|p - P_y| + d)) / (exp(-(|p - P_y| + d)) + sum_{c != y} exp(-|p - P_c|)) )
+
+where p is a client's prototype of class y. The margin d is the largest distance between the mean prototypes of two
+classes (over clients), but at most tau.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -7,14 +16,15 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check_room, load_into, to_arrays
-from fedhet.methods.included.prototypes import FedGHOptions, LearnerOptions, fedgh
+from fedhet.methods.included.prototypes import FedGHOptions, FedTGPOptions, LearnerOptions, fedgh, fedtgp
 from fedhet.server import Common
-from fedhet.training import Loss, Optimisation, Phase
+from fedhet.training import Loss, Optimisation, Phase, Step
 
 from ._common import MOST_CLASSES, build_at_server, train_at_server  # noqa: TID251 - this folder is fedhet.strategies
 from .fedproto import ByClass, ClassState  # noqa: TID251
@@ -59,12 +69,10 @@ class Learner(ByClass[L, LearnerState]):
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the width of representations and the number of outputs, which must be the same for all clients."""
         outputs = Common(reply.report.outputs, "all clients need an output for each of the same classes")
         return {**super().common(reply), "number of network outputs": outputs}
 
     def admit(self, reply: Reply) -> None:
-        """Keep the client's width and number of classes, and initialise the server's network with the first client."""
         super().admit(reply)
         outputs, width = reply.report.outputs, self.state.width
         self.state.outputs = outputs
@@ -79,7 +87,6 @@ class Learner(ByClass[L, LearnerState]):
             self.state.learner = to_arrays(self.learner().state_dict())
 
     def check_reply(self, reply: Reply) -> None:
-        """Check the client's prototypes, and that the server's network has all of their classes."""
         super().check_reply(reply)
         if reply.arrays["prototypes"]["classes"].max(initial=0) >= self.state.outputs:
             raise WireError(f"the client's prototypes have classes beyond {self.state.outputs - 1}, the last class")
@@ -91,7 +98,6 @@ class Learner(ByClass[L, LearnerState]):
         return network
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Train the server's network on the clients' prototypes; it is unchanged if training diverges."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
@@ -111,9 +117,52 @@ class FedGH(Learner[FedGHOptions]):
     method = fedgh
 
     def network(self) -> nn.Module:
-        """Build the head, a linear layer."""
         return nn.Linear(self.state.width, self.state.outputs)
 
     def payload_for(self, client: str) -> Payload:
-        """Return the head: `weight` (classes, width) and `bias` (classes,)."""
         return Payload({"head": cast(self.state.learner, self.config.wire_dtype)})
+
+
+class Prototypes(nn.Module):
+    """A network of class prototypes: for vectors (n, width), it returns the negative distance to each (n, classes)."""
+
+    def __init__(self, classes: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, width)
+        self.hidden, self.output = nn.Linear(width, width), nn.Linear(width, width)
+
+    def prototypes(self) -> Tensor:
+        """Return the prototype of each class, (classes, width)."""
+        outputs: Tensor = self.output(F.relu(self.hidden(self.embedding.weight)))
+        return outputs
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return -torch.cdist(vectors, self.prototypes(), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class FedTGP(Learner[FedTGPOptions]):
+    """Trains global prototypes of all classes at the server, and sends them to the clients."""
+
+    method = fedtgp
+
+    def network(self) -> Prototypes:
+        return Prototypes(self.state.outputs, self.state.width)
+
+    def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
+        """Return the cross entropy of negative distances to prototypes, with a margin for the vector's own class."""
+        one_hot = F.one_hot(classes, self.state.outputs).to(means.dtype)[:, classes.unique()]
+        centres = (one_hot.T @ means) / one_hot.sum(0)[:, None]
+        margin = torch.cdist(centres, centres).amax().clamp(max=self.options.threshold) if len(means) else 0.0
+
+        def contrast(step: Step) -> Tensor:
+            return F.cross_entropy(step.outputs - margin * F.one_hot(step.labels, self.state.outputs), step.labels)
+
+        return (contrast,)
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        metrics = super().aggregate_fit(round, replies)
+        network = self.learner()
+        assert isinstance(network, Prototypes)
+        means = to_arrays({"means": network.prototypes()}, "float32")
+        self.state.prototypes = {"classes": np.arange(self.state.outputs), **means}
+        return metrics

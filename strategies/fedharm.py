@@ -47,7 +47,6 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     state_class = FedHARMState
 
     def admit(self, reply: Reply) -> None:
-        """Keep how many descriptor slots each of the client's blocks fills; raise a FedhetError if they do not fit."""
         settings = self.options
         if not settings.aligns_blocks:
             return
@@ -74,13 +73,11 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has descriptors of all shared images, with the client's number of slots."""
         reply.values.number("distance", 0.0)
         if self._sends(self.state.round + 1):
             self._unpacked(reply.client, reply.arrays.get("sent", {}))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Keep the clients' descriptors; return how well they agree, and the mean alignment in the shared phase."""
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
         distance = mean_distance(replies.values())
         alignment = {} if distance is None else {"alignment": 1 - distance}
@@ -123,5 +120,4 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
 
     def matrices(self) -> dict[str, Any]:
-        """Return the mean cosines between clients' descriptors, by round and block, for a figure in the report."""
         return {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}

@@ -32,7 +32,6 @@ class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
         return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return empty payloads: clients are evaluated with their own networks."""
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
@@ -49,7 +48,6 @@ class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
             raise WireError("the client's reply has no update of the shared network")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the clients' changes, and apply the low-rank factors of the mean to the shared network."""
         state, dtype = self.state, self.config.wire_dtype
         models = {client: reply.arrays["update"] for client, reply in replies.items() if "update" in reply.arrays}
         state.holding = list(models)

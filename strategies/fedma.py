@@ -73,7 +73,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
 
     @property
     def has_global_model(self) -> bool:
-        """Whether a first pass is complete, so that there is a global model."""
         return self.state.pass_ > 0 and super().has_global_model
 
     @property
@@ -84,7 +83,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Return the clients of the current pass, which are drawn once per pass."""
         if not self.state.participants:
             self.state.participants = list(super().participants(self.state.pass_ + 1))
         return self.state.participants
@@ -142,7 +140,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return {index: stored[str(index)] for index in range(len(stored))}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the client's update has all parameters that this round needs, with the right shapes."""
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.values.flag("lost", False):
             if "place" not in self._news(client).values:

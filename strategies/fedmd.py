@@ -1,24 +1,40 @@
-"""FedMD, server side: the mean of clients' class scores on some public examples (Li and Wang, 2019, algorithm 1).
+"""FedMD and FedDF, server side: the mean of clients' class scores on some public examples.
 
-A round takes one exchange: in round t, a client learns the mean scores on the public examples X(t), trains on its own
-examples, and returns its scores on X(t+1). As in the paper, the mean of round t - 1 is learnt at the start of round t.
+FedMD (Li and Wang, 2019, algorithm 1): a round takes one exchange. In round t, a client learns the mean scores on the
+public examples X(t), trains on its own examples, and returns its scores on X(t+1). As in the paper, the mean of round
+t - 1 is learnt at the start of round t.
+
+FedDF (Lin et al., 2020): in round t, on X(t), the server's network w takes steps of Adam on
+
+    KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x)))
+
+where f_k are the logits that client k sends after its local training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedhet import models
 from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.messages import Arrays, Payload, Reply, WireError
-from fedhet.methods.included.distillation import FedMDOptions, ScoresOptions, fedmd
+from fedhet.config import client_setup
+from fedhet.data import Examples
+from fedhet.data.own import as_input
+from fedhet.errors import FedhetError
+from fedhet.messages import Arrays, Payload, Reply, WireError, load_into, to_arrays
+from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions, feddf, fedmd
+from fedhet.models.representation import fitted, precision
 from fedhet.server import Common, FederatedStrategy, State
+from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
+from fedhet.utils.machine import device_of, one_thread
 from fedhet.utils.randomness import numpy_generator
 
-from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import build_at_server, mean_distance, packed_rows, public_rows, tokens_of, train_at_server  # noqa: TID251 - this folder is fedhet.strategies  # noqa: TID251 - this folder is fedhet.strategies
 
 
 @dataclass
@@ -46,7 +62,6 @@ class Scores(FederatedStrategy[Q, T]):
     """Receives each client's class scores on some public examples, and sends scores to learn in the next round."""
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the numbers of classes and of tokens in an example, which must be the same for all clients."""
         classes = reply.values.count("classes", at_least=1, at_most=2**20)
         return {
             "number of classes": Common(classes, "all clients need the same classes"),
@@ -54,7 +69,6 @@ class Scores(FederatedStrategy[Q, T]):
         }
 
     def admit(self, reply: Reply) -> None:
-        """Keep the number of classes and the number of tokens in an example."""
         classes, tokens = (each.value for each in self.common(reply).values())
         self.state.classes, self.state.tokens = int(classes), int(tokens)
 
@@ -69,7 +83,6 @@ class Scores(FederatedStrategy[Q, T]):
         return dict.fromkeys(clients, common)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has the class scores of all requested public examples."""
         reply.values.number("distance", 0.0)
         if not self._sent_in(self.state.round + 1):
             return
@@ -108,7 +121,6 @@ class FedMD(Scores[FedMDOptions, ScoresState]):
     state_class = ScoresState
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the clients' scores, which clients learn in the next round."""
         if self._sent_in(round):
             self.teach(round, self.mean(replies))
         return self.distance(replies)
@@ -116,3 +128,77 @@ class FedMD(Scores[FedMDOptions, ScoresState]):
     def _sent_in(self, round: int) -> bool:
         """Return True except in the last round, whose scores would not be used."""
         return round != self.run.last_round
+
+
+@dataclass
+class FedDFState(ScoresState):
+    """The state of FedDF: `model` has the weights of the server's network, and `shape` is the shape of one input."""
+
+    serves = True
+    shape: list[int] = field(default_factory=list)
+
+
+class FedDF(Scores[FedDFOptions, FedDFState]):
+    """Trains the global model at the server; with the key `teach`, clients then learn the global model's scores."""
+
+    method = feddf
+    state_class = FedDFState
+
+    @property
+    def public(self) -> Tensor:
+        """The inputs of the public dataset; raises a FedhetError if only the clients have it."""
+        if self.run.public is None:
+            raise FedhetError(
+                "the server of feddf trains on the public dataset, but only clients have it: set public-samples, or "
+                "give make_server_app(public=...) or FedDF(public=...)"
+            )
+        return self.run.public.inputs
+
+    def admit(self, reply: Reply) -> None:
+        super().admit(reply)
+        state, own_data = self.state, self.run.own_data or reply.report.own_data
+        if not state.model:
+            state.shape = [*self._transform(None, own_data=own_data)(self.public[:1]).shape[1:]]
+            state.model = to_arrays(self.network().state_dict())
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        network, device = self.network(), device_of("cpu" if self.config.device == "cpu" else "auto")
+        network.to(device)
+        inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
+        examples = Examples(inputs, self.mean(replies).to(device))
+        transform, metrics = self._transform(network, own_data=self.run.own_data), self.distance(replies)
+        trained = train_at_server(network, self._phase(), examples, self.config.seed, round, transform)
+        if trained is None:
+            return metrics
+        self.state.model = to_arrays(network.state_dict())
+        if self.options.teach:
+            with one_thread():
+                self.teach(round, read(network, inputs, transform).cpu())
+        return metrics | trained
+
+    def global_model(self) -> nn.Module | None:
+        return self.network() if self.has_global_model else None
+
+    def network(self) -> nn.Module:
+        """Return the server's network with its current weights."""
+        name, example = self.options.server_model, torch.zeros(1, *self.state.shape)
+        build = partial(models.build_auxiliary, name, self.config.architectures, example, self.state.classes)
+        network = build_at_server(build, self.config.seed)
+        load_into(network.state_dict(), self.state.model)
+        return network
+
+    def _phase(self) -> Phase:
+        keys, many_labels = self.options, self.run.metric == "auc"
+        rate = keys.server_learning_rate
+        schedule = partial(learning_rate, "cosine", rate)
+        steps = Optimisation("adam", rate, batch_size=keys.public_batch, schedule=schedule)
+
+        def divergence(step: Step) -> Tensor:
+            return soft_divergence(step.outputs, step.labels.to(step.outputs.dtype), 1.0, many_labels=many_labels)
+
+        return Phase(0, steps, steps=keys.server_steps, terms=(divergence,), task_weight=0.0)
+
+    def _transform(self, network: nn.Module | None, *, own_data: bool) -> Callable[[Tensor], Tensor]:
+        dtype = None if network is None else precision(network)
+        transform = as_input if own_data else client_setup.dataset_of(self.config).transform
+        return fitted(transform, dtype)

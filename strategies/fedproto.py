@@ -1,4 +1,8 @@
-"""FedProto, server side: class prototypes are averaged instead of weights (Tan et al., AAAI 2022, equation 6)."""
+"""FedProto and FD, server side: vectors of classes are averaged instead of weights.
+
+FedProto (Tan et al., AAAI 2022, equation 6) averages prototypes, the clients' mean representations of each class. In
+FD (Jeong et al., 2018, algorithm 1), each client receives the mean logits of the other clients.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,9 +11,9 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from fedhet.messages import Arrays, Payload, Reply, WireError, check
-from fedhet.methods.included.prototypes import FedProtoOptions, fedproto
+from fedhet.methods.included.prototypes import FDOptions, FedProtoOptions, fd, fedproto
 from fedhet.methods.options import Options
-from fedhet.server import Common, FederatedStrategy, State
+from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 
 from ._common import MOST_CLASSES, class_means  # noqa: TID251 - this folder is fedhet.strategies
 
@@ -39,19 +43,15 @@ class ByClass(FederatedStrategy[P, C]):
     way_out: ClassVar[str]
 
     def payload_for(self, client: str) -> Payload:
-        """Return the global vectors of all known classes, and the numbers of these classes."""
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the width of the client's vectors, which must be the same for all clients."""
         return {f"{self.vectors} width": Common(_width(reply), self.way_out)}
 
     def admit(self, reply: Reply) -> None:
-        """Keep the width of the client's vectors."""
         self.state.width = _width(reply)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the client's vectors have shape (k, width), with k classes and k numbers of examples."""
         arrays = reply.arrays.get("prototypes", {})
         k = arrays["classes"].size if "classes" in arrays else 0
         means = ((k, self.state.width), "float32")
@@ -97,3 +97,30 @@ class FedProto(ByClass[FedProtoOptions, ClassState]):
     method = fedproto
     vectors = "representation"
     way_out = "set fedproto.width, to which all representations are then projected"
+
+
+@dataclass
+class FDState(ClassState):
+    """The state of FD: `own` has the latest mean logits by class of each client."""
+
+    own: ArraysBy = field(default_factory=dict)
+
+
+class FD(ByClass[FDOptions, FDState]):
+    """Sends each client the mean logits of each class over the other clients that have the class, equally weighted."""
+
+    method = fd
+    state_class = FDState
+    vectors = "prediction"
+    way_out = "all clients need the same classes"
+
+    def payload_for(self, client: str) -> Payload:
+        peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
+        if not peers:
+            return Payload()
+        vectors = [arrays | {"counts": np.ones(len(arrays["classes"]))} for arrays in peers.values()]
+        return Payload({"prototypes": class_means(vectors, {})})
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        self.state.own |= {client: reply.arrays["prototypes"] for client, reply in replies.items()}
+        return {}

@@ -32,17 +32,14 @@ class FLHADistillation(FederatedStrategy[FLHADistillationOptions, FLHADistillati
         return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the teacher while it is trained; afterwards nothing, since clients evaluate their own networks."""
         return {client: self.payload_for(client) if self.teaching else Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has a teacher while it is trained, and afterwards a flag: whether the client has it."""
         if self.teaching:
             super().check_reply(reply)
         reply.values.flag("taught", False)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the clients' teachers; after the teacher's training, keep which clients have the final teacher."""
         if self.teaching:
             return super().aggregate_fit(round, replies)
         holding = {client for client, reply in replies.items() if reply.payload.values.get("taught")}

@@ -18,7 +18,6 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
     copies = 4  # the state, the sum, and a message
 
     def compatibility(self, reply: Reply) -> Hashable:
-        """Return the default values and the shapes of the hypernetwork, which must be the same for all clients."""
         return super().compatibility(reply), tuple(reply.report.spec.items())
 
     def first_arrays(self, missing: Spec) -> Arrays:

@@ -43,12 +43,10 @@ class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
     state_class = LoRAState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return digests of the network's description and of its frozen weights, which all clients must share."""
         remedy = "all clients need the same frozen layers and weights, for example a trained network that model() loads"
         return {**super().common(reply), "frozen network": Common(reply.values.line("backbone"), remedy)}
 
     def admit(self, reply: Reply) -> None:
-        """Keep the digest of the frozen network."""
         super().admit(reply)
         self.state.backbone = reply.values.line("backbone")
 

@@ -38,13 +38,11 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     copies = 8  # weights, their gradients, and pieces of both
 
     def payload_for(self, client: str) -> Payload:
-        """Return the weights that the hypernetwork generates for a client."""
         with torch.no_grad(), one_thread():
             written = self._hypernetwork().write(client, self._shapes(client))
         return Payload({"model": to_arrays(written, self.config.wire_dtype)})
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has the change of every weight in training."""
         spec = narrowed(self.federation.specs[reply.client], self.config.wire_dtype)
         check(reply.arrays.get("delta", {}), spec, "the client's change of weights")
 

@@ -62,7 +62,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         }
 
     def admit(self, reply: Reply) -> None:
-        """Keep the first client's permutation groups and kind of labels."""
         state = self.state
         if state.classes is None:
             state.groups, state.classes = reply.values.text("groups", longest=2**20), reply.values.flag("classes")
@@ -138,7 +137,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     # ---- results
 
     def global_model(self) -> nn.Module | None:
-        """Return the global model, which may be wider than the clients' networks; None before matching is complete."""
         if not self.has_global_model:
             return None
         model = self.networks.like(in_order(self.state.clients)[0])
@@ -181,12 +179,10 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
         return payloads
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has the whole network and valid class counts."""
         super().check_reply(reply)
         self.check_classes(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Match all groups of units in order, then average the output layer."""
         states = {
             client: {
                 name: array.astype(self.federation.specs[client][name][1])

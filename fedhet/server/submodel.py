@@ -51,18 +51,15 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- the handshake
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return a digest of the whole network's description; raise a WireError if the client's arrays do not fit."""
         check_part(reply.report)
         size = self.options.size_name
         remedy = f"all clients need one architecture, of which each may have a part ({size})"
         return {"digest of the whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
 
     def admit(self, reply: Reply) -> None:
-        """Keep the description of the whole network, which all clients report alike."""
         self.state.network = reply.report.groups
 
     def first_model(self, reply: Reply) -> Arrays:
-        """Return the initial weights of the whole network, which a client sends even if it trains only a part."""
         if WHOLE not in reply.arrays:
             return super().first_model(reply)
         groups = read_network(self.state.network)
@@ -79,7 +76,6 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
     def payload_for(self, client: str) -> Payload:
-        """Return what a client receives: its parts of the shared arrays in the current round."""
         spec, parts = self.federation.specs[client], self.parts(client)
 
         def part() -> Arrays:
@@ -90,7 +86,6 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         return Payload({"model": model} if model else {})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average each entry of the shared arrays over the clients that have it, weighted by numbers of examples."""
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         weights = {client: float(replies[client].examples) for client in models}
         parts = {client: self.parts(client) for client in models}
@@ -111,7 +106,6 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- results
 
     def size_of(self, client: str) -> str:
-        """Return the size of a client's network, such as `width 0.5`; empty if the client has the whole network."""
         if client not in self.federation.specs:
             return ""
         few, most = self._widths(client), read_network(self.state.network).widths

@@ -21,25 +21,20 @@ class Classification(Outputs):
     metric = "accuracy"
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (predictions, classes) and labels (predictions,)."""
         return outputs.flatten(0, -2), labels.flatten()
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean cross entropy."""
         return F.cross_entropy(self.scores(outputs).flatten(0, -2), labels.flatten(), weights)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of the cross entropy, the number of predictions, and the number of correct predictions."""
         scores = self.scores(outputs)
         loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the accuracy in [0, 1], with the number of predictions as its weight."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message unless labels are integers from 0 that are smaller than the number of outputs."""
         if labels.is_floating_point():
             return _FLOATS
         if outputs.ndim != labels.ndim + 1 or outputs.shape[1:-1] != labels.shape[1:]:
@@ -56,22 +51,18 @@ class Binary(Classification):
     name = "binary"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return the scores of both classes, (n, 2)."""
         return outputs if outputs.ndim > 1 and outputs.shape[-1] == 2 else _two_scores(outputs.reshape(-1, 1), -1)
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels as classes 0 and 1, (n,) int64."""
         alone = labels.numel() == len(labels) and not (labels.ndim == 1 and labels.dtype == torch.int64)
         return labels.reshape(-1).long() if alone and zeros_and_ones(labels) else labels
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits, and labels as floats of the logits' shape."""
         if outputs.ndim > 1 and outputs.shape[-1] == 2:
             outputs = outputs.diff(dim=-1)
         return outputs, labels.reshape(outputs.shape).to(outputs.dtype)
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message unless each example has one output and one label, 0 or 1."""
         if outputs[0].numel() != 1:
             return f"a binary task has one output, but its outputs are {sizes(outputs)}: for two use classification"
         if labels.numel() != len(labels):
@@ -96,19 +87,16 @@ class TokenClassification(Classification):
     places: ClassVar[Places] = "tokens"
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean cross entropy over the labels that are not ignored; 0 if all labels are ignored."""
         scores, labels = self.scores(outputs).flatten(0, -2), labels.flatten().long()
         total = F.cross_entropy(scores, labels, weights, reduction="sum", ignore_index=IGNORED)
         counted = labels[labels != IGNORED]
         return total / (weights[counted].sum() if weights is not None else torch.tensor(len(counted))).clamp(min=1e-9)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of the cross entropy, and the numbers of predictions and correct ones, without labels -100."""
         loss, _, columns = super().evaluate(outputs, labels.long())
         return loss, int((labels != IGNORED).sum()), columns
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message unless each prediction has a label, which is a class or -100."""
         scores = self.scores(outputs)
         if scores.ndim != labels.ndim + 1 or scores.shape[1:-1] != labels.shape[1:]:
             return _unlike(outputs, labels)
@@ -132,22 +120,15 @@ class Segmentation(TokenClassification):
     places: ClassVar[Places] = "pixels"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return class scores (n, h, w, classes)."""
         return (_two_scores(outputs, 1) if outputs.shape[1] == 1 else outputs).movedim(1, -1)
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels as integers if they are the floats 0 and 1; otherwise return them unchanged."""
         return labels.to(torch.uint8) if labels.is_floating_point() and zeros_and_ones(labels) else labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of classes, since each class has its IoU."""
         return classes
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (n, classes, h, w) and classes (n, h, w), or for one channel labels as floats (n, 1, h, w).
-
-        For one channel, ignored pixels are removed, because binary cross entropy cannot ignore labels.
-        """
         if outputs.shape[1] > 1:
             return outputs, labels.long()
         labels = labels.unsqueeze(1)
@@ -155,11 +136,6 @@ class Segmentation(TokenClassification):
         return (outputs, labels) if bool(counts.all()) else (outputs[counts], labels[counts])
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of the cross entropy, the number of predictions, and three columns with a number per class.
-
-        The columns are the pixels in the intersection of labels and predictions, those in the union, and the examples
-        in which the union is not empty.
-        """
         labels, scores = labels.long(), self.scores(outputs)
         loss, count, _ = super().evaluate(outputs, labels)
         counts, classes = labels != IGNORED, scores.shape[-1]
@@ -174,7 +150,6 @@ class Segmentation(TokenClassification):
         return loss, count, (both.sum(0), union.sum(0), (union > 0).sum(0))
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the intersection over union of each class, with the number of pixels in the union as its weight."""
         both, union = (torch.stack(column).sum(0).double() for column in columns[:2])
         return Metric(tuple((both / union).tolist()), tuple(union.tolist()))
 

@@ -15,11 +15,9 @@ class Vectors(Outputs):
     """Base class of kinds with an output for each label or target of an example."""
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return outputs as vectors, (n, outputs)."""
         return outputs.reshape(len(outputs), -1)
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs reshaped as the labels, and labels as floats."""
         return outputs.reshape(labels.shape), labels.to(outputs.dtype)
 
 
@@ -31,27 +29,19 @@ class MultiLabel(Vectors):
     meaning = "labels"
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels of shape (n, labels), also if there is a single label."""
         return labels[:, None] if labels.ndim == 1 else labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of labels, since each label has its AUC."""
         return labels.shape[1]
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean binary cross entropy over examples and labels; `weights` are those of positive labels."""
         return F.binary_cross_entropy_with_logits(*self.pair(outputs, labels), pos_weight=weights)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of the examples' losses, the number of examples, and outputs and labels as columns."""
         outputs = outputs.detach().reshape(labels.shape)
         return self.loss(outputs, labels) * len(labels), len(labels), (outputs, labels)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return the area under the ROC curve of each label, with ties counted half (the Mann-Whitney statistic).
-
-        The weight is the number of pairs of an example with the label and one without; the AUC is nan if this is 0.
-        """
         from scipy.stats import rankdata  # slow to import
 
         outputs, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
@@ -63,7 +53,6 @@ class MultiLabel(Vectors):
         return Metric(tuple(values.tolist()), tuple(pairs.tolist()))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message unless there is an output for each label and labels are 0 or 1."""
         if outputs[0].numel() != labels[0].numel() or labels.ndim != 2:
             return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: each label needs an output"
         return "" if zeros_and_ones(labels) else "a multi-label task has labels 0 and 1, but its labels differ"
@@ -80,37 +69,28 @@ class Regression(Vectors):
     meaning = "numbers"
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Return labels as floats with an axis of targets."""
         labels = labels if labels.is_floating_point() else labels.float()
         return labels[:, None] if labels.ndim == 1 else labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of targets, since each target has its R2."""
         return labels.shape[1] if labels.ndim == 2 else 1
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean squared error."""
         return F.mse_loss(*self.pair(outputs, labels))
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of the examples' losses, the number of examples, and three columns with a sum per target.
-
-        The columns are the sums of squared errors, of the values and of the squared values.
-        """
         targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()
         squares = (outputs.detach().reshape(targets.shape).double() - targets).square()
         sums = (squares.sum(0), targets.sum(0), targets.square().sum(0))
         return squares.mean(1).sum(), len(targets), sums
 
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Return R2 of each target, with the number of values as its weight; the weight is 0 for a constant target."""
         squares, total, total_squares = (torch.stack(column).sum(0) for column in columns)
         about_mean = total_squares - total.square() / max(count, 1)
         weights = torch.where(about_mean > 1e-12 * total_squares, float(count), 0.0)
         return Metric(tuple((1 - squares / about_mean).tolist()), tuple(weights.tolist()))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message unless there is an output for each target."""
         if outputs[0].numel() == labels[0].numel():
             lengths = [[length for length in each.shape[1:] if length > 1] for each in (outputs, labels)]
             if lengths[0] == lengths[1] or min(map(len, lengths)) < 2:  # the same axes, or one of them flat

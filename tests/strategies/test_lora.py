@@ -248,7 +248,7 @@ def test_other_frozen_network(federate):
         ({"lora.ranks": "8,0"}, "lora.ranks: '0' is not a valid rank"),
         ({"lora.ranks": "8,2.5"}, "lora.ranks: '2.5' is not a valid rank"),
         ({"lora.ranks": ","}, "lora.ranks: '' is not a valid rank"),
-        ({"shared-init": False}, "the same frozen network"),
+        ({"shared-init": False}, "the same initial weights of the whole network"),
     ],
 )
 def test_wrong_keys(settings, problem):
