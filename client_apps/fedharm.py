@@ -11,10 +11,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment.descriptors import channel_means, describe, gathered, summarised
+from fedhet.algorithms.alignment.descriptors import describe, gathered, summarised
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.alignment.targets import Kind, compress, distance_of
-from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks
+from fedhet.algorithms.graphs import (
+    UnsupportedArchitecture,
+    architecture_graph,
+    blocks,
+    channel_means,
+    output_features,
+)
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
@@ -36,12 +42,22 @@ class FedHARM(ClientSide[FedHARMOptions]):
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """Name of the last module in each block of the network; raises a ModelError if there are too few blocks."""
-        client, settings = self.client, self.options
+        settings = self.options
         try:
-            example = client.transform(client.data.train.inputs[:2])
-            return blocks(client.model, example, chosen=settings.blocks, count=len(settings.lengths))
+            return blocks(self.client.model, self.example, chosen=settings.blocks, count=len(settings.lengths))
         except UnsupportedArchitecture as error:
             raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
+
+    @cached_property
+    def axes(self) -> list[int]:
+        """Axis along which the features of each block's output lie."""
+        graph = architecture_graph(self.client.model, self.example)
+        return [output_features(graph, name).axis for name in self.blocks]
+
+    @property
+    def example(self) -> Tensor:
+        """Two transformed training examples, with which the network's graph is read."""
+        return self.client.transform(self.client.data.train.inputs[:2])
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the number of descriptor entries of each block; raises a DataError unless examples have one class."""
@@ -145,7 +161,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
 
     def summary(self, block: int, output: Tensor) -> Tensor:
         """Return the channel means (n, k) of a block's output (n, ...), which replace chosen activations."""
-        return channel_means(output)
+        return channel_means(output, self.axes[block])
 
 
 def distance(

@@ -1,12 +1,16 @@
 """Blocks of networks: torchvision's as given, others' stages by spatial size, or named by hand."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.swin_transformer import SwinTransformer
 
 from fedhet import models
 from fedhet.algorithms.alignment.descriptors import describe
-from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks, stages
+from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, output_features, stages
 
 SLOTS = (128, 256, 512, 1024)
 GIVEN = {
@@ -48,7 +52,7 @@ def test_torchvision_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", models.FAMILIES["fedharm-small"])
 def test_small_networks_have_four_stages(name: str, size: int) -> None:
     model, images = built(name, size, 1)
-    assert blocks(model, images) == ("stages.0", "stages.1", "stages.2", "last")
+    assert blocks(model, images) == ("stages.0", "stages.1", "stages.2", "stages" if "resnet" in name else "last")
 
 
 def test_stages() -> None:
@@ -66,6 +70,26 @@ def test_stages() -> None:
     assert sizes == [32, 16, 8, 4][: len(found)]
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def tiny_swin() -> nn.Module:
+    return SwinTransformer([2, 2], 8, [1, 1, 1, 1], [1, 1, 2, 2], [2, 2], num_classes=10)
+
+
+def tiny_convnext() -> nn.Module:
+    sizes = [(4, 8, 1), (8, 12, 1), (12, 16, 1), (16, None, 1)]
+    return ConvNeXt([CNBlockConfig(*each) for each in sizes], num_classes=10)
+
+
+@pytest.mark.parametrize("build", [tiny_swin, tiny_convnext])
+def test_blocks_are_the_four_stages_of_transformers(build: Callable[[], nn.Module]) -> None:
+    """Features lie along the last axis in Swin's, and along the last and then the second axis in ConvNeXt's blocks."""
+    model, images = build(), torch.randn(2, 3, 64, 64)
+    assert blocks(model, images) == ("features.1", "features.3", "features.5", "features")
+    graph = architecture_graph(model, images)
+    found = [output_features(graph, name) for name in ("features.1", "features.3", "features")]
+    assert [each.axis for each in found] == [3 if build is tiny_swin else 1] * 3
+    assert found[0].module.startswith("features.")
 
 
 def test_too_few_stages() -> None:

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from fedhet import models
 from fedhet.algorithms.alignment.descriptors import (
     agreement,
-    channel_means,
     cosine,
     describe,
     mean_descriptor,
     strongest,
     summarised,
 )
-from fedhet.algorithms.graphs import blocks
+from fedhet.algorithms.graphs import blocks, channel_means
 from fedhet.models.representation import Output
 
 SLOTS = (16, 32, 64, 96)

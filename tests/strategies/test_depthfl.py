@@ -125,7 +125,7 @@ def test_scores_of_the_global_model(federate):
     values, scores = inputs, [plain_network.eval()(inputs)]
     for number, layer in enumerate(plain_network.body):
         values = layer(values)
-        for place, end in enumerate(model.ends):
+        for place, (end, _) in enumerate(model.ends):
             if end == f"body.{number}":
                 features = values.mean((2, 3)) if values.ndim == 4 else values
                 scores.append(F.linear(features, states[f"exits.{place}.weight"], states[f"exits.{place}.bias"]))
@@ -243,3 +243,29 @@ def test_first_blocks_compute_first_exits(name):
 def test_wrong_networks(network, count, names, words):
     with pytest.raises((UnsupportedArchitecture, ModelError), match=words):
         groups_by_depth(Exits(network(), count, names), torch.zeros(2, 1, 8, 8))
+
+
+class Series(nn.Module):
+    """A convolutional network over the rows of an image, as `nn.Conv1d` or as `nn.Conv2d` of height 1."""
+
+    def __init__(self, dims):
+        super().__init__()
+        self.dims, (layer, pool) = dims, ((nn.Conv1d, nn.MaxPool1d), (nn.Conv2d, nn.MaxPool2d))[dims - 1]
+        (three, half), same = ((3, 2), 1) if dims == 1 else (((1, 3), (1, 2)), (0, 1))
+        layers = layer(8, 16, three, padding=same), nn.ReLU(), pool(half), layer(16, 16, three, padding=same), nn.ReLU()
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(16, 10)
+
+    def forward(self, inputs):
+        rows = inputs.squeeze(1)
+        return self.head(self.body(rows if self.dims == 1 else rows.unsqueeze(2)).flatten(2).mean(2))
+
+
+def test_conv1d_is_conv2d_of_height_1(federate):
+    scores = []
+    for dims in (1, 2):
+        keys = {"clients": 2, "rounds": 4, "local-epochs": 5, "learning-rate": 0.05, "momentum": 0.9, "batch-size": 16}
+        keys |= {"depthfl.depths": "2,1", "depthfl.ramp-up": 0, "samples-per-client": 0}
+        done = federate("depthfl", f"run {dims}", model=lambda info, dims=dims: Series(dims), **keys)
+        scores.append(done.summary["personal_accuracy"])
+    assert scores[0] == scores[1]
+    assert scores[0]["weighted"] > 0.5

@@ -133,11 +133,6 @@ def summarised(
     return [torch.cat(parts) for parts in zip(*batches, strict=True)]
 
 
-def channel_means(features: Tensor) -> Tensor:
-    """Return a block's output (n, channels, ...) averaged over spatial positions, (n, channels)."""
-    return features.flatten(2).mean(2) if features.ndim > 2 else features
-
-
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Return the cosine (n,) between two descriptors, (n, k_b) for each block b, over the slots that both have."""
     blocks = zip(descriptors, others, strict=True)

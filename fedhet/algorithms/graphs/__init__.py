@@ -5,6 +5,9 @@ from fedhet.algorithms.graphs.axes import Segment as Segment
 from fedhet.algorithms.graphs.blocks import blocks as blocks
 from fedhet.algorithms.graphs.blocks import depths as depths
 from fedhet.algorithms.graphs.blocks import stages as stages
+from fedhet.algorithms.graphs.features import channel_means as channel_means
+from fedhet.algorithms.graphs.features import features as features
+from fedhet.algorithms.graphs.features import output_features as output_features
 from fedhet.algorithms.graphs.graph import ArchitectureGraph as ArchitectureGraph
 from fedhet.algorithms.graphs.graph import Node as Node
 from fedhet.algorithms.graphs.graph import UnsupportedArchitecture as UnsupportedArchitecture

@@ -1,7 +1,8 @@
 """Blocks of a network, from shallow to deep, named by the modules that end them, and networks with exits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import pooling
 
 from fedhet.algorithms.graphs.axes import fixed
+from fedhet.algorithms.graphs.features import channel_means, features, output_features
 from fedhet.algorithms.graphs.graph import (
     ArchitectureGraph,
     Node,
@@ -16,7 +18,7 @@ from fedhet.algorithms.graphs.graph import (
     architecture_graph,
     in_evaluation_mode,
 )
-from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, untrained
+from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot, untrained
 from fedhet.errors import ModelError
 
 _LAST_FOUR = {
@@ -27,6 +29,7 @@ _LAST_FOUR = {
 """By class and number of `features`, those that end the last four of the blocks that the networks' papers list."""
 
 _POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd)
+_REORDERING = ("mean", "permute", "transpose", "view", "reshape", "flatten", "unflatten", "contiguous")
 
 
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", count: int = 4) -> tuple[str, ...]:
@@ -52,32 +55,41 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
 
 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
-    """Return the name of the last module of each stage (the layers of one spatial size), from large to small maps.
+    """Return the name of the module that ends each stage (the layers of one spatial size), from large to small maps.
 
-    Of the modules that return maps of a stage's size, the last of the least nested ones is used, where `nn.Sequential`
-    and `nn.ModuleList` do not count. Pooling modules and branches with smaller maps, such as gates, do not end stages.
+    A stage ends with a module whose output is all that later layers need: the last of the least nested ones, where
+    `nn.Sequential` and `nn.ModuleList` do not count as nesting. Sizes are numbers of positions: of entries along all
+    axes but the batch and the features. Modules that pool or reorder axes do not end stages, and neither do norms and
+    activations after a module that has modules.
     """
-    ends: dict[tuple[int, ...], tuple[int, str]] = {}
-    modules = dict(model.named_modules())
-
-    def note(name: str, value: object) -> None:
-        if not isinstance(value, Tensor) or value.ndim != 4:
-            return
+    graph, modules = architecture_graph(model, example), dict(model.named_modules())
+    axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
+    ends: dict[int, tuple[int, str]] = {}
+    since: set[int] = set()  # sizes of the layers since the last stage ended
+    for place, node in enumerate(graph):
+        if node.name not in axes or len(node.shape) < 3:
+            continue
+        size = prod(node.shape[1:]) // node.shape[axes[node.name].axis]
+        if _is_layer(graph, node):
+            since.add(size)
+        name, known = trunk.get(place, ""), ends.get(size)
+        follows = known is not None and not any(modules[known[1]].children())  # as an activation follows its layer
+        if not name or not (size in since or follows) or _pools(node, modules[name]):
+            continue
         above = (modules[name[:end]] for end, letter in enumerate(name) if letter == ".")
         nesting = sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above)
-        size = tuple(value.shape[2:])
-        for smaller in [other for other in ends if prod(other) < prod(size)]:
+        for smaller in [other for other in ends if other < size]:
             del ends[smaller]
-        if size not in ends or nesting <= ends[size][0]:
+        if known is None or nesting <= known[0]:
             ends[size] = nesting, name
-
-    with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
-        for name, module in modules.items():
-            if name and not isinstance(module, _POOLING):
-                hook = module.register_forward_hook(lambda _module, _args, value, name=name: note(name, value))
-                hooks.enter_context(hook)
-        model(example)
+        since.clear()
     return [name for _, name in ends.values()]
+
+
+def _pools(node: Node, module: nn.Module) -> bool:
+    """Return whether a module, whose last operator is `node`, only pools or reorders axes."""
+    reorders = node.operator in _REORDERING and not any(True for _ in module.parameters())
+    return reorders or isinstance(module, _POOLING)
 
 
 def _last_four(model: nn.Module) -> tuple[str, ...]:
@@ -122,7 +134,9 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     try:
         return blocks(model, example, chosen="stages", count=count)[:-1]
     except UnsupportedArchitecture:
-        places, total = _places(architecture_graph(model, example))
+        graph = architecture_graph(model, example)
+    total = sum(_is_layer(graph, node) for node in graph)
+    places = {layers: name for _, layers, name in _trunk(graph) if layers < total}
     if len(places) < count - 1:
         raise UnsupportedArchitecture(
             f"{type(model).__name__} can be divided only after {', '.join(places.values()) or 'no module'}, into "
@@ -165,38 +179,41 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
     return [n for n, node in enumerate(graph) if node.module == module or node.module.startswith(f"{module}.")]
 
 
-def _places(graph: ArchitectureGraph) -> tuple[dict[int, str], int]:
-    """Return the modules that divide a network into blocks, by the number of layers before them, and the total."""
+def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
+    """Yield the modules after which a network can be divided into blocks: their output is all that later layers need.
+
+    Each is given by the index of its last operator, the number of layers up to it, and its name.
+    """
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
+    spans: dict[str, list[int]] = {}
     for place, node in enumerate(graph):
         used = [number[name] for name in node.inputs if number[name] in data]
         last_use |= dict.fromkeys(used, place)
         if used or node.operator == "input":
             data.add(place)
-    total, layers, needed, names = sum(_is_layer(graph, node) for node in graph), 0, 0, dict[int, str]()
+        for module in accumulate(node.module.split("."), "{}.{}".format):
+            spans.setdefault(module, []).append(place)
+    layers, needed = 0, 0
     for place, node in enumerate(graph):
         layers += _is_layer(graph, node)
         if place not in data:
             continue
-        if needed <= place and 0 < layers < total and len(node.shape) > 1 and (name := _ended(graph, place)):
-            names[layers] = name
+        if needed <= place and layers and len(node.shape) > 1 and (name := _ended(graph, place, spans)):
+            yield place, layers, name
         needed = max(needed, last_use.get(place, 0))
-    return names, total
 
 
 def _is_layer(graph: ArchitectureGraph, node: Node) -> bool:
     return any(role.startswith("weight") and len(graph.shapes[name]) > 1 for role, name in node.parameters.items())
 
 
-def _ended(graph: ArchitectureGraph, place: int) -> str:
+def _ended(graph: ArchitectureGraph, place: int, spans: Mapping[str, Sequence[int]]) -> str:
     """Return the outermost module that runs once and ends with the operator at index `place`, or an empty string."""
-    parts = graph.nodes[place].module.split(".")
-    for count in range(1, len(parts) + 1):
-        span = _span(graph, name := ".".join(parts[:count]))
-        between = (graph.nodes[other].operator for other in range(span[0], place) if other not in span)
-        if span[-1] == place and all(each in ("parameter", "constant") for each in between):
+    for name in accumulate(graph.nodes[place].module.split("."), "{}.{}".format):
+        between = {*range(spans[name][0], place)}.difference(spans[name]) if spans[name][-1] == place else {place}
+        if all(graph.nodes[other].operator in ("parameter", "constant") for other in between):
             return name
     return ""
 
@@ -234,11 +251,11 @@ class Exits(nn.Module):
         self._parameters, self._buffers = network._parameters, network._buffers
         self._non_persistent_buffers_set = network._non_persistent_buffers_set
         self._modules = {**network._modules, EXITS: nn.ModuleList()}
-        self.ends, self.depth = tuple[str, ...](), count
+        self.ends, self.depth = tuple[tuple[str, int], ...](), count  # modules, and the axes of their features
 
     def add_exits(self, groups: PermutationGroups) -> None:
         """Add the linear layers of the exits, with PyTorch's initial weights; `groups` is from `groups_by_depth`."""
-        self.ends = tuple(filter(None, groups[0].name.split(",")))
+        self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         shapes, like = groups.shapes(groups.widths), next(self.network.parameters(), torch.empty(0))
         for number in range(len(self.ends)):
             classes, width = shapes[f"{EXITS}.{number}.weight"]
@@ -252,14 +269,14 @@ class Exits(nn.Module):
         scores: list[Tensor] = []
         self.network.training = self.training
 
-        def leave(exit: nn.Module, value: Tensor) -> None:
-            scores.append(exit(_pooled(value)))
+        def leave(exit: nn.Module, axis: int, value: object) -> None:
+            scores.append(exit(channel_means(tensor_of(value), axis)))
             if len(scores) == self.depth:
                 raise _LastExit
 
         with ExitStack() as hooks, suppress(_LastExit):
-            for name, exit in zip(self.ends[: self.depth], self.exits, strict=False):
-                hook = lambda _module, _args, value, exit=exit: leave(exit, value)  # noqa: E731
+            for (name, axis), exit in zip(self.ends[: self.depth], self.exits, strict=False):
+                hook = lambda _module, _args, value, exit=exit, axis=axis: leave(exit, axis, value)  # noqa: E731
                 hooks.enter_context(self.get_submodule(name).register_forward_hook(hook))
             scores.append(self.network(inputs))
         return scores[-1] if self.training else torch.stack(scores).mean(0)
@@ -268,9 +285,10 @@ class Exits(nn.Module):
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return a single group whose units are the blocks of a network with exits, before its exits are added.
 
-    A network with a smaller width of this group has only the first blocks. `inputs` are examples (n, ...). Raises a
-    ModelError if outputs are not one vector for each example or a block's output is not features, and an
-    UnsupportedArchitecture error if the network cannot be divided into this number of blocks.
+    A network with a smaller width of this group has only the first blocks. The `rows` of the group have the axes of
+    features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError if outputs are not one vector
+    for each example or a block's output is not features, and an UnsupportedArchitecture error if the network cannot be
+    divided into this number of blocks, or the axis of features is unknown.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)
@@ -287,30 +305,33 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
             f"a network with exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, and "
             f"{type(network).__name__} returns shape {tuple(outputs.shape)}"
         )
+    slots = []
     for number, name in enumerate(ends):
         if len(values[name]) > 1:
             raise ModelError(
                 f"{name} runs {len(values[name])} times, so a block cannot end with it: name modules that run once"
             )
-        features = _pooled(values[name][0], name)
-        if len(features) != len(inputs):
+        value = tensor_of(values[name][0], name)
+        if len(value) != len(inputs):
             raise ModelError(
-                f"{name} returns a tensor for {len(features)} examples instead of {len(inputs)}: name modules whose "
+                f"{name} returns a tensor for {len(value)} examples instead of {len(inputs)}: name modules whose "
                 "output has the batch as first axis"
             )
-        shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], features.shape[1]
+        axis = output_features(graph, name, value.shape).axis
+        slots.append(Slot(name, "output", axis))
+        shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], value.shape[axis]
         shapes[f"{EXITS}.{number}.bias"] = (outputs.shape[1],)
         needed |= {f"{EXITS}.{number}.{each}": number + 1 for each in ("weight", "bias")}
     axes = {name: tuple(map(fixed, shape)) for name, shape in shapes.items()}
-    group = PermutationGroup(0, ",".join(ends), model.count, rows=(), completes=())
+    group = PermutationGroup(0, ",".join(ends), model.count, rows=tuple(slots), completes=())
     needs = {name: (0, depth) for name, depth in needed.items()}
     return PermutationGroups((group,), axes, (), graph.tied, needs, untrained(graph))
 
 
-def _pooled(value: object, name: str = "a block") -> Tensor:
-    """Return features (n, d), averaged over positions of maps or over tokens; of several values, the first is used."""
+def tensor_of(value: object, name: str = "a block") -> Tensor:
+    """Return a module's output, or the first of several values, such as a recurrent layer's outputs and states."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ModelError(f"{name} returns {kind}, after which there can be no exit: name modules that return features")
-    return value.mean(1) if value.ndim == 3 else value.flatten(2).mean(2) if value.ndim > 3 else value
+    return value

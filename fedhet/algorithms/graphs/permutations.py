@@ -141,7 +141,7 @@ def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: boo
     for node in graph:
         inputs = [values[name] for name in node.inputs]
         try:
-            values[node.name] = _visit(variables, node, inputs)
+            values[node.name] = visit(variables, node, inputs)
         except UnsupportedArchitecture:
             if not partly:
                 raise
@@ -156,7 +156,8 @@ def _axes(values: Iterable[Value | Several]) -> Iterator[Axis]:
         yield from _axes(value.values) if isinstance(value, Several) else value
 
 
-def _visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
+def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
+    """Return the axes of a node's result, by the rule of its operator."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
         for value in first.values if isinstance(first, Several) else (first,):
