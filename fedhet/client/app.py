@@ -177,7 +177,7 @@ class Answers:
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
             self._introduce(job, report, info)
-        tells, loss = policy.tells_metrics, client.trained.mean_loss
+        tells, loss = policy.tells_metrics, client.trained.mean_loss if client.privacy is None else None
         return Reply(
             client=client.name,
             examples=len(client.data.train),

@@ -18,7 +18,7 @@ from fedhet.messages import Request, WireError
 from fedhet.methods.options import Config
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision, scores_of
 from fedhet.tasks import Task
-from fedhet.training import BATCH, Optimisation, Trained, learning_rate, read, reestimate
+from fedhet.training import BATCH, Optimisation, Privacy, Trained, learning_rate, read, reestimate
 from fedhet.utils.randomness import derive_seed, torch_generator
 
 
@@ -42,6 +42,7 @@ class Client:
         tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
         least: minimum number of examples behind every number that leaves the node (`min-examples`).
         secret: secret seed of a node with a policy; None for other nodes.
+        privacy: differential privacy of the client's training; None for ordinary training.
         outputs: number of values in a prediction, such as class scores.
         part: the client's part of the configured network, for methods whose clients train parts of different sizes.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
@@ -63,6 +64,7 @@ class Client:
     tokens: int = 1
     least: int = 1
     secret: int | None = None
+    privacy: Privacy | None = None
     outputs: int = 0
     part: Submodel | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)

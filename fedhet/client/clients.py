@@ -1,5 +1,6 @@
 """Creates the client for a message: its network, data and task, and the method's client side."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client import checkpoints
 from fedhet.client.client import Client
 from fedhet.client.model_check import ModelCheck, check_model
-from fedhet.client.policy import Policy
-from fedhet.client.secret import NodeSecret
+from fedhet.client.policy import Policy, Refused
+from fedhet.client.secret import DELTA, NodeSecret
 from fedhet.client.state import ClientStore
 from fedhet.client.submodel import Submodel
 from fedhet.client.work import Job, Loop
@@ -28,9 +29,11 @@ from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
 from fedhet.models.representation import Representation, fitted, precision
 from fedhet.tasks import Task
+from fedhet.training import Privacy
 from fedhet.utils.files import state_folder
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
 from fedhet.utils.randomness import seeded
+from fedhet.utils.text import log
 
 KEPT = 64
 """Number of networks that a process keeps for later clients."""
@@ -91,7 +94,7 @@ class Clients:
                 self._checked[info.name] = self._check(network.representation, data, transform, dataset, config, loop)
             checked = self._checked[info.name]
             data = self._relabelled(data, checked.task)
-            if secret:
+            if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
             network.representation.places = checked.task.outputs.places
             client = Client(
@@ -110,6 +113,7 @@ class Clients:
                 own_data=self._data is not None,
                 least=policy.least,
                 secret=secret.seed if secret else None,
+                privacy=_privacy(info.name, secret, policy, checked.task, network.representation.model),
                 outputs=checked.outputs,
                 part=network.part,
             )
@@ -269,3 +273,30 @@ class Clients:
 def _transform(dtype: torch.dtype | None, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:
     """Return the function from raw inputs to network inputs of a dtype; `dataset` is None for a user's own data."""
     return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
+
+
+def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module) -> Privacy | None:
+    """Return the differential privacy of a client's training, or None; raises `Refused` if it is not possible.
+
+    Noise and examples are drawn afresh for each message: a server that repeats a round with other weights could
+    otherwise subtract equal noise.
+    """
+    if not policy.noise or secret is None:
+        return None
+    for layer, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and (
+            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
+        ):
+            raise Refused(
+                f"this node trains with differential privacy (dp-noise), but {layer} ({module._get_name()}) normalises "
+                "over the examples of a batch: use GroupNorm instead"
+            )
+    if not task.plain:
+        raise Refused("this node trains with differential privacy (dp-noise), which has no class weights or own losses")
+
+    def spend(rate: float, steps: int) -> float:
+        epsilon = secret.spend(policy.noise, rate, steps, policy.budget)
+        log.info("client %s: privacy: epsilon = %.4g at delta = %g over all its runs", name, epsilon, DELTA)
+        return epsilon
+
+    return Privacy(policy.noise, policy.clip, spend, torch.Generator().manual_seed(secrets.randbits(62)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedhet.client.client_side import AnySide
-from fedhet.client.secret import ChangedExamples
+from fedhet.client.secret import BudgetSpent, ChangedExamples
 from fedhet.client.state import LostState
 from fedhet.errors import ConfigError, FedhetError, in_words, nearest
 from fedhet.messages import Payload, Reply, WireError
@@ -27,6 +27,9 @@ hypernetwork's parameters; metrics and losses. Numbers of examples are always se
 LEAST = 10
 """Default of `min-examples` at a deployed node: how many examples must be behind every number that it sends."""
 
+DP_KEYS = {"dp-noise": 0.0, "dp-clip": 0.0, "dp-epsilon": math.inf}
+"""A node's settings of differentially private training, with their values if they are not set."""
+
 DIGITS = 4
 """Significant digits of metrics that a deployed node sends."""
 
@@ -44,15 +47,24 @@ class Policy:
         least: minimum number of examples behind every number that is sent.
         deployed: whether the server runs on another machine or as another user. Then metrics are rounded, nothing is
             downloaded, and failure reasons that could disclose data stay in the node's log.
+        noise: noise of differentially private training, as a multiple of `clip`; 0 for ordinary training.
+        clip: largest norm of an example's gradient in differentially private training.
+        budget: epsilon at which the node stops to take part.
     """
 
     allowed: frozenset[str] | None = None
     least: int = 1
     deployed: bool = False
+    noise: float = 0.0
+    clip: float = 0.0
+    budget: float = math.inf
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """Return the policy that a node config sets (`allow`, `min-examples`); raises a ConfigError if invalid."""
+        """Return the policy that a node config sets (`allow`, `min-examples`, `dp-noise`, ...).
+
+        Raises a ConfigError if a setting is invalid.
+        """
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))
@@ -61,7 +73,17 @@ class Policy:
         least = node_config.get("min-examples", LEAST if deployed else 1)
         if isinstance(least, bool) or not isinstance(least, int) or least < 1:
             raise ConfigError(f"the node's min-examples is {least!r}, but must be a whole number of at least 1")
-        return cls(allowed, least, deployed)
+        noise, clip, budget = (node_config.get(key, unset) for key, unset in DP_KEYS.items())
+        if any(
+            isinstance(each, bool) or not isinstance(each, int | float) or not each >= 0
+            for each in (noise, clip, budget)
+        ):
+            raise ConfigError("the node's dp-noise, dp-clip and dp-epsilon must be numbers above 0")
+        if (noise > 0) != (clip > 0) or (budget < math.inf and not noise):
+            raise ConfigError(
+                "the node needs both dp-noise and dp-clip (dp-epsilon limits their epsilon): set both, or none"
+            )
+        return cls(allowed, least, deployed, noise, clip, budget)
 
     @property
     def tells_metrics(self) -> bool:
@@ -71,7 +93,7 @@ class Policy:
     @property
     def keeps_secret(self) -> bool:
         """Whether the node draws its batches from a secret seed (`fedhet.client.secret`)."""
-        return self.deployed and self.allowed is not None
+        return self.noise > 0 or (self.deployed and self.allowed is not None)
 
     def check_method(self, method: str, traits: Traits) -> None:
         """Raise `Refused` if a method sends a kind of values, other than metrics, that the node does not allow."""
@@ -79,6 +101,12 @@ class Policy:
             if not self.allowed:
                 raise Refused("this node allows nothing to be sent (allow = ''), so it cannot take part in a run")
             self._check(method, traits.kinds)
+        public = {"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE}
+        if self.noise and (method == "fd" or not traits.kinds <= public):
+            raise Refused(
+                f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "
+                "the client's examples: choose another method, such as fedavg, fedrep or fedhenn"
+            )
 
     def check_shared(self, side: AnySide) -> None:
         """Raise `Refused` if the network's shared arrays are of a kind that the node does not allow."""
@@ -163,7 +191,7 @@ class Policy:
 
     def reason(self, client: str, error: Exception) -> str:
         """Return the reason of a failure for the server; a deployed node withholds reasons that could disclose data."""
-        if not self.deployed or isinstance(error, Refused | ChangedExamples | LostState | WireError):
+        if not self.deployed or isinstance(error, Refused | ChangedExamples | BudgetSpent | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"

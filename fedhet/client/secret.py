@@ -9,7 +9,7 @@ Whatever a server computes linearly from many rounds and runs is then a sum over
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,17 @@ from torch import Tensor
 
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text
 from fedhet.utils.randomness import torch_generator
 from fedhet.utils.text import log
+
+DELTA = 1e-5
+"""The delta at which the epsilon of differentially private training is computed."""
+
+ORDERS = (*range(2, 65), 128, 256, 512)
+"""Orders of the Renyi divergence; the accountant's formula does not converge for some others."""
 
 FOLDER = "nodes"
 """Folder in a node's `state-dir` with a file for each client."""
@@ -31,6 +37,10 @@ FOLDER = "nodes"
 
 class ChangedExamples(FedhetError):
     """Raised if a run would use other examples of a node's data than the node's first run."""
+
+
+class BudgetSpent(FedhetError):
+    """Raised if differentially private training would exceed the node's budget (`dp-epsilon`)."""
 
 
 class NodeSecret:
@@ -52,7 +62,7 @@ class NodeSecret:
         self._path, self._client, self._data = state_folder / FOLDER / f"{file_name(client)}.json", client, data
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
-                self._write({"seed": secrets.randbits(62), "examples": {}})
+                self._write({"seed": secrets.randbits(62), "examples": {}, "spent": []})
         self._content = self._read()
         self.seed = int(self._content["seed"])
 
@@ -69,6 +79,32 @@ class NodeSecret:
                 new = self._new(choice)
                 self._content["examples"].setdefault(self._data, {}).update(new)
                 self._write(self._content)
+
+    def spend(self, noise: float, rate: float, steps: int, budget: float) -> float:
+        """Charge steps of differentially private training to the node's budget; return epsilon over all its runs.
+
+        The charge is stored before training, so that work that is lost or repeated counts, too.
+
+        Args:
+            noise: noise multiplier.
+            rate: probability of each example to be in a step.
+            steps: number of steps.
+            budget: largest epsilon.
+
+        Raises:
+            BudgetSpent: epsilon would exceed the budget; nothing is charged then.
+        """
+        with locked(self._path.parent, wait=True):
+            self._content = self._read()
+            spent = [*self._content["spent"], [noise, rate, steps]]
+            if (epsilon := epsilon_of(spent)) > budget:
+                raise BudgetSpent(
+                    f"this node's privacy budget is spent: epsilon would be {epsilon:.4g} at delta = {DELTA:g}, and "
+                    f"its dp-epsilon is {budget:g}"
+                )
+            self._content["spent"] = spent
+            self._write(self._content)
+        return epsilon
 
     def _new(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings that are not stored yet; raises `ChangedExamples` if a stored one differs."""
@@ -109,13 +145,35 @@ class NodeSecret:
     def _read(self) -> dict[str, Any]:
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"seed": int(content["seed"]), "examples": dict(content["examples"])}
+            spent = [[float(noise), float(rate), int(steps)] for noise, rate, steps in content.get("spent", [])]
+            return {"seed": int(content["seed"]), "examples": dict(content["examples"]), "spent": spent}
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise FedhetError(f"{self._path} is damaged: {error}; restore it from a backup, or remove it") from error
 
     def _write(self, content: Mapping[str, Any]) -> None:
         write_text(self._path, json.dumps(content))
         self._path.chmod(0o600)
+
+
+def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
+    """Return epsilon at `DELTA` of steps of the Gaussian mechanism on Poisson samples, each (noise, rate, steps).
+
+    The neighbouring relation is adding or removing one example.
+
+    Raises:
+        ConfigError: the package dp-accounting is missing.
+    """
+    try:
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError as error:
+        raise ConfigError(
+            "dp-noise needs the package dp-accounting, which is missing: pip install 'fedhet[dp]'"
+        ) from error
+    accountant = RdpAccountant(orders=ORDERS)
+    for noise, rate, steps in spent:
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), int(steps))
+    return float(accountant.get_epsilon(DELTA))
 
 
 def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_class: bool) -> tuple[Tensor, ...]:

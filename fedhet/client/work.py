@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedhet import training
 from fedhet.client.client import Client
 from fedhet.client.client_side import AnySide
-from fedhet.client.policy import Policy
+from fedhet.client.policy import Policy, Refused
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
@@ -86,10 +86,17 @@ def train(job: Job) -> Payload:
     if client.request.evaluate:
         measure(job, "received")
     phases = [] if job.loop else side.phases(job.payload)
+    if client.privacy and not phases:
+        raise Refused(
+            f"this node trains with differential privacy (dp-noise), but {client.config.method_name} does not train by "
+            "fedhet's training loop: choose another method or app"
+        )
     seed_everything(client.seed("dropout"))
     if job.loop:
         job.loop.train(job)
     run_phases(job, phases)
+    if client.privacy:
+        job.further["epsilon"] = client.privacy.epsilon
     reply = side.end(job.payload)
     if client.request.evaluate:
         measure(job, "trained")
@@ -211,6 +218,7 @@ def run_phases(job: Job, phases: Iterable[Phase]) -> None:
                 client.prepare,
                 generator=job.batches,
                 before=client.trained,
+                privacy=client.privacy,
             )
 
 

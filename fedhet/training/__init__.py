@@ -15,5 +15,6 @@ from fedhet.training.phases import Phase as Phase
 from fedhet.training.phases import Step as Step
 from fedhet.training.phases import Term as Term
 from fedhet.training.phases import Trained as Trained
+from fedhet.training.privacy import Privacy as Privacy
 from fedhet.training.training import batches as batches
 from fedhet.training.training import train as train

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, count, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from fedhet.errors import ModelError
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward
 from fedhet.training.phases import Phase, Step, Trained
+from fedhet.training.privacy import Hidden, Privacy
 from fedhet.utils.machine import brought
 from fedhet.utils.statistics import Work
 
@@ -27,6 +29,7 @@ def train(
     *,
     generator: torch.Generator,
     before: Trained | None = None,
+    privacy: Privacy | None = None,
 ) -> Trained:
     """Train a model in place for one phase; return the combined result of this phase and the earlier phases.
 
@@ -38,6 +41,7 @@ def train(
         prepare: function that transforms raw inputs, and augments them if it is given a generator.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         before: the result of earlier phases.
+        privacy: makes the training differentially private by example. Then loss terms may not read the batch.
 
     Raises:
         ModelError: the phase trains none of the model's parameters, or continues a phase that trained other parameters;
@@ -46,7 +50,10 @@ def train(
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
     least = max(phase.optimisation.least, 1 + _uses_batch_norm(model.train()))  # which cannot train on one example
-    rows, total = _rows(examples, phase.optimisation.batch_size, phase.epochs, phase.steps, generator, least=least)
+    size = phase.optimisation.batch_size
+    rows, total = _rows(examples, size, phase.epochs, phase.steps, generator, least=least)
+    if privacy is not None:
+        rows = privacy.rows(len(examples), size, total)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     augmenting = generator if private or phase.augmented else None
     losses: list[Tensor] = []
@@ -54,9 +61,11 @@ def train(
     recorded, further = dict(before.recorded), 0
     with _only_trained(model, named, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
-        for step in _passes(model, named, phase, examples, task, lambda inputs: prepare(inputs, augmenting), rows):
+        steps = _passes(model, named, phase, examples, task, lambda inputs: prepare(inputs, augmenting), rows, privacy)
+        for step in steps:
             loss = _loss(step, phase, recorded)
-            loss.backward()
+            if loss.requires_grad:  # or its gradients are set already
+                loss.backward()
             if phase.optimisation.clip_gradients:
                 nn.utils.clip_grad_norm_(parameters, phase.optimisation.clip_gradients)
             if schedule is not None:
@@ -65,7 +74,7 @@ def train(
             optimizer.step()
             _forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-            sizes.append(step.rows.numel())
+            sizes.append(size if privacy else step.rows.numel())
             further += step.further
     if not losses:
         return before
@@ -86,11 +95,24 @@ def _passes(
     task: Task,
     prepare: Callable[[Tensor], Tensor],
     batches: Iterable[Tensor],
+    privacy: Privacy | None,
 ) -> Iterator[Step]:
-    """Yield a `Step` after the forward pass of each mini-batch; `batches` are the row numbers of its examples."""
+    """Yield a `Step` after the forward pass of each mini-batch; `batches` are the row numbers of its examples.
+
+    With `privacy`, the gradients of the task's loss are set instead, and the step hides what is private.
+    """
+
+    def of_task(outputs: Tensor, labels: Tensor) -> Tensor:
+        return phase.task_weight * task.loss(outputs, labels)
+
     for number, index in enumerate(batches):
         inputs, labels = examples.at(index)
-        inputs = prepare(inputs)
+        inputs = prepare(inputs) if len(index) else inputs
+        if privacy is not None:
+            mean = privacy.backward(model, of_task, inputs, labels, phase.optimisation.batch_size)
+            hidden: Any = Hidden(mean)
+            yield Step(number, model, parameters, hidden, hidden, hidden, hidden, hidden, phase.optimisation.bf16, task)
+            continue
         try:
             outputs, captured = forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16)
         except ValueError as error:
@@ -106,9 +128,12 @@ def _passes(
 
 def _loss(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
     """Return the sum of the task's loss and the loss terms; add the values that terms record to `recorded`."""
-    loss = step.task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
-    if phase.task_weight != 1:
-        loss = phase.task_weight * loss
+    if isinstance(step.outputs, Hidden):
+        loss = step.outputs.loss
+    else:
+        loss = step.task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
+        if phase.task_weight != 1:
+            loss = phase.task_weight * loss
     for term in phase.terms:
         value = term(step)
         if isinstance(value, tuple):

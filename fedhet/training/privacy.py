@@ -1,0 +1,115 @@
+"""Differential privacy by example: every example's gradient is clipped, and noise is added (DP-SGD).
+
+Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, algorithm 1, with Poisson sampling.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedhet.errors import ModelError
+
+AT_ONCE = 64
+"""Number of examples whose gradients are computed at once."""
+
+
+@dataclass
+class Privacy:
+    """How the training of a client is made differentially private.
+
+    Attributes:
+        noise: standard deviation of the noise, as a multiple of `clip`.
+        clip: largest Euclidean norm of the gradient of one example.
+        spend: function that is called with the sampling rate and the number of steps before a phase, and returns
+            epsilon; raises if the privacy budget does not allow the phase.
+        generator: draws examples and noise, on the CPU.
+        epsilon: what was spent so far.
+    """
+
+    noise: float
+    clip: float
+    spend: Callable[[float, int], float]
+    generator: torch.Generator
+    epsilon: float = 0.0
+
+    def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
+        """Return an iterator over `steps` batches of row numbers, in which each of `count` rows is with size / count.
+
+        The privacy budget is charged at once.
+        """
+        rate = min(size / count, 1.0)
+        self.epsilon = self.spend(rate, steps)
+        draws = (torch.rand(count, generator=self.generator) < rate for _ in range(steps))
+        return (drawn.nonzero().flatten() for drawn in draws)
+
+    def backward(
+        self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor, size: int
+    ) -> Tensor:
+        """Set the gradients of all parameters that require them; return the mean loss, which is not private.
+
+        The gradient is the sum of the examples' clipped gradients and of the noise, divided by `size`.
+
+        Args:
+            model: the network, without layers that normalise over examples.
+            loss: takes outputs (1, ...) and labels (1, ...); returns a scalar.
+            inputs: (n, ...) transformed examples; n may be 0.
+            labels: (n, ...) labels of the examples.
+            size: expected number of examples in a batch.
+
+        Raises:
+            ModelError: the gradients of single examples cannot be computed.
+        """
+        live = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        total, mean = {name: torch.zeros_like(each) for name, each in live.items()}, torch.zeros(())
+
+        def of_one(parameters: Mapping[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+            outputs = functional_call(model, {**parameters}, (example[None],))
+            return loss(outputs, label[None])
+
+        gradients_of = vmap(grad_and_value(of_one), in_dims=(None, 0, 0), randomness="different")
+        values = {name: each.detach() for name, each in live.items()}
+        for some, some_labels in zip(inputs.split(AT_ONCE), labels.split(AT_ONCE), strict=True) if len(inputs) else ():
+            try:
+                gradients, losses = gradients_of(values, some, some_labels)
+            except RuntimeError as error:
+                raise ModelError(
+                    f"dp-noise needs the gradient of each example, and torch.func cannot compute it for this "
+                    f"{model._get_name()}: {error}"
+                ) from error
+            norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
+            scale = (self.clip / norms.clamp_min(self.clip)).nan_to_num()
+            for name, each in gradients.items():
+                total[name] += torch.tensordot(scale, each.nan_to_num(), 1)
+            mean = mean + losses.sum() / len(inputs)
+        for name, parameter in live.items():
+            noise = torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
+            parameter.grad = (total[name] + self.noise * self.clip * noise.to(parameter.device)) / size
+        return mean.detach()
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Takes the place of a batch's values, which loss terms must not read under differential privacy.
+
+    Attributes:
+        loss: the batch's mean loss, a scalar without gradient.
+    """
+
+    loss: Tensor
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ModelError(
+            "dp-noise protects the task's loss only, and this method has a loss term that reads the client's examples: "
+            "choose another method, such as fedavg, fedprox, fedrep or fedhenn"
+        )
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __sub__ = __mul__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refuse all of torch's functions."""
+        cls(torch.zeros(()))._refuse()
