@@ -81,10 +81,11 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
 
 
 def _client_row(record: Mapping[str, str]) -> ClientRow:
-    accuracy, loss = (float(record[name]) if record[name] else None for name in ("accuracy", "loss"))
+    told = record["accuracy"], record["loss"], record.get("epsilon")
+    accuracy, loss, epsilon = (float(each) if each else None for each in told)
     round, examples, up, down = (int(record[name]) for name in ("round", "examples", "bytes_up", "bytes_down"))
     client, architecture = printable(record["client"]), printable(record["architecture"])
-    return ClientRow(round, client, architecture, examples, accuracy, loss, up, down)
+    return ClientRow(round, client, architecture, examples, accuracy, loss, up, down, epsilon)
 
 
 def final_clients(rows: Iterable[ClientRow]) -> list[ClientRow]:

@@ -123,7 +123,8 @@ class Reporter:
             accuracy, loss = (measured.metric.value, measured.loss) if measured else (None, None)
             traffic = round.up[client], round.down[client]
             network = ", ".join(filter(None, [known.architecture, self.size_of(client)]))
-            rows.append(ClientRow(round.number, client, network, known.examples, accuracy, loss, *traffic))
+            epsilon = replies[client].further.get("epsilon") if client in replies else None
+            rows.append(ClientRow(round.number, client, network, known.examples, accuracy, loss, *traffic, epsilon))
         return rows
 
 

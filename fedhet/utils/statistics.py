@@ -45,7 +45,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A row of `clients.csv`: the results of a client in a round; accuracy and loss are None without an evaluation."""
+    """A row of `clients.csv`: the results of a client in a round.
+
+    Accuracy and loss are None without an evaluation, epsilon (of differentially private training) if it is not told.
+    """
 
     round: int
     client: str
@@ -55,6 +58,7 @@ class ClientRow:
     loss: float | None
     bytes_up: int
     bytes_down: int
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,18 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedhet.client.app import make_client_app
 from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, epsilon_of
+from fedhet.config import configuration
+from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, ModelError
 from fedhet.flower import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
+from fedhet.results.history import read_clients, read_history
 from fedhet.training.privacy import Privacy
 from tests.robustness.reading import Victim, correlation, linear, nearest
 from tests.robustness.unmixing import unmixed
@@ -71,6 +76,27 @@ def test_epsilon_grows_over_all_runs_until_the_budget_is_spent(tmp_path) -> None
         assert reply is None or "train-loss" not in reply["metrics"]
     assert "privacy budget is spent" in victim.refusals[0]
     assert json.loads((tmp_path / "nodes" / "0.json").read_text())["spent"] == [[1.0, 0.25, 4]] * 2
+
+
+class Private(ClientApp):
+    """fedhet's app at nodes with differential privacy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.app = make_client_app()
+
+    def __call__(self, message, context):
+        context.node_config.update(NODE)
+        return self.app(message, context)
+
+
+def test_epsilon_is_in_the_results(tmp_path) -> None:
+    settings = {"method": "fedprox", "architectures": "mlp", "clients": 2, "rounds": 2, "workers": 1, "seed": 1}
+    run_locally(configuration.resolve(settings), tmp_path / "run", app=Private())
+    told = [row.epsilon for row in read_clients(tmp_path / "run") if row.client == "0" and row.epsilon]
+    assert told == sorted(told)
+    assert len(told) == 2
+    assert {row["train_loss"] for row in read_history(tmp_path / "run")} == {None}
 
 
 def test_a_repeated_message_draws_new_noise(tmp_path) -> None:

@@ -72,7 +72,7 @@ def test_files_of_a_run(tmp_path):
     assert read_history(folder)[1] == report(1, 0.1).row
     assert read_clients(folder)[2:4] == report(1).clients
     assert (folder / "clients.csv").read_text().splitlines()[0] == (
-        "round,client,architecture,examples,accuracy,loss,bytes_up,bytes_down"
+        "round,client,architecture,examples,accuracy,loss,bytes_up,bytes_down,epsilon"
     )
     assert read_tensors(folder / "models" / "global.safetensors")["w"].tolist() == [3, 3]
     assert read_tensors(folder / "models" / "1.safetensors")["w"].tolist() == [1, 1]
