@@ -29,10 +29,7 @@ MOST_TOKENS = 2**16
 
 
 def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
-    """Return a client's number of training examples of each class, (classes,) int64.
-
-    Raises a WireError if the counts do not add up to the client's number of training examples.
-    """
+    """Return a client's number of training examples of each class, (classes,) int64; raise a WireError if invalid."""
     arrays = reply.arrays.get("classes", {})
     check(arrays, {"counts": ((classes,), "int64")}, "the client's class counts")
     counts = arrays["counts"]
@@ -48,12 +45,8 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
-    Args:
-        sent: for each client `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64.
-        known: the previous `classes` and `means`, or an empty dict; a class that no client sent keeps its mean.
-
-    Returns:
-        `classes`, in ascending order, and `means` (k, d) float32.
+    Each client sent `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64. A class that no client sent
+    keeps its mean in `known`. The result has `classes`, in ascending order, and `means` (k, d) float32.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -125,10 +118,8 @@ def train_at_server(
 ) -> dict[str, float] | None:
     """Train a network at the server, with random numbers that depend on the seed and the round.
 
-    `transform` turns a batch of raw inputs into the network's inputs.
-
-    Returns:
-        The mean loss as the metric `server_loss` (no metric without a step); None if training diverged.
+    `transform` prepares a batch of raw inputs. Returns the mean loss as the metric `server_loss` (no metric without a
+    step), or None if training diverged.
     """
     task, generator = Task("classification"), torch_generator(seed, "server", round)
     try:

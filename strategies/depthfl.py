@@ -66,11 +66,9 @@ class DepthFL(ByDepth[DepthFLOptions, SubmodelState]):
 
 @dataclass
 class InclusiveFLState(SubmodelState):
-    """The state of InclusiveFL, by depth of clients.
+    """The state of InclusiveFL, for each depth of clients except the full depth.
 
-    Attributes:
-        last: for each depth except the full depth, the last block and exit of clients of this depth.
-        momentum: for each of these depths, the momentum of deeper clients for the arrays of the last block.
+    `last` has the last block and exit of these clients, and `momentum` the update of deeper clients for this block.
     """
 
     last: ArraysBy = field(default_factory=dict)
@@ -146,19 +144,13 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group the arrays of repeated layers: equal shapes, and names that differ only in their first number.
-
-    Arrays of exits are left out.
-    """
+    """Group arrays of repeated layers, without exits: equal shapes, and names that differ only in the first number."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return, for each array of the last block `last`, the mean change of like arrays from this block on.
-
-    Arrays are alike if they belong to repeated layers (see `alike`); `change` is the change in deeper clients.
-    """
+    """Return, for each array of block `last`, the mean `change` in deeper clients of the arrays that are `alike`."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):

@@ -60,11 +60,9 @@ class Learner(ByClass[L, LearnerState]):
         """Build the server's network, with weights drawn from torch's global random generator."""
 
     def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
-        """Return the loss terms; an empty tuple, the default, means the cross entropy of the network's outputs.
+        """Return the loss terms for mean representations (n, width) float64 and their `classes` (n,) int64.
 
-        Args:
-            means: mean representations from all clients of the round, (n, width) float64.
-            classes: the class of each, (n,) int64.
+        An empty tuple, the default, means the cross entropy of the network's outputs.
         """
         return ()
 

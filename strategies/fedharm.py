@@ -31,8 +31,8 @@ class FedHARMState(State):
     Attributes:
         sent: the latest packed descriptors, features or posteriors of each client; absent clients are included.
         slots: for each client, the number of slots (positions of the descriptor) that each of its blocks fills.
-        cosines: for each round, `round` and, by block, the mean cosine between a client's descriptors and the other
-            clients' mean, for the same image (`same`) and for different images (`other`).
+        cosines: for each round and block, the mean cosine between a client's descriptors and the other clients' mean,
+            for the same image (`same`) and for different images (`other`).
     """
 
     sent: ArraysBy = field(default_factory=dict)

@@ -157,7 +157,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return pack(mean_target(peers))
 
     def _has_probe(self, reply: Reply) -> bool:
-        """Return whether a reply has a representation of some public examples for the report, and check it."""
         if reply.arrays.get("probe"):
             self._check_rows("probe", reply, min(self.options.probe, self.state.public_size))
         return bool(reply.arrays.get("probe"))

@@ -35,7 +35,7 @@ class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check a client's update, and replace its factors by the updated shared network.
+        """Replace the factors of a client's update by the updated shared network.
 
         A client that lost the network does not train and sends no update.
         """

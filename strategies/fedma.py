@@ -100,10 +100,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return payloads
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the last complete global model, or only the part of it that a client does not have yet.
-
-        If other clients train in the middle of a pass, payloads are empty, since the global model is incomplete.
-        """
+        """Return the complete global model, or the part that a client lacks; nothing in the middle of a pass."""
         if self.state.step and amid_training:
             return {client: Payload() for client in clients}
         return {client: self._complete_model(client) for client in clients}
@@ -206,7 +203,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return {"group": float(step), "units": float(size), "growth": float(size / local)}
 
     def _random(self, step: int, *late: str) -> np.random.RandomState:
-        """Return the random state for matching a group in this pass, or for assigning a late client's units to it."""
         return np.random.RandomState(derive_seed(self.config.seed, "matching", self.state.pass_, step, *late) % 2**32)
 
     def _settle(self, index: int, matched: GroupMatch, clients: int) -> None:
@@ -223,7 +219,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         }
 
     def _settled(self, index: int) -> GroupMatch:
-        """Return the stored result of matching a group in this pass."""
         arrays, settled = self.state.match[str(index)], dict(self.state.group[str(index)])
         assignments = [np.empty(0, np.intp)] * int(arrays["clients"][0])
         weights = settled.pop("rows").astype(np.float64)

@@ -41,11 +41,8 @@ from ._common import build_at_server, mean_distance, packed_rows, public_rows, t
 class ScoresState(State):
     """The class scores that clients learn, and the public examples that the scores belong to.
 
-    Attributes:
-        mean: the packed scores; in FedMD the mean of the clients' scores.
-        mean_round: the round whose public examples the scores belong to; 0 if there are no scores.
-        classes: number of classes.
-        tokens: number of tokens of a public example; if above 1, a row of scores belongs to one token.
+    `mean` are the packed scores (in FedMD the mean of the clients' scores) for the public examples of `mean_round`, 0
+    if there are none. With several `tokens` per example, a row of scores belongs to one token.
     """
 
     mean: Arrays = field(default_factory=dict)

@@ -31,11 +31,9 @@ C = TypeVar("C", bound=ClassState)
 
 
 class ByClass(FederatedStrategy[P, C]):
-    """The server side of FedProto and FD: averages the clients' vectors of each class.
+    """Averages the clients' vectors of each class.
 
-    Attributes:
-        vectors: name of the vectors in error messages.
-        way_out: advice in error messages for a client whose vectors have another width.
+    `vectors` is their name in error messages, and `way_out` the advice for a client whose vectors have another width.
     """
 
     state_class = ClassState
@@ -65,10 +63,7 @@ class ByClass(FederatedStrategy[P, C]):
             raise WireError("the client's prototypes have numbers of examples that do not fit its training examples")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the vectors of each class, C_j = sum_i n_ij C_ij / sum_i n_ij.
-
-        A class that no client of the round has keeps its vector.
-        """
+        """Average the vectors, C_j = sum_i n_ij C_ij / sum_i n_ij; a class that no client sent keeps its vector."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         vectors = list(sent.values()) if self.aggregator.plain else [self.combined(sent)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)

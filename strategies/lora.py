@@ -106,7 +106,6 @@ class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
 
 
 def _layers(model: Arrays) -> list[str]:
-    """Return the names of the layers that have an adapter."""
     return [key.removesuffix(A) for key in model if key.endswith(A)]
 
 
@@ -133,5 +132,4 @@ def _placed(part: Array, whole: Array) -> Array:
 
 
 def _filled(array: Array, shape: tuple[int, ...]) -> Array:
-    """Pad an array with zeros to a shape."""
     return np.pad(array, [(0, whole - size) for size, whole in zip(array.shape, shape, strict=True)])

@@ -84,7 +84,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         return PersonalHypernetwork(tensors, self.config.seed, embedding)
 
     def _optimizer(self, tensors: Mapping[str, Tensor]) -> torch.optim.Adam:
-        """Return Adam for the hypernetwork's parameters, with the state of the last round."""
         rate = self.options.server_learning_rate
         optimizer = eager(torch.optim.Adam)(tensors.values(), lr=rate, weight_decay=WEIGHT_DECAY)
         for key, array in self.state.moments.items():

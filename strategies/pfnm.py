@@ -48,10 +48,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return what must be the same for all clients: a digest of layers and connections, and the kind of labels.
-
-        The digest contains the layers' widths, unless these may differ.
-        """
+        """Return digests of layers and connections, with widths unless these may differ, and the kind of labels."""
         groups, equal = self._groups_of(reply), self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
@@ -83,7 +80,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
 
     @property
     def groups(self) -> PermutationGroups:
-        """The permutation groups of the clients' architecture, with the first client's widths."""
         return read_network(self.state.groups)
 
     def widths(self, client: str) -> tuple[int, ...]:
@@ -96,7 +92,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
     def matching(self) -> Matching:
-        """Return the matching algorithm with the configured settings."""
         return Matching(**{each.name: getattr(self.options, each.name) for each in fields(PFNMOptions)})
 
     def check_classes(self, reply: Reply) -> None:
@@ -126,11 +121,9 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         )
 
     def dtypes(self, replies: Mapping[str, Reply]) -> dict[str, str]:
-        """Return the dtype of each of the model's arrays, by name."""
         return {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
 
     def keep_assignments(self, client: str, assignments: "Mapping[int, np.ndarray[Any, Any]]") -> None:
-        """Keep the global unit of each of a client's units, by group."""
         kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
         self.state.assignments[client] = kept
 
@@ -167,8 +160,7 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return the global model with each client's assignments, by which a client selects its units.
 
-        A client starts from its own weights if there is no global model, or if it has no assignments and one of its
-        layers is wider than the global one.
+        A client that has no assignments starts from its own weights if one of its layers is wider than the global one.
         """
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():

@@ -78,11 +78,8 @@ def make_client_app(
 class Answers:
     """The handlers of a ClientApp: for each message, they create the client, do its work and return its reply.
 
-    Args:
-        clients: creates the client for a message.
-        flower: whether arrays are sent in Flower's format, which Flower's mods need.
-        clipping: Flower's mods that clip, to apply to training messages only.
-        loop: returns the user's own training and evaluation for a message; None for fedhet's training loop.
+    `flower` says that arrays are sent in Flower's format, which Flower's mods need; `clipping` are mods for training
+    messages only; `loop` returns a user's own training and evaluation for a message.
     """
 
     def __init__(
@@ -140,7 +137,6 @@ class Answers:
     def _job(
         self, info: ClientInfo, request: Request, policy: Policy, message: Message, context: Context, loop: Loop | None
     ) -> Iterator[Job]:
-        """Create the client for a message, and yield it with its work (`Job`)."""
         payload = decode(message.content)
         info = with_measured_size(self._clients, info, request, policy, payload, context)
         with self._clients.job(info, request, policy, payload, loop) as job:

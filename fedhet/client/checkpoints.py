@@ -61,15 +61,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 def start(model: nn.Module, info: ClientInfo, owner: str, adapt: Callable[[nn.Module, Config], nn.Module]) -> nn.Module:
     """Load the model that `start-from` names into a newly built network; return it in the form that the method needs.
 
-    Args:
-        model: the network.
-        info: the client.
-        owner: the client whose weights these are; `all` for the network from which all clients start.
-        adapt: the method's `ClientSide.adapt`.
-
-    Raises:
-        ConfigError: the folder has no such model.
-        ModelError: the network does not fit.
+    `owner` is the client whose weights these are, or `all`. Raises a ConfigError if the folder has no such model, and a
+    ModelError if the network does not fit.
     """
     tensors, path = _saved(Path(info.config.start_from), info.name, owner)
     if plain := not _misfit(model, tensors):

@@ -24,20 +24,12 @@ from fedhet.utils.randomness import derive_seed, torch_generator
 
 @dataclass
 class Client:
-    """One client while it handles one message.
+    """One client while it handles one message; `data` and `representation`, the network, are on `device`.
 
     Attributes:
-        name: the client's name.
         config: the run's configuration, with this node's own settings.
-        request: the server's request.
-        data: the client's examples, on `device`.
-        representation: the network on `device`, with the layer that gives the representation Phi (the head's input).
-        architecture: name of the network's architecture.
-        task: the task, which defines loss, metric and predictions.
-        device: the device on which the client computes.
         transform: function from raw inputs to the network's inputs.
         augment: function that augments a raw training batch; None without augmentation.
-        store: the client's files.
         own_data: whether the data come from a user's function instead of the configured data set.
         tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
         least: minimum number of examples behind every number that leaves the node (`min-examples`).
@@ -102,9 +94,8 @@ class Client:
     def find_public(self) -> PublicDataset:
         """Return the public dataset that the request names, from the client's own data or from the client's files.
 
-        Raises:
-            LostState: the client has not stored the dataset, or has lost it.
-            WireError: the dataset's examples have other axes, features or channels than the client's examples.
+        Raises `LostState` if the client has no such dataset, and a WireError if its examples have other axes, features
+        or channels than the client's examples.
         """
         brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
         public = next((each for each in brought if each.digest == self.request.public), None)
@@ -142,9 +133,7 @@ class Client:
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the configured optimiser and learning rate for this round.
-
-        A closing round, which follows the last round, has the last round's learning rate.
+        """Return the configured optimiser and learning rate for this round; in a closing round those of the last round.
 
         Args:
             part: index of the phase in the round, for rates that change with each step; negative for phases of the
@@ -185,17 +174,11 @@ class Client:
         rows: int = BATCH,
         tokens: Tensor | None = None,
     ) -> Tensor:
-        """Return the network's outputs for raw inputs in evaluation mode or, with `until`, their representations.
-
-        The arguments are the same as for `fedhet.training.read`.
-        """
+        """Return the network's outputs for raw inputs in evaluation mode (see `fedhet.training.read`)."""
         return read(self.model, inputs, self.transform, until=until, rows=rows, tokens=tokens)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
-        """Return class scores (n, C) for raw inputs in evaluation mode; with `tokens` (n,), for one token per input.
-
-        Raises `ModelError` if the network does not return class scores.
-        """
+        """Return class scores (n, C) for raw inputs in evaluation mode; with `tokens` (n,), for one token per input."""
         outputs = self.read(inputs, rows=ROWS_AT_ONCE, tokens=tokens)
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
 
@@ -215,10 +198,8 @@ class Client:
     def check_scores(self, reason: str, *, tokens: bool = False, numbers: bool = False) -> None:
         """Raise `DataError` unless the network returns one vector of class scores for each example.
 
-        Args:
-            reason: why the method needs class scores, as a clause of the message.
-            tokens: whether one vector for each token is accepted, too.
-            numbers: whether a vector of numbers (regression) is accepted, too.
+        `reason`, a clause of the message, says why the method needs them. Vectors for each token and of numbers
+        (regression) are accepted on request.
         """
         outputs = self.task.outputs
         several = outputs.places == "pixels" or (self.tokens > 1 and not tokens)

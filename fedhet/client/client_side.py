@@ -135,17 +135,12 @@ class ClientSide(Generic[P]):
     def refine(self, when: str) -> Sequence[Phase]:
         """Return phases that fine-tune the network for one evaluation only; its weights are restored afterwards.
 
-        Args:
-            when: the evaluation: `received` for the received model, `trained` for the model after training.
+        `when` is `received` for the received model, `trained` for the model after training.
         """
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from a batch to outputs that is evaluated, or None to skip the evaluation.
-
-        Args:
-            when: the evaluation: `received` for the received model, `trained` for the model after training.
-        """
+        """Return the function from a batch to outputs that is evaluated (`when` as in `refine`), or None to skip it."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

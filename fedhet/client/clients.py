@@ -72,10 +72,7 @@ class Clients:
     def job(
         self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
     ) -> Iterator[Job]:
-        """Create the client for a message, and yield its work; no other client uses its network in the meantime.
-
-        Raises a FedhetError if the node's policy refuses the message, or if the client's model or data cannot be used.
-        """
+        """Create the client for a message, and yield its work; no other client uses its network in the meantime."""
         config = info.config
         self._serve(info, request)
         keep_freed_memory()
@@ -220,7 +217,6 @@ class Clients:
             del self._free[:-KEPT]
 
     def _new(self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...]) -> _Network:
-        """Build a client's network, or the part of it that the client trains."""
         config, side, part = info.config, registry.client_side(info.config.method_name), None
         model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
         if side.parts:
@@ -271,7 +267,6 @@ class Clients:
 
 
 def _transform(dtype: torch.dtype | None, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:
-    """Return the function from raw inputs to network inputs of a dtype; `dataset` is None for a user's own data."""
     return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
 
 

@@ -21,13 +21,9 @@ from fedhet.utils.machine import data_in_use, out_of_memory, peak_memory
 
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
-    """Limit this process's memory to `memory-limit` GB of the node config within the context; on Linux only.
+    """Limit this process's data (`RLIMIT_DATA`) to `memory-limit` GB of the node config within the context; Linux only.
 
-    The limit applies to all data of the process, including imported modules (`RLIMIT_DATA`).
-
-    Raises:
-        ConfigError: the limit is not a number above 0 and below 1e9.
-        Refused: the process needed more memory than the limit.
+    Raises `Refused` if the process needs more.
     """
     if "memory-limit" not in context.node_config:
         yield
@@ -67,12 +63,8 @@ def with_measured_size(
 ) -> ClientInfo:
     """Return `info` with the largest size that fits in the node's memory limit, if the node config asks for `auto`.
 
-    A size is the width, depth or rank of the part of the network that a client trains. It is measured once and kept in
-    the node's context for the whole run.
-
-    Raises:
-        ConfigError: the node config has no `memory-limit`.
-        Refused: the smallest size needs more memory than the limit.
+    A size is the width, depth or rank of the part of the network that a client trains. It is measured once, and kept in
+    the node's context for the whole run. Raises `Refused` if the smallest size is too large.
     """
     name = info.config.options.size_name
     if info.node_config.get(name) != "auto" or registry.client_side(info.config.method_name).parts is None:

@@ -39,11 +39,8 @@ OWN_MODEL = "the configured architectures fit only the configured data set: pass
 class ModelCheck(NamedTuple):
     """The result of checking a client's network on its data.
 
-    Attributes:
-        task: the task of the client's data, inferred if no task was named.
-        outputs: number of values in a prediction; 2 for a single logit, which gives the scores of both classes.
-        note: a warning about the network for the log; may be empty.
-        tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
+    `outputs` is the number of values in a prediction (2 for a single logit), `note` a warning about the network for the
+    log, and `tokens` the number of predictions for the tokens of an example.
     """
 
     task: Task
@@ -78,7 +75,6 @@ def check_model(
     Raises:
         ModelError: the network cannot process the inputs, or does not return a row of finite numbers for each example.
         DataError: outputs or labels do not fit the task.
-        ConfigError: the user's own loss function of the task cannot be used.
     """
     model, inputs = representation.model.eval(), transform(data.train.inputs[:EXAMPLES])
     name, origin = model._get_name(), user_functions.origin(function)
@@ -177,12 +173,8 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
 def unsaved_state(model: nn.Module, inputs: Tensor) -> str:
     """Return a warning if training changes state of a network that is not in its state dict, or an empty string.
 
-    A copy of the network runs in training mode, then it is compared with a fresh copy that loads its state dict. The
-    check is skipped if the network cannot be copied, or cannot run on these inputs.
-
-    Args:
-        model: the network, which is not changed.
-        inputs: (n, ...) transformed examples.
+    A copy of the network runs in training mode on `inputs`, then it is compared with a fresh copy that loads its state
+    dict. The check is skipped if the network cannot be copied, or cannot run on these inputs.
     """
     try:
         used, fresh = copied(model), copied(model)
@@ -220,13 +212,9 @@ def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def check_unchanged(job: Job) -> None:
-    """Check that task, network and examples are the same as at the beginning of the run; at the beginning, save them.
+    """Raise `Refused` if task, network or examples changed since the beginning of the run; at the beginning, save them.
 
-    Only digests (hashes) are saved, with the client's state. They are never sent: the server only learns which of the
-    three has changed.
-
-    Raises:
-        Refused: task, network or examples changed, so that rounds before and after are different experiments.
+    Only digests (hashes) are saved, with the client's state. They are never sent.
     """
     store = job.client.store
     with seeded(job.client.config.seed, "beginning", job.client.name):
@@ -271,7 +259,6 @@ def _task(job: Job) -> str:
 
 
 def _structure(model: nn.Module, *, sized: bool) -> str:
-    """Describe a network's modules and arrays as text; for a part of a network (`sized`), only its modules' types."""
     lines = [f"{name} {type(m).__name__} {'' if sized else m.extra_repr()}" for name, m in model.named_modules()]
     arrays = {} if sized else model.state_dict(keep_vars=True)
     lines += [f"{name} {each.dtype} {list(each.shape)} {each.requires_grad}" for name, each in arrays.items()]

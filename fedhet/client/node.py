@@ -37,17 +37,12 @@ def name_of(context: Context) -> str:
 def opened(message: Message, context: Context, *, in_cluster: bool = False) -> tuple[ClientInfo, Request, Policy]:
     """Read a message: return the client's identity and configuration, the server's request, and the node's policy.
 
-    Nothing is loaded or computed for a message that the policy refuses.
-
-    Args:
-        message: the received message.
-        context: the node's context.
-        in_cluster: whether this process simulates clients on a Ray cluster of several machines.
+    Nothing is loaded or computed for a message that the policy refuses. `in_cluster` says whether this process
+    simulates clients on a Ray cluster of several machines.
 
     Raises:
         WireError: the message is not from fedhet's server.
-        ConfigError: the node's name is not a valid file name, a setting is invalid, or the folder for the clients'
-            state does not exist on this machine of a cluster.
+        ConfigError: the node config is invalid, or a cluster's machine lacks the folder for the clients' state.
         Refused: the policy refuses the method, or the request splits the node's data differently than the run so far.
     """
     request, settings = read_request(message.content)
@@ -90,11 +85,7 @@ def _whole(node: Mapping[str, Any], name: str) -> int | None:
 
 
 def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node config with its data folder under both `data` and Flower's usual name `data-path`.
-
-    Raises:
-        ConfigError: `data` and `data-path` are different folders.
-    """
+    """Return the node config with its data folder under both `data` and Flower's usual name `data-path`."""
     places = [node_config[name] for name in ("data", "data-path") if name in node_config]
     if len({*places}) > 1:
         raise ConfigError("the node config has different folders for data and data-path: set only one of them")

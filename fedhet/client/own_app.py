@@ -68,7 +68,6 @@ def wrap(
 
 
 def _check_method(config: Config) -> None:
-    """Raise a ConfigError if the method or a setting needs fedhet's training loop."""
     if not registry.client_side(config.method_name).takes_any_loop:
         able = [name for name in registry.own_methods() if registry.client_side(name).takes_any_loop]
         raise ConfigError(
@@ -150,7 +149,6 @@ class _Loop:
             self._report(job)
 
     def _report(self, job: Job) -> None:
-        """Report metrics of training and evaluation; a training metric is renamed if evaluation has its name."""
         (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
         taken = {accuracy, loss, *evaluated}
         trained = {f"train_{name}" if name in taken else name: v for name, v in self._metrics["train"].items()}

@@ -117,8 +117,7 @@ class Policy:
     def check_examples(self, count: int, batch_size: int) -> None:
         """Raise `Refused` if a client has too few training examples, or trains on too few in a step.
 
-        Few examples per step are refused since weights can depend on the last step alone, for example if a large
-        weight decay erases the earlier steps.
+        Weights can depend on the last step alone, for example if a large weight decay erases the earlier steps.
         """
         if count < self.least:
             raise Refused(
@@ -167,12 +166,8 @@ class Policy:
     ) -> Measured:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
-        Args:
-            metric: the metric's values with their weights.
-            loss: the mean loss.
-            examples: number of examples.
-            ranked: whether the metric is an AUC, whose weights are numbers of pairs of examples.
-            behind: number of examples behind each value, None for all examples; if given, weights are rounded, too.
+        `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` is the number
+        of examples behind each value, None for all examples; if given, weights are rounded, too.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -197,7 +192,6 @@ class Policy:
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
     def _check(self, method: str, kinds: Collection[str], *, way_out: str = "") -> None:
-        """Raise `Refused` if kinds are not allowed; `way_out` is a remedy to append for BatchNorm's statistics."""
         refused = sorted({*kinds} - {METRICS, STRUCTURE} - (self.allowed or frozenset()))
         if refused:
             way_out = way_out if refused == ["statistics"] else ""

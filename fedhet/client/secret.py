@@ -46,16 +46,8 @@ class BudgetSpent(FedhetError):
 class NodeSecret:
     """The secret seed of a client and the settings that choose its examples, stored in `state-dir`/nodes/NAME.json.
 
-    Args:
-        state_folder: the node's state folder.
-        client: the client's name.
-        data: name of the data set.
-
-    Attributes:
-        seed: the seed of all random streams that decide which private examples are in which training step.
-
-    Raises:
-        FedhetError: the file is damaged.
+    `seed` is the seed of all random streams that decide which private examples are in which training step; `data` is
+    the name of the data set. Raises a FedhetError if the file is damaged.
     """
 
     def __init__(self, state_folder: Path, client: str, data: str) -> None:
@@ -69,9 +61,8 @@ class NodeSecret:
     def keep(self, choice: Mapping[str, Any]) -> None:
         """Store settings that decide which examples are used, or compare them with the settings of the first run.
 
-        Raises:
-            ChangedExamples: a setting differs from the first run. Sums over both sets of examples could then differ by
-                a single example, and disclose it.
+        Raises `ChangedExamples` if a setting differs: sums over both sets of examples could differ by a single example,
+        and disclose it.
         """
         if self._new(choice):
             with locked(self._path.parent, wait=True):
@@ -122,9 +113,6 @@ class NodeSecret:
 
         Examples in no group leave the data, because running statistics and means of few of them would disclose them.
         If there is no group, the client trains on none of its examples, and its data stay as they are.
-
-        Raises:
-            ChangedExamples: `least` or the labels differ from the first run.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
@@ -179,12 +167,8 @@ def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
 def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_class: bool) -> tuple[Tensor, ...]:
     """Divide examples at random into groups of at least `least`, and fewer than 2 * `least`, examples.
 
-    Args:
-        labels: (n, ...) labels of the examples.
-        least: minimum size of a group.
-        generator: random generator on the CPU.
-        by_class: whether all examples of a group have the same label. The gradient of a linear layer separates classes,
-            so a mixed group would disclose sums over few examples. Labels with too few examples are left out.
+    With `by_class`, all examples of a group have the same label, and labels with too few examples are left out: the
+    gradient of a linear layer separates classes, so a mixed group would disclose sums over few examples.
 
     Returns:
         The rows (k,) int64 of each group's examples, on the device of the labels.

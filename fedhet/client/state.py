@@ -33,10 +33,7 @@ class LostState(FedhetError):
 class ClientStore:
     """The files of one client in one run, written atomically.
 
-    Args:
-        state_dir: the folder for state; empty for the user's default folder.
-        run: the run's identity, which names a subfolder; empty if the folder belongs to one run.
-        client: the client's name.
+    `run` is the run's identity, which names a subfolder of `state_dir`; empty if the folder belongs to one run.
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:

@@ -24,9 +24,8 @@ from fedhet.config.client_setup import ClientInfo
 class Submodel:
     """A client's part of a network: a fraction of the units of each hidden layer, rounded up.
 
-    Attributes:
-        width: the fraction, above 0 and at most 1.
-        groups: the whole network's permutation groups (sets of units that are selected together).
+    `width` is the fraction, above 0 and at most 1, and `groups` are the whole network's permutation groups (sets of
+    units that are selected together).
     """
 
     width: float
@@ -41,9 +40,7 @@ class Submodel:
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
         """Return the groups of units by which a whole network can be made smaller; by default all hidden units.
 
-        Args:
-            model: the whole network, as `ClientSide.adapt` returns it.
-            inputs: (2, ...) transformed examples.
+        `model` is the network as `ClientSide.adapt` returns it, and `inputs` are two transformed examples.
         """
         return resizable_groups(model, inputs, partly=True)
 

@@ -38,9 +38,6 @@ class Job:
     """A client and the message that it answers.
 
     Attributes:
-        side: the method's client side.
-        payload: arrays and values that the server sent.
-        policy: the rules of the client's node.
         build: builds the whole configured network, with the initial weights of the named client, or of `all` clients.
         redraw: loads the initial weights of the named client, or of `all` clients, into this client's network.
         note: a warning about the network for the log; may be empty.
@@ -66,7 +63,6 @@ class Job:
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Create the random generator for the order of examples from client and round."""
         self.batches = self.client.generator("batches")
 
     @property
@@ -134,9 +130,8 @@ def evaluate(job: Job) -> Payload:
 def join(job: Job) -> Payload:
     """Train and evaluate a client that joins after the last round, from received weights and from new weights.
 
-    From each start, BatchNorm's statistics are re-estimated, and the network is trained for `unseen-epochs` with the
-    task's loss on the same batches. It is evaluated before the first epoch and after each epoch. The received weights
-    can have their own learning rate.
+    From each start, BatchNorm's statistics are re-estimated, and the network is trained for `unseen-epochs` on the same
+    batches. It is evaluated before the first epoch and after each epoch.
     """
     client, config = job.client, job.client.config
     if not job.policy.tells_metrics:
@@ -232,7 +227,6 @@ def keep(job: Job) -> None:
 
 
 def _lasting(side: AnySide) -> dict[str, Tensor]:
-    """Return the tensors of the network that the client keeps between rounds, by name."""
     if side.traits.keeps == "nothing":
         return {}
     shared = side.shared_names() if side.traits.keeps == "rest" else {}
@@ -258,8 +252,7 @@ def _has_own_model(side: AnySide) -> bool:
 def measure(job: Job, when: str) -> None:
     """Evaluate the network as `received` or as `trained` (`when`), unless the node's policy allows no metrics.
 
-    User code draws the same random numbers in every evaluation of a client. The random numbers of training do not
-    depend on evaluations.
+    Random numbers of evaluations are always the same for a client, and do not influence those of training.
     """
     client = job.client
     if not job.policy.tells_metrics:
@@ -275,7 +268,6 @@ def measure(job: Job, when: str) -> None:
 
 
 def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> None:
-    """Evaluate the network after training in the given phases, then restore its weights."""
     client = job.client
     before = {name: tensor.clone() for name, tensor in client.tensors.items()}
     batches, trained = job.batches, client.trained

@@ -62,10 +62,9 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def check(arrays: Arrays, expected: Spec, group: str) -> None:
-    """Check received arrays against expected names, shapes and dtypes, and that they are finite.
+    """Raise a WireError unless arrays have the expected names, shapes and dtypes, and finite values.
 
-    Raises:
-        WireError: the message names the `group` ("the client's model"), the first wrong array and what is expected.
+    The message names the `group` ("the client's model"), the first wrong array and what is expected.
     """
     missing, extra = expected.keys() - arrays.keys(), arrays.keys() - expected.keys()
     if missing or extra:
@@ -98,10 +97,7 @@ def bytes_of(spec: Spec) -> int:
 
 
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
-    """Return the shapes and dtypes in which tensors are sent; raise a ModelError for a dtype such as complex64.
-
-    NumPy has no bfloat16, which is sent as float32.
-    """
+    """Return the shapes and dtypes in which tensors are sent; raise a ModelError for a dtype such as complex64."""
     spec = {}
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
@@ -117,10 +113,7 @@ def narrowed(spec: Spec, dtype: str) -> Spec:
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Cast arrays to the dtypes that clients declared, rounding to integers where needed.
-
-    Raises a WireError for an array that is not numeric.
-    """
+    """Cast arrays to the dtypes that clients declared, rounding to integers; raise a WireError for text or objects."""
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():

@@ -24,11 +24,8 @@ LEFT, RIGHT = ":left", ":right"
 def pack(after: Arrays, before: Arrays, energy: float, dtype: str) -> Arrays:
     """Return the changes from `before` to `after` as factors; an array that is missing in `before` was zero.
 
-    Args:
-        after: the new arrays.
-        before: the old arrays.
-        energy: fraction of each matrix's sum of squared singular values that is kept, up to 1.
-        dtype: the floating-point dtype of the changes; numbers beyond its range are clipped.
+    `energy` is the fraction of each matrix's sum of squared singular values that is kept, up to 1. Numbers beyond the
+    range of `dtype` are clipped.
     """
     packed, most = dict[str, Array](), float(np.finfo(dtype).max)
     for name, array in after.items():
@@ -44,15 +41,8 @@ def pack(after: Arrays, before: Arrays, energy: float, dtype: str) -> Arrays:
 def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -> Arrays:
     """Check received changes, and return the arrays after these changes (see `apply`).
 
-    Args:
-        packed: the received changes.
-        before: the old arrays; an array that is missing here was zero.
-        spec: names, shapes and dtypes of the arrays.
-        dtype: the floating-point dtype of the changes.
-        group: name of the changes in error messages ("the client's update").
-
-    Raises:
-        WireError: a name, shape or dtype is wrong, or a number is not finite or too large.
+    `spec` describes the arrays, `dtype` is the floating-point dtype of the changes, and `group` names them in messages.
+    Raises a WireError if a name, shape or dtype is wrong, or a number is not finite or too large.
     """
     expected: Spec = {}
     for name, (shape, stored) in spec.items():

@@ -101,7 +101,6 @@ class Report:
     """A client's description of itself; after the handshake, only its name and `lost_state` are sent.
 
     Attributes:
-        client: its name.
         lost_state: the round whose state was expected and is lost; -1 if none is.
         metric: name of its task's metric.
         labels: number of values of its metric: one, or one for each of several labels.
@@ -110,9 +109,7 @@ class Report:
         own_data: whether its data come from a user's function, not from the configured data set.
         common_test: whether it has the common test set.
         spec: names, shapes and dtypes of its network's shared arrays.
-        public: digest of the client's own public dataset; empty without one.
-        public_size: number of examples in that public dataset.
-        device: its device, in words.
+        public, public_size: digest and number of examples of the client's own public dataset; empty without one.
         note: a remark for the server's log, which may be shortened.
         outputs: number of outputs of a prediction.
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
@@ -201,18 +198,12 @@ class Measured:
 
 @dataclass
 class Reply:
-    """A client's reply.
+    """A client's reply, with its numbers of examples; `payload` is the method's part.
 
     Attributes:
-        client: its name.
-        examples: number of its training examples.
-        payload: arrays and values of the method.
-        report: the client's description of itself.
-        test_examples: number of its own test examples.
         train_loss: mean of the loss over the round's training steps; None without a step.
         measured: its evaluations by name: of the `received` and the `trained` model on its own test part, and with
             the prefix `common-` or `validation-` on the common test set or its validation part.
-        validation_examples: number of its validation examples.
         work: numbers of steps and examples in its training.
         further: metrics that a user's own train and evaluate functions return, by name (see `fedhet.wrap`).
     """
@@ -276,7 +267,6 @@ class Reply:
 
 
 def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Read the metrics of a user's own functions; raise a WireError if there are too many or one is invalid."""
     names = [key.removeprefix(FURTHER) for key in metrics if key.startswith(FURTHER)]
     if len(names) > MOST_FURTHER or not all(name.isprintable() and 0 < len(name) <= LONGEST for name in names):
         raise WireError(
@@ -287,7 +277,6 @@ def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
-    """Read an evaluation from a client's metrics; raise a WireError if a value or a weight is invalid."""
     numbers = Fields(metrics)
     name, values = key.removesuffix("-metric"), metrics[key]
     weights: Any = metrics.get(f"{name}-weight")
@@ -311,10 +300,7 @@ class LostReply(FedhetError):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client's refusal of a request, with the reason.
-
-    `lost` says that the client lost what the server sent before, `again` that the client may accept a later request.
-    """
+    """A client's refusal of a request, with the reason; `again` says that it may accept a later request."""
 
     client: str
     reason: str

@@ -117,11 +117,7 @@ def fits(number: int) -> bool:
 
 
 def checked(key: str, value: Any, spec: Field[Any]) -> Value:
-    """Convert a value to the type of the key's default and check it.
-
-    Raises:
-        ConfigError: the value is not accepted; the message says which values are.
-    """
+    """Convert a value to the type of the key's default; raise a ConfigError that says which values are accepted."""
     wanted = type(default_of(spec))
     if type(value) is int and not fits(value):
         raise ConfigError(f"{key}: must be a whole number of at most 64 bits, but has {value.bit_length()} bits")

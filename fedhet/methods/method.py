@@ -18,9 +18,7 @@ widths, which are always sent."""
 class Drawing:
     """A figure in the report of a run, drawn from matrices that the method records.
 
-    Attributes:
-        figure: `"package.module:function"`, which returns a matplotlib Figure for the matrices; imported when needed.
-        caption: the caption.
+    `figure` is `"package.module:function"`, which returns a matplotlib Figure for the matrices; imported when needed.
     """
 
     figure: str
@@ -134,8 +132,7 @@ class Method:
         server: `"package.module:Class"` of the server side. By default the class with the method's name in
             `strategies/` or, without one, `fedhet.server.FederatedStrategy`, which averages shared arrays.
         client: `"package.module:Class"` of the client side. By default the class with the method's name in
-            `client_apps/` or, without one, `fedhet.client.ClientSide`, which trains the network on the client's
-            examples.
+            `client_apps/` or, without one, `fedhet.client.ClientSide`, which trains on the client's examples.
         common: the paper's values of common keys.
         own: values for the user's own models and data that differ from `OWN_SETTINGS`.
         drawings: figures of the report by the name of their matrices.
@@ -156,16 +153,13 @@ class Method:
     family: str = ""
 
     def __post_init__(self) -> None:
-        """Set `family` to the method's name if it is empty, as for methods that are not variants."""
         if not self.family:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
         """Return a method with the same keys and other attributes, such as a control in a study.
 
-        Args:
-            name: the name of the variant.
-            changes: other values of attributes; `server` and `client` may be classes.
+        `server` and `client` may be classes.
         """
         for side in {"server", "client"} & changes.keys():
             if isinstance(each := changes[side], type):

@@ -70,12 +70,8 @@ class Options:
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
         """Return values that suit a user's models and data better than the preset's or the defaults.
 
-        Args:
-            own_models: the clients have the user's own models.
-            unlabelled: the public examples have no labels.
-
-        Returns:
-            A value and the reason for it, by key: one of the method's own keys or a common key.
+        They are for models of the user's own and for public examples without labels. The result has a value and the
+        reason for it, by key: one of the method's own keys or a common key.
         """
         return {}
 

@@ -61,11 +61,7 @@ def methods() -> list[str]:
 
 
 def register(method: Method) -> None:
-    """Register a method under its name in this process, in place of any that was registered under the same name.
-
-    Raises:
-        ConfigError: fedhet or an installed package has a method of this name.
-    """
+    """Register a method under its name in this process, in place of any that was registered under the same name."""
     if not isinstance(method, Method):
         raise ConfigError(f"a method must be a fedhet.methods.method.Method, not a {type(method).__name__}")
     if method.name in installed_methods():
@@ -79,15 +75,10 @@ def registered() -> list[Method]:
 
 
 def method(reference: str, *, trusted: bool = True) -> Method:
-    """Return the method of a name or reference.
+    """Return the method of a name or reference; raise a ConfigError if there is none.
 
-    Args:
-        reference: a name, `package.module:name` or `FILE.py:NAME`. The latter two are imported, also from the working
-            folder, and registered.
-        trusted: whether code that the reference names may be imported.
-
-    Raises:
-        ConfigError: there is no such method.
+    `package.module:name` and `FILE.py:NAME` are imported, also from the working folder, and registered, if the
+    reference is `trusted`.
     """
     if reference in _registered:
         return _registered[reference]
@@ -203,7 +194,6 @@ def _imported(reference: str) -> Method:
 
 
 def _imported_before(reference: str) -> Method | None:
-    """Return the method of `package.module:name` or `FILE.py:NAME` if it is registered already."""
     module, name = _place(reference)
     method = vars(sys.modules[module]).get(name) if module in sys.modules else None
     return method if isinstance(method, Method) and _registered.get(method.name) is method else None

@@ -64,17 +64,13 @@ class Sharing:
     units: Units | None = None
 
     def __post_init__(self) -> None:
-        """Check that `units` is used only for arrays that are shared and averaged."""
         if self.units and not (self.averaged and self.keys != "nothing"):
             raise ValueError("Sharing(units=...) needs shared and averaged arrays: set keys, and averaged=True")
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
-        """Map the name of each shared array to its shared key, in the order of the state dict.
+        """Map the name of each shared array (of a state dict's `arrays`) to its shared key, in order.
 
-        Args:
-            network: the client's network.
-            arrays: the names in its state dict.
-            statistics: whether running statistics are aggregated in this run.
+        `statistics` says whether running statistics are aggregated in this run.
         """
         if self.keys == "nothing":
             return {}
@@ -104,11 +100,7 @@ def _architecture(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Tensor]]]":
-    """Iterate over a network's layers in the order of the model.
-
-    Yields:
-        A text that describes the layer (class, shapes of arrays, options), and the layer's arrays by name.
-    """
+    """Yield, for each layer of a network, a text that describes it (class, shapes, options), and its arrays by name."""
     for name, module in network.model.named_modules():
         arrays = {key: tensor for key, tensor in module.state_dict().items() if "." not in key}
         if arrays:
@@ -137,10 +129,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function that maps an array's name to a key, made of the kinds of its layer and of all earlier layers.
-
-    So networks share their first layers as far as these are equal.
-    """
+    """Return a function that maps an array's name to a key, made of the kinds of its layer and of all before it."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

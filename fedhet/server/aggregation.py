@@ -38,10 +38,9 @@ class Aggregator:
         specs: Mapping[str, Spec] | None = None,
         before: Arrays | None = None,
     ) -> Arrays:
-        """Average each shared array over the clients that have it (see `average_shared` for `models` and `weights`).
+        """Average each shared array over the clients that have it (see `average_shared`), after clipping.
 
-        By default, `specs` describe the clients' shared arrays, and `before`, from which clients started, is the
-        model in the state.
+        Clients started from the arrays `before`, by default the model in the state.
         """
         before = self.run.state.model if before is None else before
         models, config = self.clipped(models, dict.fromkeys(models, before)), self.run.config
@@ -88,7 +87,6 @@ def is_plain(config: Config) -> bool:
 
 
 def _bound(config: Config) -> float:
-    """Return the multiple of the median update norm to which larger updates are clipped; 0 without clipping."""
     return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
 
 
@@ -102,14 +100,9 @@ def average_shared(
     rule: str = "mean",
     byzantine: float = 0.0,
 ) -> Arrays:
-    """Return the average of each shared array over the clients that sent it.
+    """Return the average of each shared array over the clients that sent it, summed in the order of `models`.
 
-    Args:
-        models: the arrays of each client, in the order in which they are summed.
-        weights: each client's weight in the mean; other rules weight all clients equally.
-        specs: shapes and dtypes of each client's arrays.
-        rule: one of `fedhet.methods.options.AGGREGATIONS`.
-        byzantine: fraction of Byzantine clients to tolerate, for the rules that need it.
+    `weights` are those of the mean; other rules (`AGGREGATIONS`) weight all clients equally.
     """
     owners: dict[tuple[str, ...], Spec] = {}
     for name in dict.fromkeys(key for client in models for key in specs[client]):
@@ -130,10 +123,9 @@ def average_shared(
 
 
 def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """Return the weighted mean of several groups of arrays that have equal names and shapes.
+    """Return the weighted mean of groups of arrays with equal names and shapes, in the dtypes of `spec`.
 
-    The result has the dtypes of `spec`: float32 and float64 are summed in their own precision, narrower floats in
-    float32, and integers (BatchNorm's counters) in float64, rounded at the end.
+    float64 is summed in float64, other floats in float32, and integers (BatchNorm's counters) in float64.
     """
     total = float(sum(weights))
     average: Arrays = {}
@@ -179,7 +171,6 @@ def cut_to_bound(
 
 
 def _toward(array: Array, before: Array | None, share: float) -> Array:
-    """Return the array at the fraction `share` of the way from `before` to `array`; integers are not changed."""
     if array.dtype.kind != "f":
         return array
     start = 0.0 if before is None else before.astype(np.float64)

@@ -46,12 +46,10 @@ def serve(
     evaluate_fn: EvaluateFunction | None = None,
     observers: Sequence[Observer] = (),
 ) -> None:
-    """Run the server side of a method on a grid, and record the run in a folder.
+    """Run the server side of a method on a grid, and record the run in a folder; with `resume`, continue the run there.
 
-    With `resume`, the run in the folder is continued. `model` is the clients' model function, which is needed if the
-    server builds networks other than the configured ones. By default, the server evaluates the global model on the
-    common test set if `test-on` includes it and clients do not evaluate it themselves. `observers` are notified of
-    every round after it is recorded. Raises the errors of `FederatedStrategy.start`.
+    `model` is the clients' model function, for a server that builds networks other than the configured ones. By
+    default, the server evaluates the global model on the common test set, if `test-on` includes it and clients do not.
     """
     make: type[FederatedStrategy[Any, Any]] = registry.strategy(config.method_name)
     here = engine == "local" or simulated(grid)
@@ -79,10 +77,7 @@ def make_server_app(
             default it is held out of the configured data set (`public-samples`), or clients' data include it.
         evaluate_fn: Evaluates the global model at the server; by default on the common test set, if `test-on`
             includes it.
-        methods: Your own methods that no installed package registers.
-
-    Raises:
-        ConfigError: Two methods have the same name.
+        methods: Your own methods that no installed package registers; raises a ConfigError if two have the same name.
     """
     for method in methods:
         registry.register(method)

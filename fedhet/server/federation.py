@@ -18,12 +18,7 @@ Check = Callable[[Reply], None]
 
 
 class Federation:
-    """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round.
-
-    Attributes:
-        roster: the admitted clients.
-        grid: Flower's grid of nodes; None before the start.
-    """
+    """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.roster = run, Roster()
@@ -42,10 +37,7 @@ class Federation:
     def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
         """Send a question to clients, in an additional exchange within the round, and return the valid answers.
 
-        Args:
-            question: name of the question.
-            payloads: payload for each client; a client without a valid answer counts as failed in this round.
-            check: called with each answer; it raises an exception to refuse the answer.
+        `check` raises an exception to refuse an answer. A client without a valid answer counts as failed in this round.
         """
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
@@ -58,10 +50,7 @@ class Federation:
         return [client for client in self.roster.nodes if client in wanted]
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message of Flower's type `kind` for each client; `asked` are further fields of its `Request`.
-
-        An array that several clients receive is encoded once.
-        """
+        """Return a message of Flower's type `kind` for each client; `asked` are further fields of its `Request`."""
         request = self.request(**asked)
         encoder, messages = Encoder(flower=request.flower), []
         for client, payload in payloads.items():
@@ -128,7 +117,6 @@ class Federation:
         return {client: valid[client] for client in in_order(valid)}
 
     def _check(self, client: str, reply: Reply) -> None:
-        """Check what every method requires of a reply: sender, numbers of examples, metrics, and shapes of arrays."""
         round = self.run.round
         if reply.client != client:
             raise WireError(

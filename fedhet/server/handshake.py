@@ -72,7 +72,6 @@ class Handshake:
             )
 
     def _check_settings(self) -> None:
-        """Raise a ConfigError if the user set keys that have no effect, since clients have their own data."""
         config = self.run.config
         chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
         if not is_complete(config.chosen):
@@ -228,7 +227,6 @@ class Handshake:
             raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
 
     def _first(self, clients: Sequence[str]) -> dict[str, Arrays]:
-        """Ask clients for their initial weights, and return the weights by client."""
         models: dict[str, Arrays] = {}
 
         def keep(reply: Reply) -> None:
@@ -239,7 +237,6 @@ class Handshake:
 
 
 def _comes_last(report: Report, count: int) -> bool:
-    """Return whether a client has one of the last `count` partitions; raise a FedhetError if it reports none."""
     if not count:
         return False
     if report.partition is None:

@@ -22,10 +22,7 @@ class Networks:
         self._way_out = f"give it the clients' models, make_server_app(model=...) or {strategy}(model=...)"
 
     def like(self, client: str) -> nn.Module:
-        """Return a network of a client's architecture with arbitrary weights.
-
-        Raises a FedhetError if the architecture is not known.
-        """
+        """Return a network of a client's architecture with arbitrary weights; raise a FedhetError if it is unknown."""
         known = self.run.state.clients[client]
         return self._build(client, known.architecture, known.partition)
 

@@ -34,10 +34,8 @@ VALIDATION = "validation-"
 class Reporter:
     """Reports a run to its observers.
 
-    Attributes:
-        size_of: function that returns the size of a client's network in words (`Hooks.size_of`).
-        observers: objects that are notified of every round and of the outcome.
-        on_common_test: the server's evaluation of the global model, for the record of the next round.
+    `size_of` returns the size of a client's network in words. `on_common_test` is the server's evaluation of the global
+    model, for the record of the next round.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
@@ -78,10 +76,7 @@ class Reporter:
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:
-        """Report a round to observers and return its metrics.
-
-        `replies` are its valid replies, `metrics` the method's metrics, and `more` further entries of the record.
-        """
+        """Report a round to observers and return its metrics; `more` are further entries of its record."""
         round = self.run.round
         for line in round.lines():
             log.warning("round %d, %s", round.number, line)
@@ -114,7 +109,6 @@ class Reporter:
         }
 
     def _client_rows(self, replies: Mapping[str, Reply]) -> list[ClientRow]:
-        """Return the current round's lines for `clients.csv`."""
         round, scored, rows = self.run.round, self.run.traits.scored, []
         for client in in_order({*replies, *round.up, *round.down}):
             known = self.run.state.clients[client]
@@ -177,10 +171,8 @@ def over_clients(replies: Mapping[str, Reply], which: str) -> dict[str, Any] | N
 def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRecord], epochs: int) -> dict[str, Any]:
     """Return the record of unseen clients, which join after the last round and train without the others.
 
-    Returns:
-        Statistics over unseen clients before the first epoch and after each epoch, by test set (`own`, `common`) and
-        by initial weights (`received`, `scratch`). The entry `clients` has, for each client, its `architecture` and its
-        metric by epoch on the first test set.
+    It has statistics before the first epoch and after each epoch, by test set (`own`, `common`) and by initial weights
+    (`received`, `scratch`), and each client's `architecture` with its metric by epoch on the first test set.
     """
     prefixes = {"own": "", "common": "common-"}
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}

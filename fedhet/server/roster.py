@@ -66,18 +66,14 @@ class Roster:
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def rivals(self, claims: Mapping[int, str]) -> dict[int, list[int]]:
-        """Return conflicts over client names: for a node whose name is claimed by other nodes, these other nodes.
-
-        Args:
-            claims: the client name of each node that asks to be admitted. Refused nodes keep their claims.
-        """
+        """Return for each node whose name (in `claims`) other nodes claim, too, these other nodes."""
         by_name: dict[str, set[int]] = {name: {node} for name, node in self.nodes.items()}
         for node, name in (*self.refused.items(), *claims.items()):
             by_name.setdefault(name, set()).add(node)
         return {node: others for node, name in claims.items() if (others := sorted(by_name[name] - {node}))}
 
     def contest(self, name: str, others: Sequence[int]) -> str:
-        """Return why a node is refused whose client name is claimed by the nodes `others` as well."""
+        """Return why a node is refused whose client name the nodes `others` claim as well."""
         nodes = f"node{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
         belongs = f"belongs to {nodes}" if name in self.nodes else f"is also claimed by {nodes}: none is admitted"
         return f"the client's name {name!r} {belongs}; each node needs its own partition-id (or name)"
@@ -85,8 +81,8 @@ class Roster:
     def check(self, method: str, reply: Reply, *, networks: str, averaged: bool) -> None:
         """Raise a FedhetError if a client does not fit the clients admitted before.
 
-        `networks` says how networks may differ (see `Traits.alike`). If shared arrays are `averaged`, arrays with the
-        same key must have the same dtype, and the same shape unless widths may differ.
+        `networks` says how networks may differ (see `Traits.alike`). `averaged` arrays with the same key must have the
+        same dtype, and the same shape unless widths may differ.
         """
         report, first = reply.report, next(iter(self.known.values()), reply)
         task, tasks = _task(report), _task(first.report)
@@ -165,8 +161,8 @@ def _task(report: Report) -> str:
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool, one_shape: bool) -> list[int]:
     """Return nodes in the order of admission, so that the majority decides which clients fit.
 
-    Clients with the most frequent compatibility value are admitted first. If shared arrays are `averaged`, clients with
-    the same value are ordered by how many of their arrays have the most frequent dtype and, with `one_shape`, shape.
+    Clients with the most frequent compatibility value come first; among them, if arrays are `averaged`, those with the
+    most arrays of the most frequent dtype and, with `one_shape`, shape.
     """
     kinds = Counter(kind for kind, _ in opened.values())
     arrays = {
@@ -190,10 +186,7 @@ def with_remedy(reasons: str) -> str:
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Raise a FedhetError unless a client has the public dataset of the server or, without one, of the other clients.
-
-    `state` keeps the dataset's digest; `without_labels` lists settings that need no labels, for the error message.
-    """
+    """Raise a FedhetError unless a client has the public dataset of the server or, without one, of other clients."""
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:
@@ -220,10 +213,7 @@ def agree(known: Mapping[str, int | str], values: Mapping[str, Common]) -> dict[
 
 
 def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> None:
-    """Wait up to `patience` seconds for `wanted` nodes; raise a FedhetError if there are fewer.
-
-    With `exact`, it is also an error if there are more.
-    """
+    """Wait up to `patience` seconds for `wanted` nodes; raise a FedhetError for fewer (with `exact`, also for more)."""
     started = time.monotonic()
     while True:
         count, waited = len(list(grid.get_node_ids())), time.monotonic() - started

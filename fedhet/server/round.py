@@ -33,15 +33,8 @@ S = TypeVar("S", bound=State)
 class Hooks(Generic[P, S]):
     """The server-side hooks of a method, with defaults that implement FedAvg; a method overrides what differs.
 
-    Attributes:
-        method: the method's declaration, set by the subclass.
-        state_class: the class of the method's state, a subclass of `State`.
-        copies: how many copies of a client's network the server makes from the reported shapes; 0 if it makes none.
-        run: values of the run, such as the current round.
-        federation: exchanges messages with the clients.
-        aggregator: averages clients' arrays with the configured aggregation rule.
-        networks: builds networks like the clients' at the server.
-        reporter: reports rounds to observers.
+    `state_class` is the class of the method's state, and `copies` how many copies of a client's network the server
+    makes from the reported shapes.
     """
 
     role: ClassVar[str] = "server"
@@ -56,10 +49,7 @@ class Hooks(Generic[P, S]):
     _handshake: Handshake
 
     def run_round(self, round: int) -> MetricRecord:
-        """Run one round of training, or the closing round that follows the last of them, and return its metrics.
-
-        A round is one exchange of messages. A message that asks a client to train also asks for its evaluation.
-        """
+        """Run one round of training, or the closing round that follows the last of them, and return its metrics."""
         run, federation = self.run, self.federation
         run.round = Round(round, closing=round > run.training_rounds)
         self._handshake.admit()  # clients that come late
@@ -148,10 +138,7 @@ class Hooks(Generic[P, S]):
     # ---- a round
 
     def participants(self, round: int) -> Sequence[str]:
-        """Return the clients that take part in a round, by default a seeded sample of all clients admitted so far.
-
-        Absent clients are not replaced.
-        """
+        """Return the clients that take part in a round, by default a seeded sample of all clients admitted so far."""
         known = in_order(self.state.clients)
         count = max(1, math.floor(self.config.fraction_train * len(known) + 0.5))
         drawn = numpy_generator(self.config.seed, "participation", round).permutation(len(known))[:count]
@@ -163,10 +150,7 @@ class Hooks(Generic[P, S]):
         return Payload({"model": model} if model else {})
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return what the clients that train in a round (from 1) receive, by client; by default `payload_for` each.
-
-        This is not the `configure_fit` of Flower's older API.
-        """
+        """Return what the clients that train in a round (from 1) receive, by client; by default `payload_for` each."""
         return {client: self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
@@ -186,10 +170,9 @@ class Hooks(Generic[P, S]):
             raise WireError("the client's reply has no model")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Update `state` from the valid replies of a round, and return metrics for the history.
+        """Update `state` from the valid replies of a round, in order of client name; return metrics for the history.
 
-        By default, average the shared arrays, weighted by numbers of examples. `replies` are in order of client name.
-        This is not the `aggregate_fit` of Flower's older API.
+        By default, average the shared arrays, weighted by numbers of examples.
         """
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
@@ -234,7 +217,6 @@ class Hooks(Generic[P, S]):
             self.run.override({"rounds": rounds})
 
     def _choose(self) -> dict[str, Payload]:
-        """Choose the clients that train in the current round, and return their payloads."""
         round = self.run.round
         chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
         payloads = self._payloads(chosen, partial(self.configure_fit, round.number), "configure_fit")
@@ -244,13 +226,11 @@ class Hooks(Generic[P, S]):
     def _payloads(
         self, clients: Sequence[str], hook: Callable[[Sequence[str]], dict[str, Payload]], name: str
     ) -> dict[str, Payload]:
-        """Call a hook and return its payloads, without clients that were lost during an exchange within the hook."""
         with self._calling(name):
             payloads = hook(clients)
         return {client: payload for client, payload in payloads.items() if client in self.federation.roster.nodes}
 
     def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
-        """Return messages to clients that are evaluated but do not train."""
         hook = partial(self.evaluation_payloads, amid_training=amid_training)
         payloads = self._payloads(clients, hook, "evaluation_payloads")
         return self.federation.messages(MessageType.EVALUATE, payloads, evaluate=True)

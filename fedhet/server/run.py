@@ -60,13 +60,9 @@ class Run:
     """The values of a run.
 
     Attributes:
-        method: the declaration of the method.
         config: the complete configuration; `override` changes it.
-        state: what is kept between rounds.
         public: the public dataset of the server, if it has one.
         model: the user's model function, if clients have models of the user's own.
-        round: the current round.
-        metric: name of the task's metric.
         own_data: whether clients have data other than the configured data set.
         devices: distinct descriptions of the clients' devices.
         initial: initial arrays from the caller, kept until it is known which arrays clients share.
@@ -93,7 +89,7 @@ class Run:
 
     @property
     def traits(self) -> Traits:
-        """The method's traits, such as what clients share, under the configured parameters."""
+        """The method's traits, such as what clients share, under the configured options."""
         return self.method.traits_of(self.config.options)
 
     @property

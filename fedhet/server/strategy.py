@@ -143,10 +143,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def handshake(self, grid: Grid) -> None:
-        """Wait for clients and admit those that can serve.
-
-        Raises a FedhetError if there are too few of them, or if no client can be evaluated.
-        """
+        """Wait for clients and admit those that can serve; raise a FedhetError if there are too few."""
         exact = "clients" in self.config.chosen
         wanted = self.config.clients if exact else self.config.min_clients
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
@@ -184,7 +181,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _join_unseen(self) -> dict[str, Reply]:
-        """Admit unseen clients after the last round; have them train and evaluate, and return their replies."""
         known = set(self.federation.present)
         self._handshake.admit(unseen=True)
         new = [client for client in self.federation.present if client not in known]
@@ -224,7 +220,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid) -> Iterator[None]:
-        """Context that writes a run directory, if the key `out` is set and there are no observers."""
         from fedhet.results.recorder import recorded
 
         if not self.config.out or self.reporter.observers:

@@ -168,12 +168,6 @@ def split(
 ) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Sequence[Indices] | None]]]:
     """Split clients' arrays into pieces, such that a client has either all entries of a piece or none.
 
-    Args:
-        models: the arrays of each client, by key.
-        specs: shapes and dtypes of each client's keys.
-        parts: the parts that each client has.
-        wholes: the whole arrays, by key.
-
     Returns:
         The pieces by client and name, their specifications by client and name, and for each name the key of the split
         array with the indices of the piece along each axis (None for an array that all clients have whole).
@@ -228,7 +222,6 @@ def _pieces(
 
 
 def _local(place: Sequence[Indices], part: Part, shape: tuple[int, ...]) -> list[Indices]:
-    """Return the indices of a block within a client's part of the array."""
     local = []
     for at, indices, size in zip(place, part, shape, strict=True):
         if indices is not None:

@@ -264,7 +264,6 @@ def _ignored(loss: object) -> tuple[int, ...]:
 
 @contextmanager
 def _evaluating(loss: object) -> Iterator[None]:
-    """Context manager that puts a loss into evaluation mode if it is a module."""
     modes = [(module, module.training) for module in loss.modules()] if isinstance(loss, nn.Module) else []
     try:
         for module, _ in modes:

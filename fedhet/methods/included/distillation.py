@@ -96,12 +96,7 @@ flha_distillation = Method(
 
 
 class ScoresOptions(Options):
-    """Attributes of methods whose clients send class scores for a public dataset; subclasses can make them keys.
-
-    Attributes:
-        public_batch: public examples in a mini-batch.
-        subset: public examples whose scores are exchanged in a round, at most all.
-    """
+    """Attributes of methods whose clients send class scores for a public dataset; subclasses can make them keys."""
 
     public_batch: int
     subset: int
