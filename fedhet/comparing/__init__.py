@@ -27,9 +27,8 @@ from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.results.history import showing
-from fedhet.results.page import Section, table
 from fedhet.results.plotting import save_png
-from fedhet.results.report import write_together
+from fedhet.results.report import Section, table, write_together
 from fedhet.tasks import Task
 from fedhet.utils.files import write_csv, write_text
 from fedhet.utils.statistics import grouped

@@ -27,7 +27,7 @@ from fedhet.config.validation import ineffective
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.methods import registry
 from fedhet.methods.options import Value
-from fedhet.results.page import Section
+from fedhet.results.report import Section
 from fedhet.results.tables import format_bytes, format_value
 from fedhet.utils.files import write_text
 

@@ -29,24 +29,26 @@ _log = logging.getLogger(__name__)
 
 
 def read_history(folder: Path | str) -> list[Row]:
-    """Read the rows of `history.jsonl`, one for each round; return an empty list if the file does not exist.
-
-    An incomplete last line is ignored with a warning. Raises a `FedhetError` if another line cannot be read.
-    """
+    """Read the rows of `history.jsonl`, one for each round; raises a `FedhetError` if one cannot be read."""
     path = Path(folder) / "history.jsonl"
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.removesuffix("\n").split("\n") if text else []
     rows: list[Row] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         try:
             rows.append(parse_object(line))
         except ValueError as error:
-            if number < len(lines):
-                raise FedhetError(f"{path}, line {number}: damaged ({error}); restore it from a copy") from None
-            _log.warning("%s, line %d: incomplete, probably after a crash; ignored", path, number)
+            raise FedhetError(f"{path}, line {number}: damaged ({error}); restore it from a copy") from None
     return rows
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the complete lines of a file, empty if it does not exist; a torn last line is ignored with a warning."""
+    if not path.exists():
+        return []
+    # A shortened number is still a number, so only its end shows that a line is complete.
+    whole, end, torn = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    if torn:
+        _log.warning("%s: the last line is incomplete, probably after a crash; ignored", path)
+    return whole.split("\n") if end else []
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -61,19 +63,9 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def read_clients(folder: Path | str) -> list[ClientRow]:
-    """Read the rows of `clients.csv`, one for each client and round; return an empty list if the file does not exist.
-
-    An incomplete last line is ignored with a warning. Raises a `FedhetError` if another line cannot be read.
-    """
+    """Read the rows of `clients.csv`, one for each client and round; raises a `FedhetError` if one cannot be read."""
     path = Path(folder) / "clients.csv"
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    whole, _, torn = text.rpartition("\n")
-    if torn:
-        # A shortened number is still a number, so only its end shows that a line is complete.
-        _log.warning("%s: the last line is incomplete, probably after a crash; ignored", path)
-    reader = csv.DictReader(whole.split("\n"))
+    reader = csv.DictReader(_lines(path))
     try:
         return [_client_row(record) for record in reader]
     except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:

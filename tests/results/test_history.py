@@ -121,7 +121,7 @@ def test_a_torn_last_line_is_ignored_with_a_warning(make_run, caplog):
     with caplog.at_level(logging.WARNING):
         assert read_history(folder) == whole_rows[:-1]
         assert read_clients(folder) == whole_clients[:-1]
-    assert "history.jsonl, line 5: incomplete" in caplog.text
+    assert "history.jsonl: the last line is incomplete" in caplog.text
     assert "clients.csv: the last line is incomplete" in caplog.text
 
 
