@@ -22,9 +22,7 @@ def reading_request(name: str) -> Iterator[None]:
 class PublicRows:
     """Rows of the public dataset; a row is an example, or one token of an example.
 
-    Attributes:
-        inputs: (n, ...) the raw example of each row.
-        tokens: (n,) int64, the position of each row's token in its example; None if rows are examples.
+    `inputs` (n, ...) has the raw example of each row, and `tokens` (n,) int64 the position of its token.
     """
 
     inputs: Tensor
@@ -37,8 +35,7 @@ class PublicRows:
 def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> PublicRows:
     """Return the rows of the examples `of` (n, ...) that a request selects; raises a WireError for invalid numbers.
 
-    The request has row numbers in `arrays["rows"]`. If each example has `tokens` tokens, row r is token r % tokens of
-    example r // tokens. `name` names the rows in messages.
+    If each example has `tokens` tokens, row r is token r % tokens of example r // tokens. `name` is for messages.
     """
     with reading_request(name):
         rows, count = arrays["rows"], len(of) * tokens

@@ -23,26 +23,20 @@ class Classical(ClientSide[ClassicalOptions], ABC):
     """Fits a scikit-learn classifier to the client's examples instead of training the client's network."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise a DataError unless each example has exactly one class."""
         self.client.check_classes()
         return Payload()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return no phases, since no network is trained."""
         return ()
 
     def end(self, payload: Payload) -> Payload:
-        """Record the classifier's loss on the client's examples as the training loss; send nothing."""
         inputs, labels = self.client.data.train.at(slice(None))
         loss = self.client.task.loss(self.evaluate("trained")(self.client.transform(inputs)), labels)
         self.client.trained = Trained(float(loss), epochs=1)
         return Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return a function from a batch to the classifier's log probabilities (n, classes).
-
-        Probabilities that are not finite are replaced by uniform ones.
-        """
+        """Return a function from a batch to the classifier's log probabilities, uniform where they are not finite."""
         outputs = self.client.model(self.client.transform(self.client.data.train.inputs[:1]))
         outputs = self.client.task.outputs.scores(outputs)
         columns = torch.as_tensor(self._classifier.classes_, device=outputs.device)

@@ -1,9 +1,12 @@
-"""DepthFL, client side: exits learn from the labels and from each other (Kim et al., ICLR 2023).
+"""DepthFL and InclusiveFL, client side: a client has the first blocks of a network, with an exit (classifier) each.
+
+In DepthFL, exits learn from the labels and from each other (Kim et al., ICLR 2023):
 
     L = sum_i CE(p_i, y) + w(t) / (d - 1) sum_i sum_{j != i} KL(p_j || p_i)
 
-An exit is a classifier after a block of the network. The sums are over the client's d exits with predictions p_i; the
-target p_j of each KL is a constant. In round t, w(t) = exp(-5 (1 - min(t - 1, T) / T)^2), where T is `ramp-up`.
+The sums are over the client's d exits with predictions p_i; the target p_j of each KL is a constant. In round t, w(t) =
+exp(-5 (1 - min(t - 1, T) / T)^2), where T is `ramp-up`. In InclusiveFL (Liu et al., KDD 2022), only the last exit is
+trained and evaluated.
 """
 
 import math
@@ -21,7 +24,7 @@ from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.messages import Payload
-from fedhet.methods.included.submodels import DepthFLOptions, DepthOptions
+from fedhet.methods.included.submodels import DepthFLOptions, DepthOptions, InclusiveFLOptions
 from fedhet.methods.options import Config
 from fedhet.models.representation import Output
 from fedhet.training import Loss, Phase, Step, Term
@@ -34,7 +37,6 @@ class FirstBlocks(Submodel):
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return one group, whose units are the blocks of the network."""
         return groups_by_depth(cast(Exits, model), inputs)
 
     def cut(self, model: nn.Module) -> nn.Module:
@@ -53,13 +55,11 @@ class ByDepth(ClientSide[D]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Return the model in a form to which exits can be added; raises a ModelError if it has a module `exits`."""
         keys = config.options
         return cls.kind(model, count=max(keys.all_sizes), names=keys.blocks)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        """Return the name of the first exit, which all clients have, or of the configured head without exits."""
         return f"{EXITS}.0" if max(config.options.all_sizes) > 1 else config.head
 
 
@@ -67,7 +67,6 @@ class DepthFL(ByDepth[DepthFLOptions]):
     """Trains all exits of the client's part of the network."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise a DataError unless the outputs are class scores, which exits exchange."""
         self.client.check_scores("which its exits exchange")
         return super().handshake(payload)
 
@@ -78,7 +77,6 @@ class DepthFL(ByDepth[DepthFLOptions]):
         return {name: Output(self.client.model, name) for name in names}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase that trains all exits; the task's loss is the loss of the last exit."""
         return [replace(phase, captures=self._others) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
@@ -94,3 +92,22 @@ def exits(step: Step, weight: float) -> Tensor:
     loss = torch.stack([step.loss(outputs) for outputs in others]).sum()
     learnt = [step.divergence(one, other) for one, other in permutations([*others, step.outputs], 2)]
     return loss + weight / len(others) * torch.stack(learnt).sum()
+
+
+class LastExit(Exits):
+    """A network with exits (classifiers after blocks) that returns the outputs of the last exit, also in evaluation."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.depth < self.count:
+            with Output(self, f"{EXITS}.{self.depth - 1}").capture() as last:
+                super().forward(inputs)
+            return last.features
+        self.network.training = self.training
+        scores: Tensor = self.network(inputs)
+        return scores
+
+
+class InclusiveFL(ByDepth[InclusiveFLOptions]):
+    """Trains the client's first blocks and their last exit, or the network's head if the client has all blocks."""
+
+    kind = LastExit

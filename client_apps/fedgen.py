@@ -15,7 +15,7 @@ from fedhet.methods.included.prototypes import FedGenOptions
 from fedhet.models.generator import Generator, draw
 from fedhet.training import Loss, Step, Term
 
-from ._prototypes import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
+from .fedproto import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
 from .pfnm import class_counts  # noqa: TID251
 
 
@@ -23,7 +23,6 @@ class FedGen(SameWidth[FedGenOptions]):
     """Adds the head's loss on generated representations to the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of examples of each class; raises a ModelError or DataError unless the head is linear."""
         self.check_linear_head("the server generates its inputs")
         return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
 

@@ -60,7 +60,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return self.client.transform(self.client.data.train.inputs[:2])
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of descriptor entries of each block; raises a DataError unless examples have one class."""
         client = self.client
         client.check_classes(outputs=True)
         if not self.options.aligns_blocks:

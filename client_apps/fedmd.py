@@ -1,4 +1,7 @@
-"""FedMD, client side: learn from mean class scores of public examples, then train privately (Li and Wang, 2019)."""
+"""FedMD and FedDF, client side: learn from received class scores of public examples, train, and send one's own scores.
+
+FedMD: Li and Wang, 2019; FedDF: Lin et al., 2020.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +17,8 @@ from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload
-from fedhet.methods.included.distillation import FedMDOptions, ScoresOptions
-from fedhet.training import Phase, Step, Term, of_tokens
+from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions
+from fedhet.training import Phase, Step, Term, of_tokens, soft_divergence
 
 from ._received import PublicRows, check_rows, reading_request, rows_in  # noqa: TID251 - this folder is fedhet.client_apps
 
@@ -31,7 +34,6 @@ class Scores(ClientSide[Q]):
         """Return the mean distance between a batch's scores (n, C) and the scores to learn, the step's labels."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of class scores, and of tokens if examples have several."""
         inputs, tokens = self.client.data.train.inputs[:2], self.client.tokens
         first = None if tokens == 1 else torch.zeros(len(inputs), dtype=torch.long)
         classes = self.client.scores(inputs, "logits", first).shape[1]
@@ -75,7 +77,6 @@ class Scores(ClientSide[Q]):
         return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(term,), task_weight=0.0)]
 
     def _rows(self, arrays: Arrays) -> PublicRows:
-        """Return the rows of the public dataset that the request selects."""
         return rows_in(arrays, self.client.public.inputs, "rows of the public dataset", tokens=self.client.tokens)
 
 
@@ -99,7 +100,6 @@ class FedMD(Scores[FedMDOptions]):
         return l1_loss(outputs, step.labels)
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the number of scores and of tokens; raises a DataError if the network has outputs for each pixel."""
         self.client.check_scores("of which it exchanges means", tokens=True, numbers=True)
         return super().handshake(payload)
 
@@ -116,3 +116,21 @@ class FedMD(Scores[FedMDOptions]):
         phases += self.digest(payload, settings.digest_epochs)
         phases.append(Phase((begins and settings.private_epochs) or client.request.epochs, client.optimisation()))
         return self.in_turn(phases)
+
+
+class FedDF(Scores[FedDFOptions]):
+    """Trains for an epoch on received scores of public examples, if there are any, then on the client's examples."""
+
+    @staticmethod
+    def distance(step: Step, outputs: Tensor) -> Tensor:
+        """Return the mean KL divergence KL(server || client) between class probabilities."""
+        many_labels = step.task.outputs.meaning == "labels"
+        return soft_divergence(outputs, step.labels.to(outputs.dtype), 1.0, many_labels=many_labels)
+
+    def handshake(self, payload: Payload) -> Payload:
+        self.client.check_scores("from whose mean the server learns")
+        return super().handshake(payload)
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        private = Phase(self.client.request.epochs, self.client.optimisation())
+        return self.in_turn([*self.digest(payload), private])

@@ -20,20 +20,14 @@ from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FedMRLOptions
 from fedhet.training import Loss, Step, Term
 
-from ._auxiliary import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
+from .fml import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
 
 
 class Fused(Pair):
     """Two networks whose heads use the first entries of one fused representation; returns the outputs of `own`.
 
-    Each network runs once for a batch: the shared network runs when `own` reaches its head.
-
-    Args:
-        network: the client's network, stored as `own`.
-        small: the shared network.
-        heads: names of the heads of `network` and `small`.
-        widths: d2 and d1, the widths of the heads' inputs; the shared representation is pooled to d1.
-        dtype: the projector's dtype.
+    Each network runs once for a batch: the shared network runs when `own` reaches its head. `heads` are the names of
+    the heads of `network` and `small`, and `widths` d2 and d1, the widths of their inputs.
     """
 
     def __init__(
@@ -43,7 +37,6 @@ class Fused(Pair):
         self.heads, self.widths = heads, widths
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Pass a batch through both networks; return the outputs of `own`."""
         (own_head, small_head), (own_width, small_width) = self.heads, self.widths
 
         def fuse(representation: Tensor) -> Tensor:
@@ -88,11 +81,9 @@ class FedMRL(Projected[FedMRLOptions]):
         return pair
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return a term with the loss of the shared network's head."""
         return (Term(nested),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return both networks as a module whose outputs are the outputs of the client's own head."""
         return self.pair.eval()
 
     def personal(self) -> dict[str, Tensor]:
@@ -108,7 +99,6 @@ def nested(step: Step) -> Tensor:
 
 
 def _resize(model: nn.Module, name: str, width: int) -> None:
-    """Replace a network's linear head by a new linear layer for representations of width `width`."""
     head = model.get_submodule(name)
     if not name or not isinstance(head, nn.Linear):
         raise ModelError(

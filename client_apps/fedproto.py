@@ -1,23 +1,143 @@
-"""FedProto, client side: prototypes of classes in the space of the representation (Tan et al., AAAI 2022)."""
+"""FedProto, FedTGP, FD and FedGH, client side: mean vectors of classes are exchanged.
+
+FedProto: Tan et al., AAAI 2022; FedTGP: Zhang et al., AAAI 2024; FD: Jeong et al., 2018, algorithm 1; FedGH: Yi et al.,
+ACM MM 2023.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from fedhet.messages import Payload
-from fedhet.methods.included.prototypes import FedProtoOptions
-from fedhet.training import Loss, Phase, Step, Term, forward
+from fedhet.client import Client, ClientSide
+from fedhet.client.client_side import P
+from fedhet.data.reading import LazyInputs
+from fedhet.errors import ModelError
+from fedhet.messages import Payload, load_into, to_arrays, to_tensor
+from fedhet.methods.included.prototypes import FDOptions, FedGHOptions, FedProtoOptions, WidthOptions
+from fedhet.methods.options import Config
+from fedhet.models import place_before
+from fedhet.models.representation import Representation, head_name
+from fedhet.training import BATCH, Loss, Phase, Step, Term, forward
+from fedhet.utils.text import log
 
-from ._prototypes import OneWidth  # noqa: TID251 - this folder is fedhet.client_apps
+W = TypeVar("W", bound=WidthOptions)
+
+
+class ByClass(ClientSide[P]):
+    """Client side that sends the client's mean vector of each class, and receives the global vectors of classes.
+
+    Attributes:
+        of_phi: whether vectors are representations (Phi); otherwise they are the network's outputs.
+        classes: (k,) int64, the classes that have a global vector.
+        prototypes: (k, width), the global vectors.
+    """
+
+    of_phi: ClassVar[bool] = True
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.classes = torch.empty(0, dtype=torch.long, device=client.device)
+        self.prototypes = torch.empty(0, device=client.device)
+
+    @property
+    def until(self) -> Representation | None:
+        """The representation at which a forward pass for vectors ends; None if vectors are outputs."""
+        return self.client.representation if self.of_phi else None
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return the width of the vectors; raises a DataError unless each example has exactly one class."""
+        self.client.check_classes()
+        return Payload(values={"width": self._vectors_of(self.client.data.train.inputs[:2]).shape[1]})
+
+    def begin(self, payload: Payload) -> None:
+        if sent := payload.arrays.get("prototypes"):
+            self.classes = to_tensor(sent["classes"]).to(self.client.device)
+            self.prototypes = to_tensor(sent["means"]).to(self.client.device)
+
+    def rows(self) -> Tensor:
+        """Return the row of each class in `prototypes`, (classes,) int64; -1 for classes without a global vector."""
+        count = 1 + int(torch.cat([self.classes, self.client.data.train.labels]).max())
+        row_of = torch.full((count,), -1, device=self.client.device)
+        row_of[self.classes] = torch.arange(len(self.classes), device=self.client.device)
+        return row_of
+
+    def end(self, payload: Payload) -> Payload:
+        """Return mean vectors and numbers of examples, for all classes with at least `min-examples` examples."""
+        train = self.client.data.train
+        batches = [(self._vectors_of(inputs), labels) for inputs, labels in train.batches(BATCH)]
+        vectors, labels = map(torch.cat, zip(*batches, strict=True))
+        classes, rows, counts = labels.unique(return_inverse=True, return_counts=True)
+        sums = vectors.new_zeros(len(classes), vectors.shape[1]).index_add_(0, rows, vectors)
+        enough = counts >= self.client.least
+        if few := classes[~enough].tolist():
+            log.warning(
+                "client %s does not send the means of classes %s, since it has fewer than %d examples of each "
+                "(min-examples)",
+                *(self.client.name, few, self.client.least),
+            )
+        means = {"means": sums / counts[:, None], "classes": classes, "counts": counts}
+        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()}, "float32")})
+
+    def _vectors_of(self, inputs: Tensor | LazyInputs) -> Tensor:
+        vectors = self.client.read(inputs, until=self.until)
+        vectors = vectors if self.of_phi else self.client.task.outputs.scores(vectors)
+        return vectors if vectors.dtype == torch.float64 else vectors.float()
+
+
+class SameWidth(ClientSide[W]):
+    """Client side whose representation has the same width on all clients, set by the option `width`."""
+
+    @classmethod
+    def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
+        """Replace a linear head by two linear layers, `projection` (to `width` outputs) and `head`, if that is set."""
+        if not (width := config.options.width):
+            return model
+        name = head_name(model, config.head)
+        head = model.get_submodule(name)
+        if not isinstance(head, nn.Linear):
+            if config.head:
+                raise ModelError(_no_linear(head, config))
+            return model  # which the handshake refuses
+        projection = nn.Linear(head.in_features, width, dtype=head.weight.dtype)
+        return place_before(model, name, {"projection": projection}, width)
+
+    @classmethod
+    def head_of(cls, config: Config) -> str:
+        return f"{config.head}.head" if config.head and config.options.width else config.head
+
+    def handshake(self, payload: Payload) -> Payload:
+        head = self.client.model.get_submodule(self.client.head)
+        if self.options.width and not isinstance(head, nn.Linear):
+            raise ModelError(_no_linear(head, self.client.config))
+        return super().handshake(payload)
+
+    def check_linear_head(self, why: str) -> None:
+        """Raise a ModelError or DataError unless the head is linear, with a bias and an output for each class."""
+        client, method = self.client, self.client.config.method_name
+        client.check_classes(outputs=True)
+        head = client.model.get_submodule(client.head)
+        if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != client.outputs:
+            raise ModelError(
+                f"{method} needs an nn.Linear with a bias and {client.outputs} outputs as head, not a {head}: {why}"
+            )
+
+
+class OneWidth(SameWidth[W], ByClass[W]):
+    """Client side that sends the client's mean representation of each class, with the same width on all clients."""
+
+
+def _no_linear(head: nn.Module, config: Config) -> str:
+    return f"{config.method_name}.width needs an nn.Linear as head, not a {type(head).__name__}: leave width unset"
 
 
 class FedProto(OneWidth[FedProtoOptions]):
     """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase that captures the representation Phi of every batch."""
         captures = {"phi": self.client.representation}
         return [replace(phase, captures=captures) for phase in super().phases(payload)]
 
@@ -28,10 +148,7 @@ class FedProto(OneWidth[FedProtoOptions]):
         return (Term(distance, row_of=self.rows(), prototypes=self.prototypes, weight=self.options.weight),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that scores classes by minus squared distances to prototypes, or else the network.
-
-        The network is returned if there are no prototypes to predict by.
-        """
+        """Return a function that scores classes by minus squared distances to prototypes; without any, the network."""
         rows = self.candidates()
         if not len(rows):
             return super().evaluate(when)
@@ -66,3 +183,42 @@ def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> T
     share = known.mean().clamp(min=1 / len(rows))
     apart = ((step.captured["phi"] - prototypes[rows]) * known).square().mean()
     return weight * (apart / share)
+
+
+class FedTGP(FedProto):
+    """Trains representations (Phi) towards the server's prototypes; sends the client's mean Phi of each class."""
+
+    def candidates(self) -> Tensor:
+        """Return the rows of all global prototypes, (classes,) int64, since all classes are predicted by prototypes."""
+        return torch.arange(len(self.classes), device=self.client.device)
+
+
+class FD(ByClass[FDOptions]):
+    """Adds a loss: the cross entropy between the global prediction for an example's class and the network's own."""
+
+    of_phi = False
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        if not len(self.classes):
+            return ()
+        teacher = self.prototypes.softmax(1)
+        return (Term(distillation, row_of=self.rows(), teacher=teacher, weight=self.options.weight),)
+
+
+def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
+    """Return the mean cross entropy from the rows of `teacher`, over examples of classes that have a row."""
+    rows = row_of[step.labels]
+    known = (rows >= 0).to(step.outputs.dtype)
+    entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known
+    return weight * entropies.sum() / known.sum().clamp(min=1)
+
+
+class FedGH(OneWidth[FedGHOptions]):
+    """Replaces the client's head by the server's head, then trains with the task's loss."""
+
+    def handshake(self, payload: Payload) -> Payload:
+        self.check_linear_head("the server trains one for all")
+        return super().handshake(payload)
+
+    def begin(self, payload: Payload) -> None:
+        load_into(self.client.model.get_submodule(self.client.head).state_dict(), payload.arrays["head"])

@@ -14,7 +14,7 @@ from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FLHADistillationOptions
 from fedhet.training import Loss, Optimisation, Phase, Step, Term
 
-from ._auxiliary import AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
+from .fml import AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
 
 ALPHA, TEMPERATURE = 0.7, 20.0
 """The paper's weight of the distillation and temperature T, by which logits are divided."""
@@ -48,18 +48,15 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
         return [replace(phase, task_weight=1 - ALPHA) if phase.terms else phase]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return the distillation loss as a term; no term if the client has lost the teacher."""
         if not self.client.memory:
             return ()
         self.auxiliary.eval()
         return (Term(distance, teacher=self.auxiliary),)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the teacher or, in rounds that train students, whether the client has a teacher."""
         return super().end(payload) if self.teaching else Payload(values={"taught": bool(self.client.memory)})
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
-        """Return the teacher in rounds that train it, and the client's own network in later rounds."""
         return self.auxiliary.eval() if self.teaching else self.client.model
 
     def _optimisation(self) -> Optimisation:

@@ -49,7 +49,6 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.graph
 
     def shared(self) -> dict[str, Tensor]:
-        """Return the hypernetwork's parameters."""
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
@@ -57,7 +56,6 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def handshake(self, payload: Payload) -> Payload:
-        """Raise a ModelError if the hypernetwork cannot generate any layer of the network."""
         reading, name = self.written.reading, self.client.name
         if not reading.names:
             types = dict.fromkeys(node.type for node in self.graph)
@@ -71,21 +69,17 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return Payload()
 
     def begin(self, payload: Payload) -> None:
-        """Load the hypernetwork, and generate the network's weights."""
         super().begin(payload)
         self._write()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase that trains the hypernetwork and the layers that it does not generate."""
         return [replace(phase, module=self.written) for phase in super().phases(payload)]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the hypernetwork, and generate the network's weights from it."""
         self._write()
         return super().end(payload)
 
     def refine(self, when: str) -> Sequence[Phase]:
-        """Return one epoch of fine-tuning, of the last layer (as in the paper) or of all layers."""
         settings, head = self.options, f"{self.client.head}."
         if settings.refine == "none":
             return ()

@@ -1,32 +1,165 @@
-r"""FML, client side: the client's own network and a shared network learn from each other (Shen et al., 2020).
+"""FML and FedKD, client side: the client's own network and a shared network learn from each other in each step.
+
+FML (Shen et al., 2020):
 
     L_own    = alpha CE(own, y)  + (1 - alpha) KL(shared || own)
     L_shared = beta CE(shared, y) + (1 - beta)  KL(own || shared)
 
-where the target of each KL is a constant. One step trains both networks.
+FedKD (Wu et al., 2022):
+
+    L_own    = CE(own, y)    + [KL(shared || own) + MSE(H_own, W H_shared)] / s
+    L_shared = CE(shared, y) + [KL(own || shared) + MSE(H_own, W H_shared)] / s,    s = CE(own, y) + CE(shared, y)
+
+where H are representations, the projector W stays on the client, and s and the target of each KL are constants. The
+change of FedKD's shared network is sent as truncated (low-rank) factors.
 """
 
+import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar, TypeVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from fedhet.messages import Payload
-from fedhet.methods.included.distillation import FMLOptions
-from fedhet.training import Loss, Phase, Step, Term
+from fedhet import models
+from fedhet.client import Client, ClientSide
+from fedhet.client.client_side import P
+from fedhet.errors import ModelError
+from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
+from fedhet.messages.factors import pack, unpack
+from fedhet.methods.included.distillation import AuxiliaryOptions, FMLOptions, energy
+from fedhet.methods.keys import kebab
+from fedhet.models.copies import kinds_of
+from fedhet.models.representation import Output, Representation, head_name, in_precision, precision
+from fedhet.training import Loss, Phase, Step, Term, reestimate
+from fedhet.utils.randomness import seeded
 
-from ._auxiliary import SMALL, Mutual  # noqa: TID251 - this folder is fedhet.client_apps
+B = TypeVar("B", bound=AuxiliaryOptions)
+
+SMALL = "small"
+"""Name of the auxiliary network's outputs among the captured values that loss terms receive."""
+
+
+class AuxiliaryModel(ClientSide[P]):
+    """Client side with an auxiliary network of the same architecture on all clients, which is sent and received.
+
+    The client's own network, whose architecture can differ, is not sent. `key` names the option that sets the auxiliary
+    network's architecture, and `reason`, a clause of a message, says why the method needs class scores.
+    """
+
+    key: ClassVar[str]
+    reason: ClassVar[str]
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        client.check_scores(self.reason)
+        self.auxiliary = _build(client, getattr(self.options, self.key), self.key)
+
+    @property
+    def network(self) -> nn.Module:
+        return self.auxiliary
+
+    def shared(self) -> dict[str, Tensor]:
+        aggregated, kinds = self.client.config.batch_norm == "aggregate", kinds_of(self.auxiliary)
+        tensors = self.auxiliary.state_dict().items()
+        return {name: tensor for name, tensor in tensors if aggregated or kinds[name] != "statistic"}
+
+    def begin(self, payload: Payload) -> None:
+        super().begin(payload)
+        if "model" in payload.arrays and self.client.config.batch_norm != "aggregate":
+            reestimate(self.auxiliary, self.client.data.train.inputs, self.client.transform)
+
+
+def _build(client: Client, name: str, key: str) -> nn.Module:
+    """Build the network `name` for a client's examples, with as many outputs as the client's own network.
+
+    Initial weights depend on the option `key` and, without `shared-init`, on the client.
+    """
+    config = client.config
+    client.model.eval()
+    purpose = key.replace("_", " "), "all" if config.shared_init else client.name
+    with seeded(config.seed, *purpose), torch.no_grad():
+        batch = client.transform(client.data.train.inputs[:1])
+        outputs = client.model(batch).shape[-1]
+        try:
+            network = models.build_auxiliary(name, config.architectures, batch, outputs).to(client.device)
+        except ModelError as error:
+            why = re.sub("^model '[^']*': ", "", str(error))  # the user may not know the name, if a preset chose it
+            raise ModelError(f"{config.family}.{kebab(key)}: {why}; set it to a model for these inputs") from error
+    if (dtype := precision(network)) and client.precision not in (None, dtype):
+        network.register_forward_pre_hook(lambda _module, inputs: tuple(in_precision(each, dtype) for each in inputs))
+    return network
+
+
+class Pair(nn.Module):
+    """Two networks that are trained together; returns the outputs of `own`, and those of `small` can be captured.
+
+    `projector` is a linear layer between the representations of the two networks, if the method has one.
+    """
+
+    def __init__(self, network: nn.Module, small: nn.Module, projector: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.own, self.small, self.projector = network, small, projector or nn.Identity()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.small(inputs)
+        outputs: Tensor = self.own(inputs)
+        return outputs
+
+
+class Mutual(AuxiliaryModel[B]):
+    """Trains the client's network and the auxiliary network together; the client's network is evaluated."""
+
+    key, reason = "shared_model", "which the two networks exchange"
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.pair = Pair(client.model, self.auxiliary)
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        client, captures, terms = self.client, {SMALL: Output(self.pair, SMALL)}, self.terms(payload)
+        return [Phase(client.request.epochs, client.optimisation(), module=self.pair, captures=captures, terms=terms)]
+
+
+class Projected(Mutual[B]):
+    """Trains both networks and a linear projector between their representations, which stays on the client."""
+
+    remembers = True
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        config, self.small_head = client.config, head_name(self.auxiliary)
+        client.model.eval()
+        self.auxiliary.eval()
+        with seeded(config.seed, "projector", "all" if config.shared_init else client.name), torch.no_grad():
+            inputs = client.transform(client.data.train.inputs[:1])
+            phi, shared = client.representation(inputs), Representation(self.auxiliary, self.small_head)(inputs)
+            self.pair = self.join(phi.shape[1], shared.shape[1], phi.dtype).to(client.device)
+
+    @abstractmethod
+    def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
+        """Return both networks with a new projector for representations of the given widths."""
+
+    def begin(self, payload: Payload) -> None:
+        super().begin(payload)
+        if memory := self.client.memory:
+            self.pair.projector.load_state_dict({name: memory[name] for name in self.pair.projector.state_dict()})
+
+    def end(self, payload: Payload) -> Payload:
+        self.client.memory |= self.pair.projector.state_dict()
+        return super().end(payload)
 
 
 class FML(Mutual[FMLOptions]):
     """Trains the client's own network and the shared network by mutual distillation."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase that trains both networks; the task's loss is the loss of the client's own network."""
         return [replace(phase, task_weight=self.options.alpha) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return a term with the shared network's loss and the distillation between both networks."""
         return (Term(mutual, alpha=self.options.alpha, beta=self.options.beta),)
 
 
@@ -36,3 +169,61 @@ def mutual(step: Step, alpha: float, beta: float) -> Tensor:
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
     return learnt + taught + beta * step.loss(shared)
+
+
+LEAST = 1e-3
+"""The smallest s, which bounds the steps of networks that make no mistake."""
+
+RECEIVED = "received/"
+"""Prefix of the received shared network's tensors in the client's memory."""
+
+
+class FedKD(Projected[AuxiliaryOptions]):
+    """Trains two networks by mutual distillation; the shared network's change is sent as low-rank factors."""
+
+    lost = False
+
+    def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
+        """Return both networks with a new projector, which has no bias."""
+        return Pair(self.client.model, self.auxiliary, nn.Linear(small_width, width, bias=False, dtype=dtype))
+
+    def begin(self, payload: Payload) -> None:
+        """Load the shared network, which the server may send as its change since the last message."""
+        self.received = payload.arrays.get("model", {})
+        if payload.values.get("change"):
+            self.lost, dtype = not self.client.memory, self.client.config.wire_dtype
+            change, spec, before = self.received, spec_of(self.shared()), self._received_before()
+            self.received = {} if self.lost else unpack(change, before, spec, dtype, "the shared network's change")
+        super().begin(Payload({"model": self.received}))
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        (phase,) = super().phases(payload)
+        small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
+        captures = {**phase.captures, "own": self.client.representation, "shared": small}
+        return [] if self.lost else [replace(phase, captures=captures)]
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        return (Term(mutual_with_hidden),)
+
+    def end(self, payload: Payload) -> Payload:
+        reply, client = super().end(payload), self.client
+        if self.lost:
+            return Payload()
+        client.memory |= {f"{RECEIVED}{name}": to_tensor(array) for name, array in self.received.items()}
+        part = energy(client.request.round, client.config.rounds)
+        update = pack(to_arrays(self.shared()), self.received, part, client.config.wire_dtype)
+        return Payload({"update": update}, reply.values)
+
+    def _received_before(self) -> Arrays:
+        memory = self.client.memory.items()
+        return to_arrays({key.removeprefix(RECEIVED): each for key, each in memory if key.startswith(RECEIVED)})
+
+
+def mutual_with_hidden(step: Step) -> Tensor:
+    """Return the shared network's loss, and the distillation between both networks."""
+    shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
+    shared_loss = step.loss(shared)
+    both = (step.loss(step.outputs) + shared_loss).detach().clamp(min=LEAST)
+    learnt, taught = step.divergence(step.outputs, shared), step.divergence(shared, step.outputs)
+    projected = F.linear(step.captured["shared"].to(hidden.dtype), step.parameters["projector.weight"])
+    return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both

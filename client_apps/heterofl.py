@@ -1,10 +1,19 @@
-"""HeteroFL, client side: train a part of the network, with a scaler and a masked loss (Diao et al., ICLR 2021).
+"""HeteroFL and FjORD, client side: train a part of the network.
+
+HeteroFL (Diao et al., ICLR 2021):
 
 scaler         a layer's outputs are divided by the width r of the client's part
 masked loss    outputs for classes without an example on the client are set to 0
+
+FjORD (Horvath et al., NeurIPS 2021, algorithm 1): each step draws a width p from the configured widths up to the
+client's own width p_max. f_p is the network with the first ceil(p K) of the K units of each hidden layer.
+
+    loss = CE(f_p(x), y),    or with self-distillation    CE(f_pmax(x), y) + KL(f_pmax(x) || f_p(x))
+
+This is the paper's loss with temperature and alpha equal to 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -12,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fedhet.algorithms.graphs import cut_out, entries_of, resize
 from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
+from fedhet.errors import DataError
 from fedhet.messages import Payload
-from fedhet.methods.included.submodels import SizedOptions
+from fedhet.methods.included.submodels import FjORDOptions, SizedOptions
 from fedhet.models.copies import tied_names
 from fedhet.training import Phase, Step, Term
 
@@ -56,7 +67,6 @@ class HeteroFL(ClientSide[SizedOptions]):
         return [name for name in names if self.client.tensors[name].shape[:1] == (classes,)]
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, with the masked loss if the client has no example of some class."""
         phases = super().phases(payload)
         if self.absent is None:
             return phases
@@ -81,3 +91,84 @@ def masked_loss(step: Step, absent: Tensor) -> Tensor:
 
 def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
     return outputs / width
+
+
+class FjORD(ClientSide[FjORDOptions]):
+    """Trains the client's network in randomly drawn widths."""
+
+    parts = Submodel
+
+    def handshake(self, payload: Payload) -> Payload:
+        task = self.client.task
+        if self.options.distil and task.outputs.meaning == "numbers":
+            raise DataError(
+                f"client {self.client.name}: fjord.distil = true needs class scores, but the outputs of a {task.name} "
+                "are numbers: set fjord.distil = false"
+            )
+        return super().handshake(payload)
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        client, size, distil = self.client, self.client.part, self.options.distil
+        assert size is not None
+        widths = sorted({*(each for each in self.options.all_widths if each < size.width), size.width})
+        ordered = Ordered(client.model, size, widths, client.generator("widths"), keeps_widest=distil)
+        terms = (Term(learnt, ordered=ordered),) if distil else ()
+        return [Phase(client.request.epochs, client.optimisation(), module=ordered, terms=terms)]
+
+
+class Ordered(nn.Module):
+    """A network that computes each batch in a randomly drawn width and, with `keeps_widest`, also in its full width.
+
+    `narrow` are the outputs of the last batch in the drawn width, part of the autograd graph.
+    """
+
+    narrow: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        size: Submodel,
+        widths: Sequence[float],
+        generator: torch.Generator,
+        *,
+        keeps_widest: bool,
+    ) -> None:
+        super().__init__()
+        self.network, self._generator, self._keeps_widest = network, generator, keeps_widest
+        self._cuts = [Cut(network, size, Submodel(width, size.groups)) for width in widths[:-1]]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs in the drawn width or, with `keeps_widest`, in the full width."""
+        drawn = int(torch.randint(len(self._cuts) + 1, (), generator=self._generator))
+        if drawn == len(self._cuts):
+            self.narrow: Tensor = self.network(inputs)
+            return self.narrow
+        self.narrow = self._cuts[drawn](inputs, dict(self.network.named_parameters()))
+        return self.network(inputs) if self._keeps_widest else self.narrow
+
+
+def learnt(step: Step, ordered: Ordered) -> Tensor:
+    """Return the divergence of the outputs in the drawn width from the outputs in the full width."""
+    return step.divergence(ordered.narrow, step.outputs)
+
+
+class Cut:
+    """A narrower network within another network: it consists of the first units of each hidden layer."""
+
+    def __init__(self, network: nn.Module, size: Submodel, narrow: Submodel) -> None:
+        groups = size.groups.with_widths([len(units) for units in size.units.values()])
+        self._entries = {
+            name: [(axis, torch.from_numpy(at)) for axis, at in enumerate(axes) if at is not None]
+            for name, axes in entries_of(groups, narrow.units).items()
+        }
+        self._skeleton = resize(network, cut_out(network.state_dict(), groups, narrow.units)).train()
+
+    def __call__(self, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the outputs for inputs (n, ...); gradients reach `parameters`, the wide network's parameters."""
+        narrow = {}
+        for name, tensor in parameters.items():
+            for axis, at in self._entries.get(name, ()):
+                tensor = tensor.index_select(axis, at.to(tensor.device))
+            narrow[name] = tensor
+        outputs: Tensor = torch.func.functional_call(self._skeleton, narrow, (inputs,))
+        return outputs

@@ -30,7 +30,6 @@ class Ranks(Submodel):
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return one group, whose units are the ranks of all adapters."""
         trained = {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
         axes = {name: [(Segment(None, size),) for size in shape] for name, shape in trained.items()}
         for name in adapters(model):
@@ -46,7 +45,6 @@ class LoRA(ClientSide[LoRAOptions]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Freeze a model and add adapters of the largest rank; raises a ModelError if no layer can have an adapter."""
         keys, head = config.options, head_name(model, config.head)
         if adapters(model):
             raise ModelError("the model function returned one network twice, but lora needs a new network in each call")
@@ -87,7 +85,6 @@ class LoRA(ClientSide[LoRAOptions]):
             _start(layer, generator)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase that trains the adapters, and the head if this is configured."""
         return [Phase(self.client.request.epochs, self.client.optimisation(), trains=self.shared_names().__contains__)]
 
     def personal(self) -> dict[str, Tensor]:
@@ -134,10 +131,7 @@ def _start(layer: Any, generator: torch.Generator | None = None) -> None:
 
 @torch.no_grad()
 def _add(layer: Any, name: str, products: Arrays) -> None:
-    """Add the product B A to a layer's weight; raises a WireError if its shape does not fit.
-
-    The server sends B and A or, under the name of B, their product.
-    """
+    """Add the product B A, which the server sends as factors or under the name of B, to a layer's weight."""
     b, a = (products.get(f"{name}.{each}") for each in (B, A))
     if b is not None:
         product = to_tensor(b).to(layer.lora_b)

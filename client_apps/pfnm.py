@@ -32,7 +32,6 @@ class Matched(ClientSide[M]):
         return resizable_groups(self._configured, self.client.transform(self.client.data.train.inputs[:2]))
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the permutation groups of the network, and whether the task is classification."""
         classes = self.client.task.name == "classification"
         return Payload(values={"groups": groups_to_json(self.groups), "classes": classes})
 
@@ -42,7 +41,6 @@ class Matched(ClientSide[M]):
         return {"classes": class_counts(self.client, self.groups.fixed[-1])} if classes else {}
 
     def _use(self, state: Arrays) -> None:
-        """Replace the client's network by a network with the given weights and their widths."""
         self.client.work_on(resize(self._configured, state))
 
 
@@ -50,7 +48,6 @@ class PFNM(Matched[PFNMOptions]):
     """Trains the client's own weights or, if there is a global model, the client's units of the global model."""
 
     def begin(self, payload: Payload) -> None:
-        """Load the global model, whose layers can be wider than the client's."""
         if "model" in payload.arrays:
             self._use(payload.arrays["model"])
             self.client.reestimate()
@@ -64,17 +61,13 @@ class PFNM(Matched[PFNMOptions]):
         return super().phases(payload)
 
     def end(self, payload: Payload) -> Payload:
-        """Return the network's arrays, and the number of examples of each class."""
         reply = super().end(payload)
         reply.arrays |= self.class_counts()
         return reply
 
 
 def class_counts(client: Client, output: str) -> Arrays:
-    """Return a client's number of training examples of each class, as `counts` (classes,) int64.
-
-    The array `output`, of the output layer, has one row per class.
-    """
+    """Return a client's number of examples of each class, (classes,); `output` is an array with a row per class."""
     classes = client.tensors[output].shape[0]
     labels = client.data.train.labels.flatten().cpu().numpy()
     return {"counts": np.bincount(labels, minlength=classes).astype(np.int64)}

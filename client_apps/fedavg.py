@@ -1,0 +1,88 @@
+"""FedAvg's relatives, client side: methods whose clients train one network as FedAvg's do, but for a detail."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedhet.client import ClientSide
+from fedhet.data import Examples
+from fedhet.messages import Payload, to_arrays
+from fedhet.methods.included.averaging import FedProxOptions, FedRepOptions, LayerAverageOptions, LocalOptions
+from fedhet.methods.included.hypernetworks import PFedHNOptions
+from fedhet.training import Loss, Phase, Step, Term
+
+
+class FedProx(ClientSide[FedProxOptions]):
+    """Adds mu/2 ||W - W(t-1)||^2 to the task's loss, where W(t-1) are the received weights."""
+
+    takes_any_loop = True
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        start = [parameter.detach().clone() for parameter in self.client.model.parameters()]
+        return (Term(proximal, mu=self.options.mu, start=start),)
+
+
+def proximal(step: Step, mu: float, start: Sequence[Tensor]) -> Tensor:
+    """Return mu/2 ||W - W(t-1)||^2, where `start` are the parameters W(t-1)."""
+    distances = [(now - then).square().sum() for now, then in zip(step.parameters.values(), start, strict=True)]
+    return mu / 2 * torch.stack(distances).sum()
+
+
+class FedRep(ClientSide[FedRepOptions]):
+    """Trains the head on the received body, then the body with the head frozen; in the closing round only the head."""
+
+    takes_any_loop = True
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        request, head = self.client.request, f"{self.client.head}."
+        body = 0 if request.closing else min(self.options.body_epochs, request.epochs)
+        optimisation = self.client.optimisation()
+        return [
+            Phase(request.epochs - body, optimisation, trains=lambda name: name.startswith(head)),
+            Phase(body, optimisation, trains=lambda name: not name.startswith(head)),
+        ]
+
+    def end(self, payload: Payload) -> Payload:
+        return Payload() if self.client.request.closing else super().end(payload)
+
+
+class LayerAverage(ClientSide[LayerAverageOptions]):
+    """Trains the whole network; with `by = prefix`, only the first layers that all networks have in common are sent."""
+
+    takes_any_loop = True
+
+    def end(self, payload: Payload) -> Payload:
+        reply = super().end(payload)
+        if "common" not in payload.values:
+            return reply
+        common = dict(islice(reply.arrays.get("model", {}).items(), payload.values["common"]))
+        return Payload({"common": common} if common else {})
+
+
+class Local(ClientSide[LocalOptions]):
+    """Trains the client's own model and sends nothing."""
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        phases = super().phases(payload)
+        if self.options.public == "unused":
+            return phases
+        train, public = self.client.data.train, self.client.public
+        assert public.labels is not None  # as the traits say
+        inputs, labels = train.at(slice(None))
+        both = Examples(torch.cat([inputs, public.inputs]), torch.cat([labels, public.labels]))
+        return [replace(phase, examples=both, augmented=True) for phase in phases]
+
+
+class PFedHN(ClientSide[PFedHNOptions]):
+    """Trains the received weights and sends their change."""
+
+    def begin(self, payload: Payload) -> None:
+        super().begin(payload)
+        self.start = {key: tensor.clone() for key, tensor in self.shared().items()}
+
+    def end(self, payload: Payload) -> Payload:
+        delta = {key: tensor - self.start[key] for key, tensor in self.shared().items()}
+        return Payload({"delta": to_arrays(delta, self.client.config.wire_dtype)})
