@@ -7,6 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.hypernets.personal import begin_of
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.messages import Payload, to_arrays
@@ -78,6 +79,17 @@ class Local(ClientSide[LocalOptions]):
 
 class PFedHN(ClientSide[PFedHNOptions]):
     """Trains the received weights and sends their change."""
+
+    reads_starts = True
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return base and scale of the arrays that do not start as those of PyTorch's layers."""
+        starts, tensors = {}, self.client.tensors
+        for name, key in self.shared_names().items():
+            shape = tuple(tensors[name].shape)
+            if (begun := begin_of(key, shape, self.client.starts.get(name))) != begin_of(key, shape):
+                starts[key] = torch.tensor(begun)
+        return Payload({"starts": to_arrays(starts)} if starts else {})
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)

@@ -24,7 +24,9 @@ from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions
 from fedhet.methods.options import OWN
+from fedhet.models.copies import starts_of
 from fedhet.training import Phase
+from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
 REFINE_RATE = 0.001
@@ -34,10 +36,12 @@ REFINE_RATE = 0.001
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
     """Trains the hypernetwork, which generates the network except for statistics and layers of unknown types."""
 
+    reads_starts = True
+
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         settings, config = self.options, client.config
-        self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]))
+        self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]), client.starts)
         known = settings.head != "tiled" and config.dataset != OWN
         design = Design(settings.head, normalise=settings.normalise)
         types = _types(config.architectures, client_setup.dataset_of(config)) if known else {}
@@ -97,9 +101,9 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
 def _types(architectures: str, dataset: DataSet) -> Catalogue:
     """Return the layer types of the configured architectures, which are the same on all clients."""
     example = dataset.transform(dataset.train.inputs[:2])
-    with torch.random.fork_rng(devices=[]):
+    with seeded(0, "layer types"):
         networks = [
             models.build(name, dataset.input_shape, dataset.classes)
             for name in dict.fromkeys(models.expand(architectures))
         ]
-    return catalogue(layer_graph(network, example) for network in networks)
+    return catalogue(layer_graph(network, example, starts_of(network)) for network in networks)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
 from fedhet.messages import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
 from fedhet.methods.included.hypernetworks import PFedHNOptions, pfedhn
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.training import eager
 from fedhet.utils.machine import one_thread
 
@@ -24,10 +24,14 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """The state of pFedHN: `hypernetwork` has the parameters by name, `moments` the state of Adam by name and kind."""
+    """The state of pFedHN: `hypernetwork` has the parameters by name, `moments` the state of Adam by name and kind.
+
+    `starts` has base and scale, by client, of arrays that do not start as those of PyTorch's layers (see `begin_of`).
+    """
 
     hypernetwork: Arrays = field(default_factory=dict)
     moments: Arrays = field(default_factory=dict)
+    starts: ArraysBy = field(default_factory=dict)
 
 
 class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
@@ -37,9 +41,16 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     state_class = PFedHNState
     copies = 8  # weights, their gradients, and pieces of both
 
+    def admit(self, reply: Reply) -> None:
+        """Keep base and scale of the client's arrays that do not start as those of PyTorch's layers."""
+        starts, known = reply.arrays.get("starts", {}), self.federation.specs.get(reply.client, reply.report.spec)
+        check(starts, dict.fromkeys(starts.keys() & known.keys(), ((2,), "float32")), "the starts of arrays")
+        if starts:
+            self.state.starts = self.state.starts | {reply.client: starts}
+
     def payload_for(self, client: str) -> Payload:
         with torch.no_grad(), one_thread():
-            written = self._hypernetwork().write(client, self._shapes(client))
+            written = self._hypernetwork().write(client, self._shapes(client), self._starts(client))
         return Payload({"model": to_arrays(written, self.config.wire_dtype)})
 
     def check_reply(self, reply: Reply) -> None:
@@ -55,7 +66,8 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         tensors, gradients = hypernetwork.tensors, {}
         with one_thread():
             for client, reply in replies.items():
-                written, share = hypernetwork.write(client, self._shapes(client)), len(replies) if plain else 1
+                written = hypernetwork.write(client, self._shapes(client), self._starts(client))
+                share = len(replies) if plain else 1
                 passed = [-to_tensor(reply.arrays["delta"][name]).float() / share for name in written]
                 torch.autograd.backward(list(written.values()), passed)
                 if not plain:
@@ -90,6 +102,9 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
             name, _, kind = key.rpartition(":")
             optimizer.state[tensors[name]][kind] = to_tensor(array)
         return optimizer
+
+    def _starts(self, client: str) -> dict[str, list[float]]:
+        return {name: array.tolist() for name, array in self.state.starts.get(client, {}).items()}
 
     def _shapes(self, client: str) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (shape, _) in self.federation.specs[client].items()}

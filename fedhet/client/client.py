@@ -1,6 +1,6 @@
 """The client on which the hooks of a method's client side work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -16,6 +16,7 @@ from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
 from fedhet.messages import Request, WireError
 from fedhet.methods.options import Config
+from fedhet.models.copies import Start
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision, scores_of
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Optimisation, Privacy, Trained, learning_rate, read, reestimate
@@ -37,6 +38,7 @@ class Client:
         privacy: differential privacy of the client's training; None for ordinary training.
         outputs: number of values in a prediction, such as class scores.
         part: the client's part of the configured network, for methods whose clients train parts of different sizes.
+        starts: the starts of the network's arrays (see `starts_of`), if the method reads them.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
         trained: the combined result of the training phases so far.
     """
@@ -59,6 +61,7 @@ class Client:
     privacy: Privacy | None = None
     outputs: int = 0
     part: Submodel | None = None
+    starts: Mapping[str, Start] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
     trained: Trained = field(default_factory=Trained)
 

@@ -42,6 +42,9 @@ class ClientSide(Generic[P]):
     parts: ClassVar[type[Submodel] | None] = None
     """The kind of part that a client trains of a common network; None if each client has a whole network."""
 
+    reads_starts: ClassVar[bool] = False
+    """Whether the method needs `client.starts`."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.takes_any_loop = cls.__dict__.get("takes_any_loop", False)

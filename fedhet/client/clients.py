@@ -1,7 +1,7 @@
 """Creates the client for a message: its network, data and task, and the method's client side."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from fedhet.errors import DataError, ModelError
 from fedhet.messages import Payload, Request
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
+from fedhet.models.copies import Start, starts_of
 from fedhet.models.representation import Representation, fitted, precision
 from fedhet.tasks import Task
 from fedhet.training import Privacy
@@ -46,6 +47,7 @@ class _Network:
     kind: tuple[object, ...]
     representation: Representation
     part: Submodel | None
+    starts: Mapping[str, Start]
 
 
 class Clients:
@@ -113,6 +115,7 @@ class Clients:
                 privacy=_privacy(info.name, secret, policy, checked.task, network.representation.model),
                 outputs=checked.outputs,
                 part=network.part,
+                starts=network.starts,
             )
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
@@ -236,7 +239,9 @@ class Clients:
             raise ModelError(
                 f"{model._get_name()}'s {odd} holds complex numbers, which cannot be sent or saved: use real numbers"
             )
-        return _Network(kind, representation, part)
+        # The same for all clients and messages: this network's own weights depend on which client needed it first.
+        starts = starts_of(self._build(info, "all")) if side.reads_starts else {}
+        return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
         """Build a whole network with the initial weights of the client `owner`, or of `all` clients.

@@ -4,11 +4,12 @@ import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from inspect import getclosurevars
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
@@ -107,6 +108,24 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
         else:
             kinds[name] = "buffer"
     return kinds
+
+
+class Start(NamedTuple):
+    """Mean and standard deviation of the entries of an array in a newly built network; 0 if all are equal."""
+
+    mean: float
+    std: float
+
+
+def starts_of(model: nn.Module) -> dict[str, Start]:
+    """Return the start of each trained array of a newly built network by name, as far as its entries show it."""
+    arrays = {name: value.detach().double() for name, value in model.named_parameters() if value.requires_grad}
+    layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | _ConvNd)}
+    return {
+        name: Start(float(value.mean()), float(value.std(correction=0)) if value.min() < value.max() else 0.0)
+        for name, value in arrays.items()
+        if value.numel() > (name.rpartition(".")[0] in layers)  # one entry may be drawn at random
+    }
 
 
 def storage_place(value: Tensor) -> Hashable:

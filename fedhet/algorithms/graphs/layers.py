@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, architecture_graph
+from fedhet.models.copies import Start
 
 JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
 """Operator that joins data flows -> type."""
@@ -24,7 +25,7 @@ class LayerNode:
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
     the shapes of its parameters, such as ``layer_norm_64_64``. `parameters` (names in the ``state_dict``, each in one
-    node) and `shapes` are by role, and `constants` are the roles of arrays that are not trained.
+    node), `shapes` and `starts` are by role, and `constants` are the roles of arrays that are not trained.
     """
 
     name: str
@@ -32,6 +33,7 @@ class LayerNode:
     parameters: Mapping[str, str] = field(default_factory=dict, hash=False)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
     constants: frozenset[str] = frozenset()
+    starts: Mapping[str, Start] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,14 @@ class LayerGraph:
         return len(self.nodes)
 
 
-def layer_graph(model: nn.Module, example: Tensor) -> LayerGraph:
+def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] | None = None) -> LayerGraph:
     """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
 
     A BatchNorm that follows a layer belongs to it; a BatchNorm of other values, such as a sum, is a layer itself. A
-    module that is called twice is one node, and so are operators with tied parameters.
+    module that is called twice is one node, and so are operators with tied parameters. `starts` has the initial values
+    of arrays (see `starts_of`).
     """
-    return _Layers(architecture_graph(model, example)).graph()
+    return _Layers(architecture_graph(model, example)).graph(starts or {})
 
 
 class _Layers:
@@ -66,7 +69,7 @@ class _Layers:
         self.sources: dict[str, tuple[int, ...]] = {}  # operator -> the layers that its value comes from
         self.edges: set[tuple[int, int]] = set()
 
-    def graph(self) -> LayerGraph:
+    def graph(self, starts: Mapping[str, Start]) -> LayerGraph:
         for node in self.architecture:
             before = tuple(dict.fromkeys(place for name in node.inputs for place in self.sources[name]))
             place = self._place(node, before)
@@ -78,7 +81,8 @@ class _Layers:
             shapes = {role: self.architecture.shapes[name] for role, name in parameters.items()}
             kinds = self.architecture.kinds
             constants = frozenset(role for role, name in parameters.items() if kinds[name] != "trained")
-            nodes.append(LayerNode(first.name, _type(first, shapes), parameters, shapes, constants))
+            begun = {role: starts[name] for role, name in parameters.items() if name in starts}
+            nodes.append(LayerNode(first.name, _type(first, shapes), parameters, shapes, constants, begun))
         return LayerGraph(tuple(nodes), tuple(sorted(self.edges)))
 
     def _place(self, node: Node, before: tuple[int, ...]) -> int | None:

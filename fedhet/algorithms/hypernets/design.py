@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.graphs import LayerGraph, LayerNode
+from fedhet.models.copies import Start
 from fedhet.utils.randomness import torch_generator
 
 Head = Literal["dense", "base-lowrank", "tiled"]
@@ -42,11 +43,15 @@ class Design:
 
 @dataclass(frozen=True)
 class Slot:
-    """An array to generate: a vector with the initial value `start`, or weights of standard deviation `std`."""
+    """An array to generate: a vector with the initial value `start`, or weights of standard deviation `std`.
+
+    `scale` is the ratio of `std` to `std_of`.
+    """
 
     shape: Shape
     start: float = 0.0
     std: float | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,11 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
     for graph in graphs:
         most |= Counter(node.type for node in graph)
         for node in graph:
-            slots.setdefault(node.type, {}).update(slots_of(node))
+            known = slots.setdefault(node.type, {})
+            drawn = {
+                role for role, slot in known.items() if slot.std is not None
+            }  # a constant array does not replace it
+            known |= {role: s for role, s in slots_of(node).items() if s.std is not None or role not in drawn}
     return {type: LayerType(slots[type], most[type]) for type in sorted(slots)}
 
 
@@ -78,13 +87,27 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
     for role, shape in node.shapes.items():
         if role in node.constants:
             continue
+        own, rule = node.starts.get(role), std_of(node.type, shape)
         # A class token is a vector, whatever axes it has; a linear layer with one output is not.
-        if len(shape) > 1 and (role != "value" or sum(size > 1 for size in shape) > 1):
-            slots[role] = Slot(shape, std=std_of(node.type, shape))
+        if own is not None and not own.std:
+            slots[role] = Slot(shape, own.mean)
+        elif len(shape) > 1 and (role != "value" or sum(size > 1 for size in shape) > 1):
+            scale = scale_of(own, rule, shape)
+            slots[role] = Slot(shape, std=rule * scale, scale=scale)
         else:  # normalisations begin as the identity, PReLU as PyTorch's, all else at 0
             factor = 0.25 if node.type.startswith("prelu") else 1.0
             slots[role] = Slot(shape, factor if role.endswith("weight") else 0.0)
     return slots
+
+
+def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
+    """Return the ratio of an array's standard deviation in a newly built network to the one by `rule`.
+
+    It is 1 if they are alike, as in PyTorch's linear layers and convolutions, whose own is 0.41 of Kaiming's; the
+    larger scale keeps activations from vanishing in networks without normalisation.
+    """
+    ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
+    return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
 
 
 def std_of(type: str, shape: Shape) -> float:

@@ -171,7 +171,8 @@ class GraphHypernetwork(nn.Module):
             ):
                 heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
                 for role, names in roles.items():
-                    arrays = zip(names, heads[role](latents, factor).unbind(0), strict=True)
+                    scaled = factor * self.catalogue[type].slots[role].scale
+                    arrays = zip(names, heads[role](latents, scaled).unbind(0), strict=True)
                     written |= {name: array for name, array in arrays if name is not None}
         if self.tiles is not None and len(tensors["tiled"]):
             written |= self.tiles(h[tensors["tiled"]], reading.rows, tensors)

@@ -11,13 +11,16 @@ learn from one another.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.hypernets.design import scale_of
+from fedhet.models.copies import Start
 from fedhet.utils.randomness import torch_generator
 
 SPREAD = 0.1
@@ -25,6 +28,9 @@ SPREAD = 0.1
 
 VECTORS = 0.1
 """Scale s of biases and normalisations."""
+
+LEAST = 0.01
+"""The least absolute value of a constant to which s is proportional, so that tiny layer scales can grow."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,16 @@ class PersonalHypernetwork:
     layers: int = 3
     chunk: int = 1024
 
-    def write(self, client: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    def write(
+        self,
+        client: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        starts: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        Clients whose networks have equal names and shapes of arrays share the parameters of one architecture.
+        Clients whose networks have equal names and shapes of arrays share the parameters of one architecture. `starts`
+        has b and s of the arrays for which they differ from `begin_of`'s for PyTorch's layers.
         """
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):
@@ -64,8 +76,8 @@ class PersonalHypernetwork:
         flat = ((features * chosen) @ tile).flatten()[: sum(sizes)]
         written = {}
         for (name, shape), piece in zip(shapes.items(), flat.split(sizes), strict=True):
-            base = float(len(shape) == 1 and name.rpartition(".")[2] == "weight")
-            written[name] = base + scale_of(shape) * piece.view(shape)
+            base, scale = map(float, starts.get(name, begin_of(name, shape)))
+            written[name] = base + scale * piece.view(shape)
         return written
 
     def _drawn(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
@@ -75,6 +87,16 @@ class PersonalHypernetwork:
         return self.tensors[name]
 
 
-def scale_of(shape: tuple[int, ...]) -> float:
-    """Return the fixed scale s of an array: sqrt(2 / fan-in) for weights (out, in, ...), `VECTORS` for vectors."""
-    return math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else VECTORS
+def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tuple[float, float]:
+    """Return the base b and the fixed scale s of an array; `own` is its start in a newly built network.
+
+    An array that starts constant has this constant as b, and a tenth of it or of the usual scale as s.
+    """
+    kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
+    usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS
+    if own is None or (own.std and name.endswith("bias")):
+        return usual
+    if not own.std:
+        return own.mean, VECTORS * (max(abs(own.mean), LEAST) if own.mean else kaiming)
+    scale = scale_of(own, usual[1], shape) * usual[1] if len(shape) > 1 else own.std
+    return own.mean if abs(own.mean) > own.std else 0.0, scale

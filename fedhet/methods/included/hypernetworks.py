@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedhet.methods.method import Method, Traits
+from fedhet.methods.method import STRUCTURE, Method, Traits
 from fedhet.methods.options import Options, Value, option
 from fedhet.methods.sharing import TRAINED
 
@@ -80,7 +80,11 @@ class PFedHNOptions(Options):
 
 pfedhn = Method(
     "pfedhn",
-    Traits(shares=replace(TRAINED, averaged=False, units=None), other_arrays="entries", sends={"delta": "weights"}),
+    Traits(
+        shares=replace(TRAINED, averaged=False, units=None),
+        other_arrays="entries",
+        sends={"delta": "weights", "starts": STRUCTURE},
+    ),
     PFedHNOptions,
     common={
         "learning-rate": 0.005,
