@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedhet.messages import Reply, load_into
+from fedhet.messages import Arrays, Reply, load_into
 from fedhet.methods.included.averaging import ensemble
 from fedhet.methods.options import Options
 from fedhet.models.representation import in_precision, precision
@@ -38,9 +38,16 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
         self.state.member |= {client: reply.arrays["model"] for client, reply in replies.items()}
         return {}
 
+    makes_global_model = True
+
     @property
     def has_global_model(self) -> bool:
         return bool(self.state.member)
+
+    def global_arrays(self) -> Arrays:
+        """Return the arrays of all members, with names such as `CLIENT/0.weight`."""
+        members = self.state.member
+        return {f"{client}/{name}": array for client in in_order(members) for name, array in members[client].items()}
 
     def global_model(self) -> nn.Module | None:
         if not self.has_global_model:

@@ -22,17 +22,18 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import DataError, FedhetError
 from fedhet.flower import ClientApp, Context, Message, decode, write_reply
-from fedhet.flower.insides import cluster_machine, failure
-from fedhet.flower.mods import check_one_model, clips, in_flowers_format, log_once, noise_multiplier
+from fedhet.flower.insides import failure
+from fedhet.flower.mods import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import Payload, Refusal, Reply, Report, Request, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
 from fedhet.tasks import Task, as_task
+from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.statistics import Work
-from fedhet.utils.text import log
+from fedhet.utils.text import log, log_once, traceback_in_file
 
 LoopOf = Callable[[Config, Message, Context], Loop]
 """Returns a user's own training and evaluation for a message."""
@@ -68,6 +69,7 @@ def make_client_app(
     """
     for method in methods:
         registry.register(method)
+    check_mods([] if mods is None else mods)
     clipping = [mod for mod in mods or () if clips(mod)]
     others = [in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None
     user_functions.UserFunctions(model, data, task)  # raises for what cannot be used
@@ -79,13 +81,21 @@ class Answers:
     """The handlers of a ClientApp: for each message, they create the client, do its work and return its reply.
 
     `flower` says that arrays are sent in Flower's format, which Flower's mods need; `clipping` are mods for training
-    messages only; `loop` returns a user's own training and evaluation for a message.
+    messages only; `noise` is the noise multiplier of a user's own mods; `loop` returns a user's own training and
+    evaluation for a message.
     """
 
     def __init__(
-        self, clients: Clients, *, flower: bool = False, clipping: Sequence[Any] = (), loop: LoopOf | None = None
+        self,
+        clients: Clients,
+        *,
+        flower: bool = False,
+        clipping: Sequence[Any] = (),
+        noise: float = 0.0,
+        loop: LoopOf | None = None,
     ) -> None:
         self._clients, self._flower, self._clipping, self._loop = clients, flower, clipping, loop
+        self._noise = noise or noise_multiplier(clipping)
 
     def app(self, mods: list[Any] | None = None) -> ClientApp:
         """Return a Flower ClientApp with these handlers and `mods`."""
@@ -119,6 +129,8 @@ class Answers:
                 torch.cuda.empty_cache()
         except Exception as error:  # elsewhere Flower would tell the server what was raised
             if not isinstance(error, FedhetError | OSError) and not policy.deployed:
+                if in_ray():  # Flower and Ray print the traceback of every client several times
+                    return failure(message, traceback_in_file(error, f"client {name}: {asked}"))
                 raise
             if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
                 log_once(self, str(error))
@@ -173,13 +185,20 @@ class Answers:
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
             self._introduce(job, report, info)
+        report.note = "; ".join(filter(None, [report.note, *job.said]))
+        if report.note and policy.deployed:  # it was found with the client's examples
+            log_once(self, f"client {client.name}: {report.note}")
+            report.note = ""
+        if client.request.question == HANDSHAKE and not policy.tells_metrics:
+            report.note = "its node sends no metrics (allow), so its accuracy is not known"
         tells, loss = policy.tells_metrics, client.trained.mean_loss if client.privacy is None else None
         return Reply(
             client=client.name,
-            examples=len(client.data.train),
+            examples=job.examples or len(client.data.train),
             payload=payload,
             report=report,
-            test_examples=len(client.data.test),
+            test_examples=len(client.data.test) if job.test_examples is None else job.test_examples,
+            given_weight=job.weight,
             train_loss=policy.rounded(loss) if tells and loss is not None else None,
             measured=job.measured if tells else {},
             validation_examples=len(client.data.validation) if client.data.validation else 0,
@@ -198,13 +217,8 @@ class Answers:
             report.partition = info.partition_id, info.num_partitions
         report.device, report.note = describe_device(client.device), job.note
         report.outputs = client.outputs
-        if report.note and job.policy.deployed:  # it was found with the client's examples
-            log_once(self, f"client {client.name}: {report.note}")
-            report.note = ""
-        if not job.policy.tells_metrics:
-            report.note = "its node sends no metrics (allow), so its accuracy is not known"
         report.spec = spec_of(job.side.shared())
-        report.noise = noise_multiplier(self._clipping)
+        report.noise, report.wrapped = self._noise, self._loop is not None
         report.groups = client.part.describe() if client.part else ""
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):

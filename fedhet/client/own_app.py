@@ -7,27 +7,34 @@ import torch
 
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
+from fedhet.client.policy import Policy
 from fedhet.client.work import Job
 from fedhet.config import user_functions
+from fedhet.config.client_setup import ClientInfo
+from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
-from fedhet.flower import ClientApp, Context, Message, ask_app
-from fedhet.flower.settings import OURS
-from fedhet.messages import Payload, check, load_into, spec_of, to_arrays
+from fedhet.flower import AppError, ClientApp, Context, Message, ask_app
+from fedhet.flower.insides import mods_of
+from fedhet.flower.mods import check_mods, noise_multiplier
+from fedhet.messages import check, load_into, spec_of, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config
-from fedhet.tasks import as_task
+from fedhet.tasks import LARGEST, as_task
 from fedhet.training import Trained
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
+
+COUNT = "num-examples"
+"""Name of the metric with the number of examples, as for Flower's strategies."""
 
 
 def wrap(
     app: ClientApp,
     model: Any,
-    examples: Callable[..., tuple[int, int]],
+    examples: Callable[..., tuple[int, int]] | None = None,
     *,
     accuracy: str = "eval_acc",
     loss: str = "eval_loss",
@@ -36,35 +43,52 @@ def wrap(
     """Return a ClientApp that serves fedhet's strategies with the train and evaluate functions of your own ClientApp.
 
     These functions receive what Flower's own strategies send: `arrays`, the network's state dict, and `config` with
-    `server-round`, `lr`, `local-epochs`, `batch-size` and the method's own keys. They return what Flower's strategies
-    expect: arrays from training, and metrics from training and evaluation. The run's history lists all metrics by name;
-    a training metric gets the prefix `train_` if evaluation returns a metric of the same name. Arrays that the method
-    does not share stay on the client. Methods that need fedhet's training loop are refused.
+    `server-round`, `lr`, `local-epochs`, `batch-size`, the method's own keys, and all entries of `train_config` or
+    `evaluate_config`, which replace them. They return what Flower's strategies expect: arrays from training, and
+    metrics with `num-examples` from training and evaluation. The run's history lists all metrics by name, a list as
+    `NAME.0`, `NAME.1`; a name that fedhet or the other function has gets the prefix `train_` or `evaluate_`. Arrays
+    that the method does not share stay on the client. Methods that need fedhet's training loop are refused.
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
         model: the model, in any form that `fedhet.make_client_app` accepts; its state dict has the arrays that the
             functions receive and return.
-        examples: a function that returns a client's numbers of training and test examples, which must not change
-            within a run; its argument is, for example, the client's `partition_id`.
+        examples: a function that returns a client's numbers of training and test examples, needed only if the app's
+            functions return no `num-examples`; its argument is, for example, the client's `partition_id`.
         accuracy: name of the metric from `evaluate` that is used as the score, from 0 to 1.
         loss: name of the metric from `evaluate` with the mean loss.
         train_loss: name of the metric from `train` with the mean loss; `train` may leave it out.
 
     Raises:
         ModelError: `model` is None.
-        ConfigError: `app` is not a ClientApp, or `examples` has arguments for which fedhet has no value.
+        ConfigError: `app` is not a ClientApp with such functions, a mod cannot be used, or `examples` is not a function
+            of arguments that fedhet knows.
     """
     if not isinstance(app, ClientApp):
-        raise ConfigError(f"app must be a flwr.clientapp.ClientApp, not {type(app).__name__}")
+        raise ConfigError(
+            f"app must be a flwr.clientapp.ClientApp with @app.train() and @app.evaluate(), not {type(app).__name__}"
+        )
+    check_mods(mods := mods_of(app))
     if (function := user_functions.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model whose arrays the app's functions receive: fedhet.wrap(app, Net)")
+    if examples is not None and not callable(examples):
+        raise ConfigError(
+            f"examples must be a function, such as lambda partition_id: (60, 20), not {examples!r:.80}; leave it out "
+            "if the app's functions return num-examples"
+        )
 
     def loop(config: Config, message: Message, context: Context) -> _Loop:
         _check_method(config)
-        return _Loop(app, message, context, (accuracy, loss, train_loss))
+        return _Loop(app, message, context, (accuracy, loss, train_loss), counted=examples is not None)
 
-    return Answers(Clients(function, user_functions.counts_function(examples, _unread), as_task(None)), loop=loop).app()
+    counts = user_functions.counts_function(examples or _uncounted, _unread)
+    return Answers(Clients(function, counts, as_task(None)), noise=noise_multiplier(mods), loop=loop).app()
+
+
+def _uncounted(client: ClientInfo) -> tuple[int, int]:
+    """Return numbers that stand for a client's examples until its functions return `num-examples`."""
+    least = Policy.of(client.node_config, deployed=True).least
+    return least, least
 
 
 def _check_method(config: Config) -> None:
@@ -109,16 +133,33 @@ def _unread(client: str, counts: Any) -> ClientData:
 
 
 class _Loop:
-    """Trains and evaluates with the functions of a user's app; `names` name accuracy, loss and training loss."""
+    """Trains and evaluates with the functions of a user's app.
 
-    def __init__(self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str]) -> None:
+    Args:
+        app: the user's app.
+        message: the message from fedhet's server.
+        context: the node's context.
+        names: names of the metrics for accuracy, loss and training loss.
+        counted: whether the user gave numbers of examples.
+    """
+
+    def __init__(
+        self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str], *, counted: bool
+    ) -> None:
         self._app, self._message, self._context, self._names = app, message, context, names
+        self._counted, self._left_out = counted, set[str]()
         self._metrics: dict[str, dict[str, float]] = {"train": {}, "evaluate": {}}
 
     def train(self, job: Job) -> None:
         """Train the client's network with the app's train function."""
         client, train_loss = job.client, self._names[2]
-        arrays, metrics = self._ask("train", job)
+        arrays, metrics, weight = self._ask("train", job)
+        job.examples = self._count(job, "train", metrics, len(client.data.train))
+        job.policy.check_examples(job.examples, max(client.config.batch_size, job.policy.least))
+        if weight != COUNT:
+            if not metrics.get(weight, 0.0) > 0:
+                raise ModelError(f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it")
+            job.weight = metrics[weight]
         try:
             check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
         except FedhetError as error:
@@ -131,40 +172,83 @@ class _Loop:
 
     def measure(self, job: Job, when: str) -> None:
         """Evaluate the client's network on its test examples, as `received` or as `trained` (`when`)."""
-        count, (accuracy, loss, _) = len(job.client.data.test), self._names
-        if count < max(job.policy.least, 1):
-            log.warning("client %s has %d test examples, too few for a metric (min-examples)", job.client.name, count)
+        accuracy, loss, _ = self._names
+        known = len(job.client.data.test)
+        try:
+            if _few(job, known):
+                return
+            _, metrics, weight = self._ask("evaluate", job)
+        except AppError as error:
+            return job.say(f"{error}; its metrics are missing")
+        if _few(job, count := self._count(job, "evaluate", metrics, known)):
             return
-        metrics = self._ask("evaluate", job)[1]
-        if missing := next((name for name in (accuracy, loss) if name not in metrics), None):
+        job.test_examples = count
+        if missing := next((n for n in (accuracy, loss) if n not in metrics and n not in self._left_out), None):
             raise ModelError(
                 f"the app's evaluate function returned no metric {missing!r}; it returned "
                 f"{', '.join(sorted(metrics)) or 'none'}: pass the names of its accuracy and loss, "
                 "fedhet.wrap(..., accuracy='...', loss='...')"
             )
-        metric = Metric((metrics[accuracy],), (float(count),))
-        job.measured[when] = job.policy.measured(metric, metrics[loss], examples=count, ranked=False)
+        if not 0 <= metrics.get(accuracy, 0.0) <= 1:
+            job.say(f"the metric {accuracy} is {metrics[accuracy]!r}, must be from 0 to 1, and is left out")
+            del metrics[accuracy]
+        if accuracy in metrics and loss in metrics:
+            metric = Metric((metrics[accuracy],), (max(0.0, metrics.get(weight, float(count))),))
+            job.measured[when] = job.policy.measured(metric, metrics[loss], examples=count, ranked=False)
         if when == job.side.traits.scored:
             self._metrics["evaluate"] = metrics
             self._report(job)
 
-    def _report(self, job: Job) -> None:
-        (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
-        taken = {accuracy, loss, *evaluated}
-        trained = {f"train_{name}" if name in taken else name: v for name, v in self._metrics["train"].items()}
-        job.further = trained | evaluated
+    def _count(self, job: Job, action: str, metrics: dict[str, float], given: int) -> int:
+        """Return the number of examples that a function returned, or else the one that the user gave."""
+        count = metrics.get(COUNT, given if self._counted else 0)
+        if count < 1 or count != int(count):
+            raise ModelError(
+                f"the app's {action} function returned no {COUNT!r} above 0: add it to its MetricRecord, or pass "
+                "fedhet.wrap(..., examples=...)"
+            )
+        if self._counted and count != given:
+            job.say(f"its {action} function returned {COUNT} = {count:g}, which counts, but examples returned {given}")
+        return int(count)
 
-    def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
-        """Call the app's `train` or `evaluate` function (`action`); return the arrays and metrics of its reply."""
+    def _report(self, job: Job) -> None:
+        """Report metrics of training and evaluation, with a prefix if fedhet or the other function has the name."""
+        (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
+        taken = {accuracy, loss, *evaluated} - {COUNT}
+        trained = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self._metrics["train"].items()}
+        job.further = trained | {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
+
+    def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float], str]:
+        """Call the app's `train` or `evaluate` function (`action`); return arrays, metrics and the weight's name."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."
         settings |= {name: settings[key.removeprefix(family)] for name, key in OURS.items() if key.startswith(family)}
         settings |= {
-            "server-round": client.request.round,
+            "server-round": client.request.round - client.request.final,
             "lr": client.optimisation().learning_rate,
             "local-epochs": client.request.epochs,
             "batch-size": config.batch_size,
         }
-        sent = Payload({"arrays": to_arrays(client.tensors)})
-        return ask_app(self._app, action, self._message, self._context, sent, settings)
+        model = to_arrays(client.tensors)
+        arrays, record, weight = ask_app(self._app, action, self._message, self._context, model, settings)
+        metrics: dict[str, float] = {}
+        for name, value in record.items():
+            entries = enumerate(value) if isinstance(value, list) else ()
+            metrics |= {f"{name}.{place}": float(each) for place, each in entries} or {name: float(value)}
+        if left_out := [name for name, value in metrics.items() if not abs(value) <= LARGEST]:
+            self._left_out |= {*left_out}
+            job.say(f"{', '.join(left_out)} of its {action} function is not a finite number, and is left out")
+        return arrays, {name: value for name, value in metrics.items() if name not in left_out}, weight
+
+
+def _few(job: Job, count: int) -> bool:
+    """Return whether a client has too few test examples for a metric, and log it."""
+    if few := count < max(job.policy.least, 1):
+        log.warning("client %s has %d test examples, too few for a metric (min-examples)", job.client.name, count)
+    return few
+
+
+def _ours(name: str) -> bool:
+    """Return whether fedhet's own metrics of a round have a name."""
+    return name == "train-loss" or name.startswith(("received-", "trained-"))

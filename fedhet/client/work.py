@@ -46,6 +46,9 @@ class Job:
         lost: whether the state that the server expects is missing.
         further: metrics of the user's own functions, by name.
         scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
+        examples, test_examples: numbers of examples from the user's own functions; None for those of the client's data.
+        weight: the client's weight from the user's own train function; 0 for the number of training examples.
+        said: remarks about the user's own functions, for the server's log.
         batches: the random generator for the order of examples.
     """
 
@@ -60,10 +63,19 @@ class Job:
     lost: bool = False
     further: dict[str, float] = field(default_factory=dict)
     scored: dict[str, Tensor] = field(default_factory=dict)
+    examples: int | None = None
+    test_examples: int | None = None
+    weight: float = 0.0
+    said: list[str] = field(default_factory=list)
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
         self.batches = self.client.generator("batches")
+
+    def say(self, remark: str) -> None:
+        """Add a remark for the server's log."""
+        if remark not in self.said:
+            self.said.append(remark)
 
     @property
     def client(self) -> Client:

@@ -217,6 +217,11 @@ def described(function: Any) -> str:
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
     """Wrap a user's function, which takes the client, facts about it (`_FACTS`) or nothing, as a function of it."""
     taken, needed = open_parameters(function)
+    if any(p.name == "context" for p in needed):
+        raise ConfigError(
+            f"{argument} function {getattr(function, '__name__', function)} takes Flower's context, but is called with "
+            "a client: rename the argument to client, which has partition_id, num_partitions, node_config and config"
+        )
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     wanted = named & _FACTS.keys()
     name = getattr(function, "__name__", type(function).__name__)

@@ -29,11 +29,12 @@ from fedhet.engines.superlink import (
     environment_of_commands,
     flwr_home,
     printed,
+    started_run,
+    status_of_run,
     superlink,
     tail,
 )
 from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.flower.insides import started_run, status_of_run
 from fedhet.methods import registry
 from fedhet.methods.method import ABSENT
 from fedhet.methods.options import Config

@@ -1,6 +1,7 @@
 """Start Flower's commands as processes, such as a SuperLink for one run, and end them with their children."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -134,3 +135,18 @@ def printed(path: Path) -> list[str]:
 def tail(path: Path, lines: int = 20) -> str:
     """Return the last lines of a command's output in a file, indented and without colours."""
     return "\n".join(f"  {line}" for line in printed(path)[-lines:])
+
+
+def started_run(output: str) -> str | None:
+    """Return the id of the run from the output of `flwr run`, or None if no run has started yet."""
+    line = re.search(r"Successfully started run (\d+)", output)
+    return line[1] if line else None
+
+
+def status_of_run(output: str) -> tuple[str, str]:
+    """Return a run's status and the details of the status, from the output of `flwr list --format json`."""
+    try:
+        row = json.loads(output)["runs"][0]
+        return str(row["status"]), str(row.get("status-details") or "")
+    except (ValueError, LookupError, TypeError):
+        return "unknown", ""

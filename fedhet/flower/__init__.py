@@ -15,10 +15,12 @@ from flwr.serverapp import ServerApp as ServerApp
 from flwr.serverapp.strategy import Result as Result
 from flwr.serverapp.strategy import Strategy as Strategy
 
+from fedhet.flower.messages import AppError as AppError
 from fedhet.flower.messages import ask_app as ask_app
 from fedhet.flower.messages import name_in as name_in
 from fedhet.flower.messages import read_reply as read_reply
 from fedhet.flower.messages import read_request as read_request
+from fedhet.flower.messages import sent_along as sent_along
 from fedhet.flower.messages import write_reply as write_reply
 from fedhet.flower.messages import write_request as write_request
 from fedhet.flower.records import STYPE as STYPE

@@ -1,21 +1,22 @@
 """Access to undocumented parts of Flower; each has a test, which fails if a new version of Flower changes it."""
 
 import gc
-import json
 import math
-import platform
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import update_console_handler
 from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
+from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
+from flwr.supercore.differential_privacy import KEY_NORM_BIT
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -27,6 +28,12 @@ RUN_ID = 1
 SERVER_ID = 1
 
 _NO_HANDLER = "function registered with name"
+
+NORM_BIT = KEY_NORM_BIT
+"""Metric of `adaptiveclipping_mod` that Flower's wrapper reads: whether a client's update was clipped."""
+
+PrivateWrapper = DifferentialPrivacyAdaptiveBase | DifferentialPrivacyFixedClippingBase
+"""Flower's strategies for differential privacy, which wrap another one."""
 
 
 def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
@@ -74,15 +81,30 @@ def no_handler(reason: str) -> bool:
     return _NO_HANDLER in reason
 
 
-def wrapper_of(strategy: Strategy) -> Strategy | None:
-    """Return the Flower strategy that wraps this one, such as one for differential privacy, or None.
+def legacy(reason: str) -> bool:
+    """Return whether a ClientApp failed since it is made from a `client_fn`, which takes other messages."""
+    return "Invalid message type: query" in reason
 
-    Raises a ConfigError if several strategies wrap it, since only one of them can be running.
+
+def mods_of(app: ClientApp) -> list[Any]:
+    """Return the mods of a ClientApp that apply to all messages; raises a ConfigError for an app from a `client_fn`."""
+    if app._call is not None:
+        raise ConfigError(
+            "fedhet.wrap needs functions @app.train() and @app.evaluate(), but this ClientApp is made from a client_fn "
+            "(Client, NumPyClient): move fit and evaluate into such functions of a ClientApp()"
+        )
+    return [*app._mods]
+
+
+def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
+    """Return the Flower strategy for differential privacy that wraps this one, or None.
+
+    Raises a ConfigError if several wrap it, since only one of them can be running.
     """
     # Flower's wrappers hold the strategy in their attribute `strategy`, and do not tell it.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
     holders = gc.get_referrers(strategy, *attributes)
-    wrappers = [each for each in holders if isinstance(each, Strategy) and getattr(each, "strategy", None) is strategy]
+    wrappers = [each for each in holders if isinstance(each, PrivateWrapper) and each.strategy is strategy]
     if len(wrappers) > 1:
         names = ", ".join(sorted({type(each).__name__ for each in wrappers}))
         raise ConfigError(f"{len(wrappers)} wrappers ({names}) contain one strategy object: create a strategy for each")
@@ -92,29 +114,6 @@ def wrapper_of(strategy: Strategy) -> Strategy | None:
 def simulated(grid: Grid | None) -> bool:
     """Return whether Flower simulates the clients of a grid on this machine."""
     return type(grid).__name__ == "InMemoryGrid"
-
-
-def cluster_machine() -> str:
-    """Return this machine's name if it simulates clients in a Ray cluster of several machines, else an empty string."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
-        return ""
-    return platform.node() if sum(node["Alive"] for node in ray.nodes()) > 1 else ""
-
-
-def started_run(output: str) -> str | None:
-    """Return the id of the run from the output of `flwr run`, or None if no run has started yet."""
-    line = re.search(r"Successfully started run (\d+)", output)
-    return line[1] if line else None
-
-
-def status_of_run(output: str) -> tuple[str, str]:
-    """Return a run's status and the details of the status, from the output of `flwr list --format json`."""
-    try:
-        row = json.loads(output)["runs"][0]
-        return str(row["status"]), str(row.get("status-details") or "")
-    except (ValueError, LookupError, TypeError):
-        return "unknown", ""
 
 
 def robust(clients: list[list[np.ndarray[Any, Any]]], rule: str, share: float) -> list[np.ndarray[Any, Any]]:

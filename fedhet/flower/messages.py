@@ -7,9 +7,9 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.errors import FedhetError
-from fedhet.flower.insides import filled, no_handler
-from fedhet.flower.records import Encoder, decode, decode_arrays
-from fedhet.messages import Arrays, Fields, LostReply, Payload, Refusal, Reply, Report, Request, WireError
+from fedhet.flower.insides import NORM_BIT, filled, legacy, no_handler
+from fedhet.flower.records import Encoder, decode, decode_arrays, encode_arrays
+from fedhet.messages import Arrays, Fields, LostReply, Refusal, Reply, Report, Request, WireError
 from fedhet.utils.files import plain_name
 
 LONGEST_REASON = 2000
@@ -18,7 +18,34 @@ LONGEST_REASON = 2000
 OURS = ("settings", "request")
 """Entries of a request's record that fedhet's server writes; other entries are for mods and a user's own app."""
 
-NOT_OURS = "its ClientApp is not fedhet's: create the ClientApp with fedhet.make_client_app"
+NOT_OURS = (
+    "its ClientApp is not fedhet's: add the line app = fedhet.wrap(app, model) below its functions @app.train() and "
+    "@app.evaluate(), or create it with fedhet.make_client_app"
+)
+
+LEGACY = (
+    "its ClientApp is made from a client_fn (Client, NumPyClient): move fit and evaluate into functions @app.train() "
+    "and @app.evaluate() of a ClientApp(), and add the line app = fedhet.wrap(app, model)"
+)
+
+PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names."
+"""Prefixes of further entries of a request's record; entries of `train_config` have one only if a name is taken."""
+
+
+def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the further entries of a request's record: `train_config`, `evaluate_config` and names of records."""
+    prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
+    prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
+    return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
+
+
+def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entries for `train` or `evaluate` (`action`) in a request's record, and the names of records."""
+    names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
+    if action == "evaluate":
+        return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names
+    kept = {key: v for key, v in record.items() if key not in OURS and not key.startswith((EVALUATE, NAMES))}
+    return {key.removeprefix(TRAIN): value for key, value in kept.items()}, names
 
 
 def write_request(
@@ -26,7 +53,7 @@ def write_request(
 ) -> None:
     """Put a request and a run's settings (`Config.text`) into the records of a message.
 
-    `further` are additional values for Flower mods of the clients.
+    `further` are additional entries, for Flower's mods and a user's own app (`sent_along`).
     """
     record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": request.to_json()})
 
@@ -54,7 +81,8 @@ def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
         said |= {"lost": reply.lost, "again": reply.again}
         return RecordDict({"report": ConfigRecord(said)})
     record = Encoder(flower=flower)(reply.payload)
-    record["metrics"] = filled(MetricRecord(), reply.metrics())
+    bit = {NORM_BIT: reply.further.pop(NORM_BIT)} if NORM_BIT in reply.further else {}  # for Flower's wrapper
+    record["metrics"] = filled(MetricRecord(), {**reply.metrics(), **bit})
     record["report"] = filled(ConfigRecord(), reply.report.fields())
     return record
 
@@ -66,7 +94,9 @@ def read_reply(message: Message) -> Reply:
     """
     if message.has_error():
         reason = message.error.reason or f"error code {message.error.code}"
-        raise WireError(NOT_OURS) if no_handler(reason) else FedhetError(f"failed: {reason}")
+        if legacy(reason) or no_handler(reason):
+            raise WireError(LEGACY if legacy(reason) else NOT_OURS)
+        raise FedhetError(f"failed: {reason}")
     records = message.content
     report, metrics = records.get("report"), records.get("metrics")
     if not isinstance(report, ConfigRecord):
@@ -81,26 +111,35 @@ def read_reply(message: Message) -> Reply:
     return Reply.of(decode(records), metrics, Report.of(report))
 
 
+class AppError(FedhetError):
+    """Raised if a user's own app, or a mod of it, answered with an error."""
+
+
 def ask_app(
-    app: ClientApp, action: str, message: Message, context: Context, sent: Payload, settings: Mapping[str, Any]
-) -> tuple[Arrays, dict[str, float]]:
-    """Call a user's own ClientApp with a message like Flower's strategies send, and return its arrays and metrics.
+    app: ClientApp, action: str, message: Message, context: Context, model: Arrays, settings: Mapping[str, Any]
+) -> tuple[Arrays, dict[str, Any], str]:
+    """Call a user's own ClientApp with a message like Flower's strategies send.
 
     Args:
         app: the user's ClientApp, with functions for `train` and `evaluate`.
         action: `train` or `evaluate`.
         message: the message that the node received; its content is restored afterwards.
         context: the node's context.
-        sent: the payload that the client received, with the model in the group `arrays`.
-        settings: values for the `config` record, in addition to those from Flower's wrappers or `train_config`.
+        model: the arrays of the client's network.
+        settings: values for the record of settings, which entries of `train_config` or `evaluate_config` replace.
+
+    Returns:
+        The arrays and the metrics of its reply, and the name of the metric that weighs the client.
 
     Raises:
-        WireError: the app has no such function, or its reply has no arrays or metrics.
+        FedhetError: the app has no such function, returned an error or no message, or its reply does not have exactly
+            one record of arrays (after training) and one of metrics.
     """
     content, kind = message.content, message.metadata.message_type
-    further = {key: value for key, value in content.config_records["request"].items() if key not in OURS}
-    record = Encoder(flower=True)(sent)
-    record["config"] = ConfigRecord({**further, **settings})
+    entries, names = _came_along(content.config_records["request"], action)
+    record = RecordDict({names.get("arrayrecord_key", "arrays"): encode_arrays(model, flower=True)})
+    round = settings["server-round"]
+    record[names.get("configrecord_key", "config")] = ConfigRecord({**settings, **entries, "server-round": round})
     message.content, message.metadata.message_type = record, action
     try:
         reply = app(message, context)
@@ -110,13 +149,17 @@ def ask_app(
         raise
     finally:
         message.content, message.metadata.message_type = content, kind
-    arrays = next(iter(reply.content.array_records.values()), None)
-    metrics = next(iter(reply.content.metric_records.values()), None)
-    if metrics is None or (arrays is None and action == "train"):
-        missing = "MetricRecord" if metrics is None else "ArrayRecord"
-        raise WireError(f"the {action} function of your ClientApp returned no {missing}: add them to its reply")
-    numbers = {str(name): float(value) for name, value in metrics.items() if not isinstance(value, list)}
-    return decode_arrays(arrays) if arrays is not None and action == "train" else {}, numbers
+    its = f"the {action} function of your ClientApp"
+    if not isinstance(reply, Message):
+        raise WireError(f"{its} returned {type(reply).__name__}: end it with return Message(content, reply_to=msg)")
+    if reply.has_error():
+        raise AppError(f"{its} failed: {reply.error.reason}")
+    arrays, metrics = [*reply.content.array_records.values()], [*reply.content.metric_records.values()]
+    if len(metrics) != 1 or (action == "train" and len(arrays) != 1):
+        missing, count = ("MetricRecord", len(metrics)) if len(metrics) != 1 else ("ArrayRecord", len(arrays))
+        raise WireError(f"{its} returned {count} {missing}s: return exactly one, as for Flower's strategies")
+    weight = names.get("weighted_by_key", "num-examples")
+    return decode_arrays(arrays[0]) if action == "train" else {}, dict(metrics[0]), weight
 
 
 def name_in(message: Message) -> str:

@@ -2,24 +2,27 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.serverapp.strategy import Strategy
 
 from fedhet.errors import ConfigError
+from fedhet.flower.insides import PrivateWrapper
 from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.messages import Payload, Spec
 from fedhet.methods.method import Traits
-from fedhet.utils.text import log
 
 
-@lru_cache(maxsize=8)
-def log_once(app: object, reason: str) -> None:
-    """Log an error the first time that it occurs in a ClientApp or ServerApp."""
-    log.error("%s", reason)
+def check_mods(mods: object, argument: str = "mods") -> None:
+    """Raise a ConfigError unless `mods` are a list of functions that work with Message-API strategies."""
+    if not isinstance(mods, list | tuple) or not all(callable(mod) for mod in mods):
+        raise ConfigError(f"{argument} must be a list of Flower mods, such as [fixedclipping_mod], not {mods!r:.80}")
+    if secure := [mod.__name__ for mod in mods if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod")]:
+        raise ConfigError(
+            f"{secure[0]} needs the workflow of Flower's older API, which fedhet's strategies cannot run: leave it "
+            "out; LocalDpMod adds noise before anything is sent"
+        )
 
 
 def clips(mod: object) -> bool:
@@ -74,7 +77,7 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
 
 
 def check_hooks(
-    wrapper: Strategy | None,
+    wrapper: PrivateWrapper | None,
     method: str,
     traits: Traits,
     specs: Sequence[Spec],
@@ -84,8 +87,8 @@ def check_hooks(
 ) -> None:
     """Check before training that a Flower wrapper around the strategy can process the arrays that clients send.
 
-    A wrapper compares the arrays of each reply with its own arrays, one by one. Therefore a ConfigError is raised
-    unless clients share one model and send nothing else.
+    A wrapper for differential privacy compares the arrays of each reply with its own arrays, one by one. Therefore a
+    ConfigError is raised unless clients share one model and send nothing else.
     """
     if wrapper is None:
         return

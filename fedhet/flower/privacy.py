@@ -13,13 +13,8 @@ from flwr.serverapp import (
     RdpAccountant,
     SamplingMethod,
 )
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    Strategy,
-)
-from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 
+from fedhet.flower.insides import DifferentialPrivacyAdaptiveBase, PrivateWrapper
 from fedhet.messages import Arrays, Reply
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.utils.text import log
@@ -55,12 +50,21 @@ class PrivacyLedger:
         noise_multiplier: a function that returns the noise multiplier of a round.
         unknown: the reason why epsilon is unknown, or an empty string.
         against: addition to the note, which says whom the noise protects from.
+        before: the ledger of the strategy's earlier run, whose budget is added.
     """
 
     def __init__(
-        self, name: str, traits: Traits, noise_multiplier: NoiseMultiplier, *, unknown: str = "", against: str = ""
+        self,
+        name: str,
+        traits: Traits,
+        noise_multiplier: NoiseMultiplier,
+        *,
+        unknown: str = "",
+        against: str = "",
+        before: "PrivacyLedger | None" = None,
     ) -> None:
-        self.name, self.unknown = name, unknown or _unprotected(traits)
+        self.name, self.unknown = name, (before and before.unknown) or unknown or _unprotected(traits)
+        self._multipliers = [*before._multipliers] if before else []
         shared = "the model" if traits.whole else "the shared part of the model"
         self._note = f"for all examples of a client{against}; covers {shared}, not metrics or numbers of examples"
         self._noise_multiplier = noise_multiplier
@@ -69,6 +73,8 @@ class PrivacyLedger:
             neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
             try:
                 self._accountant = RdpAccountant(PrivacyConfig(DELTA, 1, neighbours, sampling))
+                for multiplier in self._multipliers:
+                    self._accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1))
             except ImportError:
                 self.unknown = "the package dp-accounting computes it, and is missing: pip install 'fedhet[dp]'"
         if self.unknown:
@@ -89,6 +95,7 @@ class PrivacyLedger:
             self.unknown = noise
         else:
             self._accountant.compose(GaussianPrivacyEvent(noise, 1, 1))  # sizes do not count without amplification
+            self._multipliers.append(noise)
         self._log()
 
     def spent(self) -> dict[str, Any]:
@@ -110,8 +117,10 @@ class PrivacyLedger:
             log.info("privacy: epsilon = %.4g at delta = %g (rounds: %d)", spent["epsilon"], DELTA, spent["rounds"])
 
 
-def wrapper_ledger(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> PrivacyLedger | None:
-    """Return the ledger of a run under one of Flower's wrappers for differential privacy, or None without a wrapper.
+def wrapper_ledger(
+    wrapper: PrivateWrapper, traits: Traits, *, mean: bool, before: PrivacyLedger | None = None
+) -> PrivacyLedger:
+    """Return the ledger of a run under one of Flower's wrappers for differential privacy.
 
     In a weighted mean of updates of norm at most C, a client with the share s of all examples moves the mean by s C at
     most, and Flower adds noise of standard deviation z C / n with n = `num_sampled_clients`. So the noise multiplier is
@@ -122,19 +131,17 @@ def wrapper_ledger(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> P
         wrapper: the Flower strategy that wraps fedhet's strategy.
         traits: the method's traits.
         mean: whether the server aggregates by the mean, without clipping.
+        before: the ledger of the strategy's earlier run, if any.
     """
     name = type(wrapper).__name__
     if isinstance(wrapper, DifferentialPrivacyAdaptiveBase):
         unknown = "the noise of adaptive clipping depends on a norm that clients' updates determine; use fixed clipping"
         return PrivacyLedger(name, traits, lambda *_: unknown, unknown=unknown)
-    fixed = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping
-    if not isinstance(wrapper, fixed):
-        return None
     z, norm, sampled = wrapper.noise_multiplier, wrapper.clipping_norm, wrapper.num_sampled_clients
 
     def noise_multiplier(replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
-        shares = np.array([reply.examples for reply in replies.values()]) / sum(r.examples for r in replies.values())
+        shares = np.array([reply.weight for reply in replies.values()]) / sum(r.weight for r in replies.values())
         for client, model in models.items():
             if (moved := _distance(model, before)) > (1 + ROUNDING) * norm:
                 return (
@@ -147,10 +154,13 @@ def wrapper_ledger(wrapper: Strategy | None, traits: Traits, *, mean: bool) -> P
         return float(z / (sampled * shares.max()))
 
     unknown = "" if mean else NO_MEAN
-    return PrivacyLedger(name, traits, noise_multiplier, unknown=unknown if z else "noise_multiplier is 0")
+    unknown = unknown if z else "noise_multiplier is 0"
+    return PrivacyLedger(name, traits, noise_multiplier, unknown=unknown, before=before)
 
 
-def mod_ledger(noise: Mapping[str, float], traits: Traits, rounds: int) -> PrivacyLedger:
+def mod_ledger(
+    noise: Mapping[str, float], traits: Traits, rounds: int, before: PrivacyLedger | None = None
+) -> PrivacyLedger:
     """Return the ledger of a run whose clients use Flower's `LocalDpMod`, for the client with the least noise.
 
     The mod clips an update to `clipping_norm` and adds noise before sending, so epsilon holds against the server, too.
@@ -160,6 +170,7 @@ def mod_ledger(noise: Mapping[str, float], traits: Traits, rounds: int) -> Priva
         noise: the clients' noise multipliers by name, 0 for a client without the mod; later clients may be added.
         traits: the method's traits.
         rounds: number of rounds before the run was resumed.
+        before: the ledger of the strategy's earlier run, if any.
     """
 
     def noise_multiplier(*_: object) -> float | str:
@@ -168,7 +179,9 @@ def mod_ledger(noise: Mapping[str, float], traits: Traits, rounds: int) -> Priva
             return f"client {without[0]} adds no noise: make its ClientApp with mods=[LocalDpMod(...)]"
         return min(noise.values())
 
-    ledger = PrivacyLedger(LocalDpMod.__name__, traits, noise_multiplier, against=", from the server, too")
+    ledger = PrivacyLedger(
+        LocalDpMod.__name__, traits, noise_multiplier, against=", from the server, too", before=before
+    )
     for _ in range(rounds):
         ledger.spend({}, {}, {})
     return ledger

@@ -43,8 +43,7 @@ MOST_PUBLIC = 10**8
 MOST_ARRAYS = 2**15
 """Largest number of arrays that a client may share."""
 
-
-FURTHER, MOST_FURTHER = "own.", 64
+FURTHER, MOST_FURTHER = "own.", 1024
 """Prefix of metrics that a user's own functions return, and the largest number of them in a reply."""
 
 LONGEST_GROUPS = 2**20
@@ -98,7 +97,7 @@ class Request:
 
 @dataclass
 class Report:
-    """A client's description of itself; after the handshake, only its name and `lost_state` are sent.
+    """A client's description of itself; after the handshake, only its name, `lost_state` and `note` are sent.
 
     Attributes:
         lost_state: the round whose state was expected and is lost; -1 if none is.
@@ -114,6 +113,7 @@ class Report:
         outputs: number of outputs of a prediction.
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
         groups: if clients train parts of one network, its permutation groups (`fedhet.algorithms.matching`).
+        wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
     """
 
     client: Name
@@ -132,6 +132,7 @@ class Report:
     outputs: int = field(default=0, metadata={"at_most": 2**31})
     noise: float = 0.0
     groups: Groups = ""
+    wrapped: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields as they are sent; a field with its default value is left out."""
@@ -139,8 +140,7 @@ class Report:
         specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
         report: Any = type(self)
         named = [(key, each) for each, key in named_fields(report) if each.name != "spec"]
-        plain = {key: values[each.name] for key, each in named if values[each.name] not in (each.default, [])}
-        return plain | specified
+        return {k: values[each.name] for k, each in named if values[each.name] not in (each.default, [])} | specified
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
@@ -155,8 +155,7 @@ class Report:
                     f"up to {MOST_PARTITIONS}"
                 )
             pair = partition[0], partition[1]
-        groups = report.text("groups", "", longest=LONGEST_GROUPS)
-        noise = report.number("noise", 0.0)
+        groups, noise = report.text("groups", "", longest=LONGEST_GROUPS), report.number("noise", 0.0)
         return cls(**report.plain(cls), partition=pair, spec=_spec(record), noise=noise, groups=groups)
 
 
@@ -206,6 +205,7 @@ class Reply:
             the prefix `common-` or `validation-` on the common test set or its validation part.
         work: numbers of steps and examples in its training.
         further: metrics that a user's own train and evaluate functions return, by name (see `fedhet.wrap`).
+        given_weight: the weight from a user's own train function; 0 for the number of training examples.
     """
 
     client: str
@@ -218,6 +218,12 @@ class Reply:
     validation_examples: int = 0
     work: Work = field(default_factory=Work)
     further: dict[str, float] = field(default_factory=dict)
+    given_weight: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """The client's weight in averages over clients."""
+        return self.given_weight or float(self.examples)
 
     @property
     def arrays(self) -> dict[str, Arrays]:
@@ -238,6 +244,8 @@ class Reply:
             metrics[f"{name}-loss"] = measured.loss
         if self.train_loss is not None:
             metrics["train-loss"] = self.train_loss
+        if self.given_weight:
+            metrics["weight"] = self.given_weight
         if self.validation_examples:
             metrics["validation-examples"] = self.validation_examples
         if self.work.steps:
@@ -263,6 +271,7 @@ class Reply:
             validation_examples=numbers.count("validation-examples", 0),
             work=Work(**numbers.plain(Work)),
             further=_further(metrics),
+            given_weight=max(0.0, numbers.number("weight", 0.0)),
         )
 
 
@@ -316,14 +325,12 @@ def with_public_dataset(public: PublicDataset) -> Payload:
 
 def public_dataset_in(payload: Payload) -> PublicDataset | None:
     """Return the public dataset in a handshake's payload, if any; raise a WireError if it is invalid."""
-    sent = payload.arrays.get(PUBLIC)
-    if sent is None:
+    if (sent := payload.arrays.get(PUBLIC)) is None:
         return None
     inputs, labels = sent.get("inputs"), sent.get("labels")
     if inputs is None or inputs.ndim < 2 or not inputs.size:
         raise WireError("the request's public dataset has no inputs")
     if labels is not None and labels.shape[:1] != inputs.shape[:1]:
-        raise WireError(
-            f"the request's public dataset has {len(inputs)} inputs, but labels of shape {list(labels.shape)}"
-        )
+        shape = list(labels.shape)
+        raise WireError(f"the request's public dataset has {len(inputs)} inputs, but labels of shape {shape}")
     return PublicDataset(to_tensor(inputs), None if labels is None else to_tensor(labels))

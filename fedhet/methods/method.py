@@ -86,10 +86,18 @@ class Traits:
         return frozenset({*self.sends.values()} | weights)
 
     @property
+    def averages_model(self) -> bool:
+        """Return whether clients share arrays of their networks, which the server averages."""
+        return self.shares.averaged and self.shares.keys != "nothing"
+
+    @property
     def averages(self) -> bool:
         """Return whether the server averages arrays entry by entry, so that the key `aggregation` has an effect."""
-        shared = self.shares.averaged and self.shares.keys != "nothing" and self.networks != "widths"
-        return shared or "model" in self.sends or self.other_arrays == "entries"
+        return (
+            (self.averages_model and self.networks != "widths")
+            or "model" in self.sends
+            or self.other_arrays == "entries"
+        )
 
     @property
     def alike(self) -> Literal["equal", "widths", "parts", "any"]:
@@ -114,11 +122,7 @@ class Traits:
     @property
     def starts_unseen_clients(self) -> bool:
         """Return whether a client that joins after the last round receives weights, or clients train locally anyway."""
-        return (
-            not self.communicates
-            or self.scored == "received"
-            or (self.shares.averaged and self.shares.keys != "nothing")
-        )
+        return not self.communicates or self.scored == "received" or self.averages_model
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,11 @@ class RunDirectory(Observer):
         noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
         write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
+    def reconfigure(self, config: Config) -> None:
+        """Write the configuration that `train_config` changed into `config.toml`."""
+        self.config = config
+        self._write_config()
+
     def resumed(self, fresh: S) -> S:
         """Return the state after the last complete round, or `fresh` if there is none.
 

@@ -1,6 +1,5 @@
 """Run the server side of a method on any Flower grid, or as a Flower ServerApp."""
 
-import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from fedhet.results.observers import Observer
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
+from fedhet.server.folders import run_folder
 from fedhet.server.reporter import VALIDATION
 from fedhet.tasks import as_task
 from fedhet.utils import text
@@ -56,9 +56,9 @@ def serve(
     with recorded(folder, config, engine, resume=resume, supplied=functions.words, simulated=here) as recording:
         strategy = make(config, public=public, model=model or functions.model, observers=[*recording, *observers])
         strategy.state = recording[0].resumed(strategy.state)
-        if evaluate_fn is None and config.test_on != "local":
+        if config.test_on != "local":
             device = device_of(config.device if here else "cpu")
-            evaluate_fn = _on_common_test(strategy, functions, device)
+            strategy.on_common_test = _on_common_test(strategy, functions, device)
         strategy.start(grid, evaluate_fn=evaluate_fn)
 
 
@@ -98,7 +98,7 @@ def make_server_app(
         serve(
             config,
             grid,
-            Path(config.out or new_folder(Path.home() / ".fedhet" / "runs", config)).resolve(),
+            Path(config.out).resolve() if Path(config.out).is_absolute() else run_folder(config, grid),
             engine=engine,
             resume=config.resume,
             public=dataset,
@@ -146,10 +146,3 @@ def _on_common_test(
         return MetricRecord(metrics)
 
     return evaluate_globally
-
-
-def new_folder(parent: Path, config: Config) -> Path:
-    """Return a path for a new run folder, named after the method, the data set and the time."""
-    stem = f"{config.method_name}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
-    return next(parent / name for name in names if not (parent / name).exists())

@@ -10,7 +10,7 @@ from fedhet.messages import LostReply, Payload, Reply, Request, Spec, WireError,
 from fedhet.server.roster import Roster
 from fedhet.server.run import Round, Run
 from fedhet.utils.machine import proof
-from fedhet.utils.statistics import client_order, in_order
+from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
 
 Check = Callable[[Reply], None]
@@ -94,6 +94,7 @@ class Federation:
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}
         valid: dict[str, Reply] = {}
+        notes: list[tuple[str, str]] = []
         for node, message in by_node(replies, round, roster, run.config.timeout):
             client = names[node]
             try:
@@ -112,7 +113,11 @@ class Federation:
             if reply.report.lost_state >= 0:
                 log.warning("client %s lost its state of round %s and started afresh", client, reply.report.lost_state)
                 round.lost.append(client)
+            if reply.report.note:
+                notes.append((reply.report.note, client))
             valid[client] = reply
+        for note, clients in grouped(notes).items():
+            run.warn_once(note, in_order(clients))
         round.failures.sort(key=lambda failure: client_order(failure["client"]))
         return {client: valid[client] for client in in_order(valid)}
 

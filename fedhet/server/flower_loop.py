@@ -2,8 +2,9 @@
 
 import atexit
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import (
@@ -13,26 +14,57 @@ from fedhet.flower import (
     Message,
     MessageType,
     MetricRecord,
+    Result,
     Strategy,
     decode_arrays,
     encode_arrays,
 )
-from fedhet.flower.insides import wrapper_of
+from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
 from fedhet.flower.mods import check_hooks
-from fedhet.flower.privacy import wrapper_ledger
+from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Reply
+from fedhet.results.observers import Observer
 from fedhet.server.reporter import metric_record, statistics
 from fedhet.server.round import Hooks, P, S
 from fedhet.server.run import Round
 from fedhet.utils.text import log
 
+EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
+
+OFFERED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+"""Hooks of Flower's strategies that a subclass may override, besides `start` and `summary`."""
+
+NOT_OFFERED = ("_construct_messages", "_check_and_log_replies", "initialize_parameters", "num_fit_clients")
+"""Hooks of Flower's `FedAvg` that fedhet's strategies never call."""
+
 
 class FlowerLoop(Hooks[P, S], Strategy):
-    """Runs a strategy in Flower's loop, which exchanges messages and calls `configure_train` and three more hooks."""
+    """Runs a strategy in Flower's loop, which exchanges messages and calls `configure_train` and three more hooks.
 
+    Attributes:
+        private_wrapper: Flower's strategy for differential privacy around this one, if any.
+    """
+
+    fresh = True
+    private_wrapper: PrivateWrapper | None = None
     _flowers_loop: ExitStack | None = None  # the contexts of a run
-    _wrapper: Strategy | None = None  # around this strategy
+    _starting = False  # whether `start` has begun the run, and not the first `configure_train`
     _trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # replies and metrics of the current round
+    _arrays: tuple[ArrayRecord | None, ...] = ()  # the first arrays in Flower's loop, and those of the current round
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise a ConfigError if a subclass defines a hook that is never called."""
+        super().__init_subclass__(**options)
+        if absent := [name for name in NOT_OFFERED if name in vars(cls)]:
+            raise ConfigError(
+                f"{cls.__name__} defines {absent[0]}, which fedhet's strategies never call: override one of "
+                f"{', '.join(OFFERED)}, summary or start"
+            )
+
+    @property
+    def overrides_hooks(self) -> bool:
+        """Whether the class is a user's that overrides hooks of Flower's strategies."""
+        return any(getattr(type(self), name) is not getattr(FlowerLoop, name) for name in OFFERED)
 
     @abstractmethod
     def handshake(self, grid: Grid) -> None:
@@ -43,29 +75,75 @@ class FlowerLoop(Hooks[P, S], Strategy):
         """Evaluate all clients after the last round."""
 
     @abstractmethod
+    def _renew(self, observers: Sequence[Observer], before: PrivacyLedger | None = None) -> None: ...
+
+    @abstractmethod
     def _recording(self, grid: Grid) -> AbstractContextManager[None]: ...
 
     @abstractmethod
     def _check_that_rounds_counted(self) -> None: ...
 
-    def _begin(self, grid: Grid) -> None:
+    def begin(self) -> None:
+        """Begin a new run, unless `state` was assigned since the last one."""
+        if not self.fresh:
+            self._renew(self.reporter.observers, self.run.privacy)
+
+    def take_initial(self, arrays: ArrayRecord | None) -> None:
+        """Keep the initial arrays from the caller, or warn if the method has no use for them."""
+        used = self.traits.averages_model
+        self.run.initial = decode_arrays(arrays) if arrays and used else {}
+        if arrays and not used:
+            self.run.warn_once(f"initial_arrays have no effect, since clients of {self.method.name} share no model")
+
+    def _in_flowers_own_loop(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        evaluate_fn: EvaluateFunction | None,
+    ) -> Result:
+        """Run `start` of Flower's base class, which calls the hooks that a subclass overrides."""
+        self._begin(grid, initial_arrays)
+        self._starting = True
+        with self._in_flowers_loop():
+            first, config = encode_arrays(self.global_arrays(), flower=True), self.run.config
+            configs = train_config, evaluate_config
+            result = Strategy.start(self, grid, first, config.rounds, config.timeout, *configs, evaluate_fn)
+            if self._flowers_loop:  # aggregate_evaluate of a subclass did not call super()
+                self._complete()
+        return result
+
+    def _begin(self, grid: Grid, initial_arrays: ArrayRecord | None) -> None:
         """Begin a run at round 1, in Flower's loop or in a Flower strategy that wraps this one."""
-        if self.config.resume:
-            raise ConfigError("a run cannot be resumed if a Flower strategy wraps its strategy: leave out resume")
-        self._flowers_loop, self._wrapper = ExitStack(), wrapper_of(self)
+        if self.config.resume or self.state.round:
+            raise ConfigError(
+                "a run cannot be resumed in Flower's loop, which runs a wrapped strategy or one with overridden hooks: "
+                "leave out resume"
+            )
+        self.private_wrapper, self._flowers_loop = private_wrapper_of(self), ExitStack()
         atexit.register(self._interrupted)  # an exception between two hooks is seen by none of them
         if self.config.closing_epochs:
-            log.warning("closing-epochs has no effect if a Flower strategy wraps fedhet's")
+            log.warning("closing-epochs has no effect in Flower's loop, which runs a wrapped strategy")
         self.run.override({"closing-epochs": 0})
-        self._flowers_loop.enter_context(self._recording(grid))
-        self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
-        self.handshake(grid)
-        self.reporter.started()
+        with self._in_flowers_loop():
+            self._flowers_loop.enter_context(self._recording(grid))
+            self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
+            self.take_initial(initial_arrays)
+            self.handshake(grid)
+            self.reporter.started()
+        self._arrays = (initial_arrays,)
+
+    def _complete(self) -> None:
+        """Complete a run after its last round."""
+        self._check_that_rounds_counted()
+        self.evaluate_last()
+        self._end()
 
     def _end(self, error: BaseException | None = None) -> None:
         """End a run in Flower's loop; `error` is the exception that ended it, if any."""
         if (contexts := self._flowers_loop) is not None:
-            self._flowers_loop = None
+            self._flowers_loop, self.fresh = None, False
             atexit.unregister(self._interrupted)
             contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
@@ -94,27 +172,38 @@ class FlowerLoop(Hooks[P, S], Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages that ask clients to train in a round."""
-        run, federation, self._trained = self.run, self.federation, None
-        if server_round == 1:
+        self._trained = None
+        if server_round == 1 and not self._starting:
             self._interrupted()  # an earlier run
+            self.begin()
         elif self._flowers_loop is None:
             raise ConfigError(f"the run ended before Flower's loop reached round {server_round}: {self._same_rounds}")
-        run.take(config)
-        if arrays:
-            run.initial = decode_arrays(arrays)
+        self._starting, run, federation = False, self.run, self.federation
+        config["server-round"] = server_round
+        run.take("train_config", config)
+        if not self._flowers_loop:
+            self._begin(grid, arrays)
         with self._in_flowers_loop():
-            if not self._flowers_loop:
-                self._begin(grid)
-                mean = self.aggregator.plain
-                run.privacy = wrapper_ledger(self._wrapper, run.traits, mean=mean) or run.privacy
+            self._take_arrays(arrays)
             run.round = Round(server_round)
             self._handshake.admit()
             self._prepare()
             payloads = self._choose()
-            specs = [federation.specs[client] for client in federation.present]
-            check_hooks(self._wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
+            specs, wrapper = [federation.specs[client] for client in federation.present], self.private_wrapper
+            check_hooks(wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
+
+    def _take_arrays(self, arrays: ArrayRecord) -> None:
+        """Take the arrays in Flower's loop, which a wrapper or a subclass may have changed, as the shared model."""
+        if self.traits.averages_model:
+            self.run.initial = decode_arrays(arrays)
+            self._handshake.settle()
+        elif arrays and not any(arrays is known for known in self._arrays):
+            raise ConfigError(
+                f"aggregate_train returned arrays of its own, which {self.method.name} cannot use, since its clients "
+                "share no averaged model: return those of super().aggregate_train(server_round, replies)"
+            )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -123,18 +212,22 @@ class FlowerLoop(Hooks[P, S], Strategy):
         with self._in_flowers_loop():
             valid = self.federation.receive(replies, self._check)
             self._trained = valid, self._aggregate(valid)
-            metrics = metric_record(self.reporter.row(*self._trained))
-            return (encode_arrays(self.state.model, flower=True) if self.state.model else None), metrics
+            metrics, model = metric_record(self.reporter.row(*self._trained)), self.global_arrays()
+            self._arrays = (*self._arrays[:1], encode_arrays(model, flower=True) if model else None)
+            return self._arrays[-1], metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return messages that evaluate all clients on `arrays`, to which a wrapping strategy may have added noise."""
-        self.run.take(config)
+        config["server-round"] = server_round
+        self.run.take("evaluate_config", config)
         with self._in_flowers_loop():
-            if arrays:
-                self.run.initial = decode_arrays(arrays)
-                self._handshake.settle()
+            if self._trained is None and type(self).aggregate_train is not FlowerLoop.aggregate_train:
+                raise ConfigError(
+                    f"aggregate_train of {type(self).__name__} must call super().aggregate_train(server_round, replies)"
+                )
+            self._take_arrays(arrays)
             return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -146,7 +239,5 @@ class FlowerLoop(Hooks[P, S], Strategy):
                     round.fail(client, "the reply was left out, as all replies of this round, since some client failed")
             self.reporter.record(*(self._trained or ({}, {})))
             if self._flowers_loop and round.number == self.run.last_round:
-                self._check_that_rounds_counted()
-                self.evaluate_last()
-                self._end()
+                self._complete()
         return metric_record(statistics(valid, None)) if valid else None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.toml import toml_value
 from fedhet.config.validation import effective, is_complete
 from fedhet.data import PublicDataset
@@ -45,7 +46,6 @@ class Handshake:
 
     def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
         self.run, self.federation, self.hooks = run, federation, hooks
-        self._notes: set[str] = set()
         self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
     def admit(self, *, unseen: bool = False) -> None:
@@ -72,6 +72,11 @@ class Handshake:
             )
 
     def _check_settings(self) -> None:
+        """Apply `train_config`; raise a ConfigError if keys have no effect, since clients have their own data."""
+        known = self.federation.roster.known.values()
+        if not self.run.trains_clients and any(not reply.report.wrapped for reply in known):
+            self.run.trains_clients = True
+            self.run.apply_train_config()
         config = self.run.config
         chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
         if not is_complete(config.chosen):
@@ -140,6 +145,11 @@ class Handshake:
         run, report, roster = self.run, reply.report, self.federation.roster
         for name, group in reply.arrays.items():
             check_finite(group, f"the client's {name[:100]}")
+        if (weight := run.flower_options.weighted_by_key) != FlowerOptions.weighted_by_key and not report.wrapped:
+            raise FedhetError(
+                f"weighted_by_key = {weight!r} names a metric of a client's own train function, "
+                "and this client trains with fedhet's loop: leave it out, or wrap the client's app with fedhet.wrap"
+            )
         roster.check(run.method.name, reply, networks=run.traits.alike, averaged=run.traits.shares.averaged)
         if not report.common_test and run.config.test_on != "local":
             self._test_on_own_parts()
@@ -160,9 +170,8 @@ class Handshake:
         run.noise[report.client] = report.noise
         if report.device not in run.devices:
             run.devices.append(report.device)
-        if report.note and report.note not in self._notes:
-            self._notes.add(report.note)
-            log.warning("client %s: %s", report.client, report.note)
+        if report.note:
+            run.warn_once(report.note, [report.client])
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
         """Let the method admit a client, and initialise shared arrays if the method draws their values."""

@@ -90,7 +90,7 @@ class Reporter:
     def row(self, replies: Mapping[str, Reply], metrics: Mapping[str, float]) -> dict[str, Any]:
         """Return the record of the current round for `history.jsonl`."""
         round = self.run.round
-        losses = [(r.train_loss, r.examples) for r in replies.values() if r.train_loss is not None]
+        losses = [(r.train_loss, r.weight) for r in replies.values() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
         return {
             "round": round.number,
@@ -126,7 +126,7 @@ def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
     """Return the clients' mean of each metric that users' own functions report, weighted by training examples."""
     names = dict.fromkeys(name for reply in replies.values() for name in reply.further)
     senders = {name: [reply for reply in replies.values() if name in reply.further] for name in names}
-    return {name: weighted_mean([(r.further[name], r.examples) for r in those]) for name, those in senders.items()}
+    return {name: weighted_mean([(r.further[name], r.weight) for r in those]) for name, those in senders.items()}
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -127,12 +127,13 @@ class Roster:
     def check_counts(self, reply: Reply) -> None:
         """Raise a WireError if a reply's numbers of examples differ from the handshake, or its metrics count more."""
         known = self.known[reply.client]
+        wrapped = known.report.wrapped  # the user's own functions count their examples
         for kind, count, before in (
             ("training", reply.examples, known.examples),
             ("test", reply.test_examples, known.test_examples),
             ("validation", reply.validation_examples, known.validation_examples),
         ):
-            if count != before:
+            if count != before and not wrapped:
                 raise WireError(f"the client has {count} {kind} examples now, but had {before} in its handshake")
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
@@ -227,5 +228,6 @@ def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> Non
         )
     if count < wanted:
         raise FedhetError(
-            f"only {count} nodes are connected, and {wanted} are needed: start more nodes, or lower min-clients"
+            f"only {count} nodes are connected, and {wanted} are needed: start more nodes, or lower min-clients "
+            "(min_available_nodes)"
         )

@@ -34,13 +34,15 @@ class Hooks(Generic[P, S]):
     """The server-side hooks of a method, with defaults that implement FedAvg; a method overrides what differs.
 
     `state_class` is the class of the method's state, and `copies` how many copies of a client's network the server
-    makes from the reported shapes.
+    makes from the reported shapes. `fresh` says whether the next run begins or continues with `state`, which no run has
+    used yet.
     """
 
     role: ClassVar[str] = "server"
     method: Method
     state_class: ClassVar[type[State]] = State
     copies: ClassVar[int] = 0
+    fresh: bool
     run: Run
     federation: Federation
     aggregator: Aggregator
@@ -86,7 +88,7 @@ class Hooks(Generic[P, S]):
 
     @state.setter
     def state(self, state: S) -> None:
-        self.run.state = state
+        self.run.state, self.fresh = state, True
 
     # ---- the handshake
 
@@ -140,7 +142,8 @@ class Hooks(Generic[P, S]):
     def participants(self, round: int) -> Sequence[str]:
         """Return the clients that take part in a round, by default a seeded sample of all clients admitted so far."""
         known = in_order(self.state.clients)
-        count = max(1, math.floor(self.config.fraction_train * len(known) + 0.5))
+        least = max(1, self.run.flower_options.min_train_nodes)
+        count = max(least, math.floor(self.config.fraction_train * len(known) + 0.5))
         drawn = numpy_generator(self.config.seed, "participation", round).permutation(len(known))[:count]
         return [known[index] for index in sorted(drawn)]
 
@@ -176,7 +179,7 @@ class Hooks(Generic[P, S]):
         """
         models = {client: reply.arrays["model"] for client, reply in replies.items() if "model" in reply.arrays}
         if models and self.traits.shares.averaged:
-            weights = {client: float(replies[client].examples) for client in models}
+            weights = {client: replies[client].weight for client in models}
             self.state.model = self.state.model | self.aggregator.average(models, weights)
         return {}
 
@@ -190,9 +193,18 @@ class Hooks(Generic[P, S]):
         """Check a client's reply to the evaluation after the last round, and keep what the method needs from it."""
 
     @property
+    def makes_global_model(self) -> bool:
+        """Whether there will be a global model; by default, if clients share networks or the server trains one."""
+        return self.traits.whole or self.state.serves
+
+    @property
     def has_global_model(self) -> bool:
-        """Whether there is a global model yet; by default, if clients share whole networks or the server trains one."""
-        return (self.traits.whole or self.state.serves) and bool(self.state.model)
+        """Whether there is a global model yet."""
+        return self.makes_global_model and bool(self.state.model)
+
+    def global_arrays(self) -> Arrays:
+        """Return the arrays that `evaluate_fn` and the result of a run receive; by default what clients share."""
+        return self.state.model
 
     def global_model(self) -> nn.Module | None:
         """Return the global model; None if there is none, or if clients keep BatchNorm's statistics to themselves."""
@@ -253,6 +265,7 @@ class Hooks(Generic[P, S]):
                 self.run.privacy.spend(trained, before, self.state.model)
             for client in trained:
                 self.state.clients[client].trained = round.number
+                self.state.clients[client].examples = trained[client].examples
         elif round.training:
             log.warning("round %d does not count: it has %d valid replies", round.number, len(trained))
             if round.number == 1 and not trained:

@@ -4,19 +4,20 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from fedhet.config import configuration
+from fedhet.config import configuration, flower_names
 from fedhet.config.client_setup import ModelFunction
+from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
-from fedhet.flower import Message
-from fedhet.flower import settings as flower_settings
+from fedhet.flower import Message, sent_along
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Arrays
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config
 from fedhet.results.state import State
 from fedhet.utils.statistics import grouped
+from fedhet.utils.text import log
 
 
 @dataclass
@@ -67,7 +68,11 @@ class Run:
         devices: distinct descriptions of the clients' devices.
         initial: initial arrays from the caller, kept until it is known which arrays clients share.
         flower: whether Flower's loop runs the rounds, instead of `FederatedStrategy.start`.
-        further: keys that are not fedhet's, which Flower's loop sends to clients.
+        flower_options: arguments of Flower's `FedAvg` with the same meaning here.
+        train_config: entries for the clients' train functions and mods, which are sent unchanged.
+        evaluate_config: entries for the clients' evaluate functions, which are sent unchanged.
+        trains_clients: whether some client trains with fedhet's loop, for which `train_config` sets keys.
+        told: warnings that were logged already.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
         privacy: record of the privacy budget spent, if Flower's differential privacy is used, or else None.
     """
@@ -83,7 +88,11 @@ class Run:
     devices: list[str] = field(default_factory=list)
     initial: Arrays = field(default_factory=dict)
     flower: bool = True
-    further: dict[str, Any] = field(default_factory=dict)
+    flower_options: FlowerOptions = field(default_factory=FlowerOptions)
+    train_config: dict[str, Any] = field(default_factory=dict)
+    evaluate_config: dict[str, Any] = field(default_factory=dict)
+    trains_clients: bool = False
+    told: set[str] = field(default_factory=set)
     noise: dict[str, float] = field(default_factory=dict)
     privacy: PrivacyLedger | None = None
 
@@ -113,11 +122,35 @@ class Run:
             changed = configuration.resolve({**chosen, **settings}, strict=False)
             self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
 
-    def take(self, settings: Mapping[str, Any]) -> None:
-        """Apply fedhet's keys in a Flower configuration, and keep the other keys to send them to clients."""
+    @property
+    def further(self) -> dict[str, Any]:
+        """Entries for Flower's mods and clients' own functions, in the form in which messages have them."""
+        return sent_along(self.train_config, self.evaluate_config, self.flower_options.names)
+
+    def take(self, argument: Literal["train_config", "evaluate_config"], sent: Mapping[str, Any] | None) -> None:
+        """Send the entries of `train_config` or `evaluate_config` to the clients from now on.
+
+        Raises a ConfigError for the method and the rounds of the run, which only the strategy and `start` set.
+        """
+        flower_names.check_sent(argument, sent or {})
+        setattr(self, argument, dict(sent or {}))
+        self.apply_train_config()
+
+    def apply_train_config(self) -> None:
+        """Set the keys of fedhet's training loop that `train_config` has, if some client trains with this loop."""
+        if not self.trains_clients:
+            return
         flat = self.config.flat()
-        ours, self.further = flower_settings.split(settings, flat)
+        ours = flower_names.for_training(self.train_config, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})
+        if idle := flower_names.without_effect(self.evaluate_config, flat):
+            self.warn_once(f"evaluate_config: {', '.join(idle)} has no effect on fedhet's own evaluation")
+
+    def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
+        """Log a warning, with the clients that it is about, the first time that it occurs in the run."""
+        if line not in self.told:
+            self.told.add(line)
+            log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
 
 
 def named(clients: Sequence[str], most: int = 3) -> str:

@@ -3,31 +3,33 @@
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedhet.config import client_setup, configuration, user_functions
+from fedhet.config.flower_names import FlowerOptions, settings_of
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
-from fedhet.errors import FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, decode_arrays, encode_arrays
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, encode_arrays
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
-from fedhet.flower.privacy import mod_ledger
-from fedhet.flower.settings import settings_of
+from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages import Reply
 from fedhet.messages.protocol import JOIN
 from fedhet.methods import registry
 from fedhet.methods.options import Config, Value
 from fedhet.results.observers import Observer
+from fedhet.results.progress import ProgressLine
+from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
-from fedhet.server.flower_loop import FlowerLoop
+from fedhet.server.flower_loop import EvaluateFunction, FlowerLoop
+from fedhet.server.folders import run_folder
 from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter, unseen_clients
@@ -35,12 +37,10 @@ from fedhet.server.roster import await_nodes
 from fedhet.server.round import P, S
 from fedhet.server.run import Round, Run, named
 from fedhet.utils.randomness import seeded
-from fedhet.utils.text import log
+from fedhet.utils.text import console, log
 
 LAST = 3
 """A run fails if this many last rounds, or the last half of all rounds, did not count."""
-
-EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FederatedStrategy(FlowerLoop[P, S]):
@@ -60,6 +60,9 @@ class FederatedStrategy(FlowerLoop[P, S]):
         ConfigError: settings are unknown or invalid; the message lists all of them.
     """
 
+    on_common_test: EvaluateFunction | None = None
+    _directory: RunDirectory | None = None
+
     def __init__(
         self,
         config: Config | None = None,
@@ -69,19 +72,32 @@ class FederatedStrategy(FlowerLoop[P, S]):
         observers: Sequence[Observer] = (),
         **settings: Value,
     ) -> None:
-        config = config or configuration.resolve(settings_of(type(self), settings))
+        if config is not None and not isinstance(config, Config):
+            name = type(self).__name__
+            raise ConfigError(f"{name} takes settings by name, such as {name}(fraction_train=0.5), not {config!r:.80}")
+        options = FlowerOptions()
+        if config is None:
+            given, options = settings_of(type(self), settings)
+            config = configuration.resolve(given)
         self.method = registry.method(config.method_name)
-        state = self.state_class(run=uuid.uuid4().hex)
         dataset = client_setup.public_dataset_for(
             config.method_name, registry.traits(config).public, as_public_dataset(public)
         )
-        self.run = Run(self.method, config, state, dataset, user_functions.model_function(model))
+        self._new_run = partial(Run, self.method, config, public=dataset, flower_options=options)
+        self._model = user_functions.model_function(model)
+        self._renew(observers)
+
+    def _renew(self, observers: Sequence[Observer], before: PrivacyLedger | None = None) -> None:
+        """Prepare a run from its beginning, with its own collaborators; `before` is the privacy budget spent so far."""
+        state = self.state_class(run=uuid.uuid4().hex)
+        self.run = self._new_run(state=state, model=self._model, privacy=before)
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.networks = Networks(self.run, type(self).__name__)
         self.reporter = Reporter(self.run, self.size_of, observers)
         hooks = self.public_dataset, self.compatibility, self.common, self.admit, self.first_arrays, self.first_model
         self._handshake = Handshake(self.run, self.federation, Admission(*hooks, self.copies))
+        self.fresh = True
 
     def start(
         self,
@@ -95,37 +111,50 @@ class FederatedStrategy(FlowerLoop[P, S]):
     ) -> Result:
         """Run all rounds, the closing round if there is one, and the evaluation at the end.
 
-        The arguments are the same as for Flower's `Strategy.start`; defaults come from the configuration. A strategy
-        whose `state` was loaded continues after `state.round`. If the key `out` is set and there are no observers, a
-        run directory is written.
+        The arguments are the same as for Flower's `Strategy.start`; defaults come from the configuration. Every call is
+        a new run. A strategy whose `state` was assigned since its last run continues after `state.round`, up to
+        `num_rounds` rounds in all. If the key `out` is set and there are no observers, a run directory is written. A
+        subclass that overrides hooks of Flower's strategies, such as `configure_train`, runs in Flower's own loop.
 
         Args:
             grid: connection to the clients.
-            initial_arrays: the shared model before the first round, unless a run is resumed; by default the first
+            initial_arrays: the shared model before the first round, unless a run is continued; by default the first
                 client's initial weights.
             num_rounds: number of training rounds.
             timeout: seconds to wait for replies.
-            train_config: keys of the configuration to change, also by Flower's names (`lr`); unknown keys are sent to
-                the clients, for Flower mods that read them.
-            evaluate_config: further keys, used like `train_config`, which has precedence.
+            train_config: entries for the clients' own train functions (`fedhet.wrap`) and mods, sent unchanged. At
+                clients with fedhet's training loop, they set keys of training, also by Flower's names (`lr`).
+            evaluate_config: entries for the clients' own evaluate functions, sent unchanged.
             evaluate_fn: evaluates the global model at the server, before the first round and after each round.
 
         Raises:
             FedhetError: too few clients can serve, no client gave a valid reply in the first round, the last rounds did
                 not count, or the method failed.
         """
+        self.begin()
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
-        self.run.take({**(evaluate_config or {}), **(train_config or {})})
-        for key, why in self.config.remarks:
-            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
-        with self._recording(grid):
-            self.run.initial = {} if initial_arrays is None or self.state.round else decode_arrays(initial_arrays)
+        self.run.take("train_config", train_config)
+        self.run.take("evaluate_config", evaluate_config)
+        evaluate = self._evaluator(evaluate_fn)
+        if initial_arrays and self.traits.shares.keys != "nothing" and not self.traits.shares.averaged:
+            raise ConfigError(
+                f"{self.method.name} has no shared model that initial_arrays could set: leave them out, and let the "
+                "clients' model function set initial weights"
+            )
+        if self.overrides_hooks:
+            return self._in_flowers_own_loop(
+                grid, initial_arrays, train_config or ConfigRecord(), evaluate_config or ConfigRecord(), evaluate
+            )
+        self._log_remarks()
+        self.summary()
+        with self._recording(grid, lines=True):
+            self.take_initial(ArrayRecord() if self.state.round else initial_arrays)
             try:
                 with self.reporter.watching(self.matrices):
-                    return self._all_rounds(grid, evaluate_fn)
+                    return self._all_rounds(grid, evaluate)
             finally:
-                self.run.flower = True
+                self.run.flower, self.fresh = True, False
 
     def _all_rounds(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
         result, run = Result(), self.run
@@ -139,32 +168,44 @@ class FederatedStrategy(FlowerLoop[P, S]):
             self._evaluate_globally(evaluate_fn, result)
         self._check_that_rounds_counted()
         result.evaluate_metrics_clientapp[run.last_round] = self.evaluate_last()
-        result.arrays = encode_arrays(self.state.model, flower=True)
+        result.arrays = encode_arrays(self.global_arrays(), flower=True)
         return result
 
     def handshake(self, grid: Grid) -> None:
         """Wait for clients and admit those that can serve; raise a FedhetError if there are too few."""
         exact = "clients" in self.config.chosen
-        wanted = self.config.clients if exact else self.config.min_clients
+        least = max(self.config.min_clients, self.run.flower_options.least)
+        wanted = self.config.clients if exact else least
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
         fresh = not self.state.clients
         self.federation.grid, self.run.round = grid, Round()
         self._handshake.admit()
         present = self.federation.present
-        if len(present) < self.config.min_clients:
+        if len(present) < least:
             raise FedhetError(
-                f"{len(present)} clients can serve, and {self.config.min_clients} are needed (min-clients):\n"
+                f"{len(present)} clients can serve, and {least} are needed (min-clients):\n"
                 f"{self.run.round.reasons('no more nodes came')}"
             )
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
             raise FedhetError(f"{named(gone)} cannot continue this run:\n{self.run.round.reasons('no such node')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
+        if self._directory and self.run.train_config:
+            self._directory.reconfigure(self.config)
         self._prepare()
-        if any(self.run.noise.values()):
-            self.run.privacy = mod_ledger(self.run.noise, self.run.traits, self.state.round)
+        self._account()
         if fresh:
             self.reporter.record({}, {})
+
+    def _account(self) -> None:
+        """Account for the privacy budget of this run, in addition to that of the strategy's earlier runs."""
+        run, earlier = self.run, self.run.privacy
+        if wrapper := self.private_wrapper:
+            run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, before=earlier)
+        elif any(run.noise.values()):
+            run.privacy = mod_ledger(run.noise, run.traits, 0 if earlier else self.state.round, earlier)
+        elif earlier:
+            run.privacy = PrivacyLedger(earlier.name, run.traits, lambda *_: 0.0, unknown="a later run adds no noise")
 
     def evaluate_last(self) -> MetricRecord:
         """Evaluate all clients after the last round, admit unseen clients, and return metrics."""
@@ -193,12 +234,32 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.run.round.joining = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
+    def _evaluator(self, function: EvaluateFunction | None) -> EvaluateFunction | None:
+        """Return the user's `evaluate_fn` with a check of its result, or None if the method has no global model."""
+        if function is None:
+            return self.on_common_test
+        if not self.makes_global_model:
+            self.run.warn_once(
+                f"evaluate_fn is not called, since {self.method.name} has no global model: clients evaluate their own "
+                "models, and the result has their metrics"
+            )
+            return None
+
+        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = function(round, arrays) if arrays else None
+            if metrics is not None and not isinstance(metrics, MetricRecord):
+                kind = type(metrics).__name__
+                raise ConfigError(f"evaluate_fn must return a flwr.app.MetricRecord or None, but returned a {kind}")
+            return metrics
+
+        return evaluate
+
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
         """Evaluate the global model at the server with `function`, for the record of the next round."""
         round, common = self.state.round, None
         if function and self.has_global_model and (round == self.run.last_round or self.run.evaluates(round + 1)):
             with seeded(self.config.seed, "evaluation", "server"):
-                common = function(round, encode_arrays(self.state.model, flower=True))
+                common = function(round, encode_arrays(self.global_arrays(), flower=True))
             if common is not None:
                 result.evaluate_metrics_serverapp[round] = common
         self.reporter.on_common_test = common
@@ -219,20 +280,30 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
 
     @contextmanager
-    def _recording(self, grid: Grid) -> Iterator[None]:
-        from fedhet.results.recorder import recorded
-
-        if not self.config.out or self.reporter.observers:
+    def _recording(self, grid: Grid, *, lines: bool = False) -> Iterator[None]:
+        """Context that prints rounds (with `lines`), and writes a run directory if `out` is set; not with observers."""
+        if self.reporter.observers:
             yield
             return
-        folder = Path(self.config.out).resolve()
-        with recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid)) as observers:
-            self.state = observers[0].resumed(self.state)
-            self.reporter.observers = [*observers]
-            try:
-                yield
-            finally:
-                self.reporter.observers = []
+        shown = [ProgressLine(console(force_terminal=False))] * lines
+        with ExitStack() as stack:
+            stack.callback(self._stop_recording)
+            self.reporter.observers = [*shown]
+            if self.config.out:
+                folder = run_folder(self.config, grid)
+                opened = recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid))
+                observers = stack.enter_context(opened)
+                self._directory = observers[0]
+                self.state = observers[0].resumed(self.state)
+                self.reporter.observers = [*observers, *shown]
+            yield
+
+    def _stop_recording(self) -> None:
+        self.reporter.observers, self._directory = [], None
+
+    def _log_remarks(self) -> None:
+        for key, why in self.config.remarks:
+            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
 
     def summary(self) -> None:
         """Log the method's name and its parameters."""

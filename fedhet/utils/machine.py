@@ -10,6 +10,7 @@ import random
 import re
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -281,3 +282,16 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def in_ray() -> bool:
+    """Return whether this process is a Ray worker."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+
+
+def cluster_machine() -> str:
+    """Return this machine's name if it simulates clients in a Ray cluster of several machines, else an empty string."""
+    if not in_ray():
+        return ""
+    return platform.node() if sum(node["Alive"] for node in sys.modules["ray"].nodes()) > 1 else ""

@@ -105,9 +105,9 @@ def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, An
     }
 
 
-def weighted_mean(pairs: Sequence[tuple[float, int]]) -> float:
-    """Return the mean of values in pairs (value, number of examples), weighted by the number of examples."""
-    return math.fsum(value * examples for value, examples in pairs) / sum(examples for _, examples in pairs)
+def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the weighted mean of values in pairs (value, weight); weights are mostly numbers of examples."""
+    return math.fsum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 
 def _statistics(values: Sequence[float], weighted: float) -> Statistics:

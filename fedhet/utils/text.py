@@ -3,7 +3,11 @@
 import contextlib
 import logging
 import sys
+import time
+import traceback
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,6 +70,25 @@ class PrintableLog(logging.Filter):
 log = logging.getLogger("flwr").getChild("fedhet")
 """fedhet's logger, a child of Flower's."""
 log.addFilter(PrintableLog())
+
+
+@lru_cache(maxsize=8)
+def log_once(app: object, reason: str) -> None:
+    """Log an error the first time that it occurs in a ClientApp or ServerApp."""
+    log.error("%s", reason)
+
+
+def traceback_in_file(error: BaseException, doing: str) -> str:
+    """Append an exception's traceback to `~/.fedhet/clients.log`; return the exception in a line, with the file."""
+    path = Path.home() / ".fedhet" / "clients.log"
+    line = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {doing}\n{''.join(traceback.format_exception(error))}\n")
+    except OSError:
+        return line
+    return f"{line} (traceback in {path})"
 
 
 __version__ = "0.1.0"

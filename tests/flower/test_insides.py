@@ -84,12 +84,12 @@ def test_a_client_app_without_the_handler_says_so(message):
 
 def test_the_wrapper_around_a_strategy_is_found():
     strategy = fedhet.FedAvg()
-    assert insides.wrapper_of(strategy) is None
+    assert insides.private_wrapper_of(strategy) is None
     wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 1)
-    assert insides.wrapper_of(strategy) is wrapped
+    assert insides.private_wrapper_of(strategy) is wrapped
     another = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 1)
     with pytest.raises(ConfigError, match="2 wrappers .*Clipping.* contain one strategy"):
-        insides.wrapper_of(strategy)
+        insides.private_wrapper_of(strategy)
     del another
 
 
@@ -100,8 +100,8 @@ def test_the_grid_of_a_simulation_goes_by_this_name():
 
 def test_the_number_of_a_started_run_is_read():
     assert "Successfully started run " in inspect.getsource(importlib.import_module("flwr.cli.run.run"))
-    assert insides.started_run("INFO: Successfully started run 1234\n") == "1234"
-    assert insides.started_run("INFO: building\n") is None
+    assert commands.started_run("INFO: Successfully started run 1234\n") == "1234"
+    assert commands.started_run("INFO: building\n") is None
 
 
 def test_the_status_of_a_run_is_read_from_flowers_list():
@@ -109,8 +109,8 @@ def test_the_status_of_a_run_is_read_from_flowers_list():
     row = MagicMock(fab_id="a/b", status_text="finished:failed", details="no clients")
     numbers = [name for name in inspect.signature(listing.RunRow).parameters if name not in ("details", "status_text")]
     row.configure_mock(**dict.fromkeys({*numbers} - {"fab_id"}, 0))
-    assert insides.status_of_run(listing._to_json([row])) == ("finished:failed", "no clients")
-    assert insides.status_of_run("Error") == insides.status_of_run("") == ("unknown", "")
+    assert commands.status_of_run(listing._to_json([row])) == ("finished:failed", "no clients")
+    assert commands.status_of_run("Error") == commands.status_of_run("") == ("unknown", "")
 
 
 def test_options_of_flowers_commands_exist(monkeypatch, capsys):

@@ -1,0 +1,126 @@
+"""Flower's names for settings of a strategy, and what they are called here."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from fedhet.errors import ConfigError
+from fedhet.methods.keys import kebab
+from fedhet.methods.method import Method
+from fedhet.methods.options import keys_about
+from fedhet.utils.text import log
+
+OURS = {
+    "lr": "learning-rate",
+    "num-rounds": "rounds",
+    "num-server-rounds": "rounds",
+    "fraction-fit": "fraction-train",
+    "proximal-mu": "fedprox.mu",
+}
+"""fedhet's keys by Flower's names."""
+
+INSTEAD = {
+    "train-metrics-aggr-fn": "observers receive every client's metrics: pass observers=[...]",
+    "evaluate-metrics-aggr-fn": "observers receive every client's metrics: pass observers=[...]",
+}
+"""Flower's settings without a counterpart, and what to use instead."""
+
+TRAINING = (*keys_about("optimiser"), "local-epochs", "batch-size", "precision", "augment")
+"""Common keys that `train_config` sets for clients that train with fedhet's loop."""
+
+FROM_FLOWER = ("server-round", "clipping_norm")
+"""Entries that Flower's strategies and wrappers add to `train_config`."""
+
+
+@dataclass(frozen=True)
+class FlowerOptions:
+    """Arguments of Flower's `FedAvg` with the same meaning here; they are not keys of the configuration.
+
+    Attributes:
+        min_train_nodes: number of clients that train in a round at least, whatever `fraction_train` is.
+        min_evaluate_nodes: number of clients that must be connected, since all connected clients are evaluated.
+        min_available_nodes: number of clients that must be connected before the first round.
+        weighted_by_key: the metric that weighs a client, among those that its own train and evaluate functions return.
+        arrayrecord_key: name of the record of arrays that these functions receive.
+        configrecord_key: name of the record of settings that these functions receive.
+    """
+
+    min_train_nodes: int = 0
+    min_evaluate_nodes: int = 0
+    min_available_nodes: int = 0
+    weighted_by_key: str = "num-examples"
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+
+    def __post_init__(self) -> None:
+        """Check the types of the options."""
+        for each in fields(self):
+            if not isinstance(value := getattr(self, each.name), each.type):  # type: ignore[arg-type]
+                raise ConfigError(f"{each.name} must be of type {each.type.__name__}, not {value!r}")  # type: ignore[union-attr]
+
+    @property
+    def least(self) -> int:
+        """The number of clients that must be connected before the first round."""
+        return max(self.min_train_nodes, self.min_evaluate_nodes, self.min_available_nodes)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of records and weight that are not Flower's defaults, by option."""
+        named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")
+        return {name: value for name in named if (value := getattr(self, name)) != getattr(FlowerOptions, name)}
+
+
+def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], FlowerOptions]:
+    """Convert the keyword arguments of a strategy class to fedhet's settings and Flower's options.
+
+    Raises a ConfigError if the class does not name its method, or if an argument has no counterpart.
+    """
+    method: Method | None = getattr(strategy, "method", None)
+    if method is None:
+        raise ConfigError(f"{strategy.__name__} has no method: set its class attribute `method` to a fedhet Method")
+    names = {each.name for each in fields(FlowerOptions)}
+    options = FlowerOptions(**{name: value for name, value in given.items() if name in names})
+    method_keys = {kebab(field.name) for field in fields(method.Options)}
+    settings: dict[str, Any] = {"method": method.name}
+    for name, value in given.items():
+        key = kebab(name)
+        if key == "fraction-evaluate":
+            if value != 1:
+                log.warning("fraction_evaluate = %s: all clients are evaluated, every evaluate-every rounds", value)
+        elif key in INSTEAD:
+            raise ConfigError(f"{name} is not a key of fedhet: {INSTEAD[key]}; leave it out")
+        elif name not in names:
+            key = OURS.get(key, key)
+            settings[f"{method.family}.{key}" if key in method_keys else key] = value
+    return settings, options
+
+
+def check_sent(argument: str, settings: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if `train_config` or `evaluate_config` (`argument`) has the method or the rounds of a run."""
+    for name in settings:
+        if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):
+            where = "start(num_rounds=...)" if key == "rounds" else "the strategy's class, such as fedhet.FedAvg"
+            raise ConfigError(f"{argument} has the entry {name!r}, which it cannot set: {where} sets it")
+
+
+def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the entries of `train_config` that set keys of fedhet's training loop; `known` are all keys.
+
+    Raises a ConfigError for other keys of fedhet, and for entries that resemble a key.
+    """
+    ours: dict[str, Any] = {}
+    for name, value in train_config.items():
+        key = OURS.get(kebab(name), kebab(name))
+        if key in TRAINING or (key in known and "." in key):
+            ours[key] = value
+        elif key in known:
+            raise ConfigError(f"train_config sets how clients train, not {name!r}: give it to the strategy")
+        elif name not in FROM_FLOWER and (close := get_close_matches(key, known, n=1, cutoff=0.75)):
+            raise ConfigError(f"unknown key {key!r} in train_config: did you mean {close[0]!r}?")
+    return ours
+
+
+def without_effect(evaluate_config: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Return the entries of `evaluate_config` that are keys of fedhet, whose own evaluation has no settings."""
+    return [name for name in evaluate_config if OURS.get(kebab(name), kebab(name)) in known]

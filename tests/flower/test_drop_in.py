@@ -1,0 +1,444 @@
+"""Habits of Flower's users, one small app each: fedhet's strategies behave as Flower's own do in the same app."""
+
+import logging
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp import strategy as flower
+from torch import nn
+
+import fedhet
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.flower import decode_arrays
+from fedhet.flower.grid import LocalGrid
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+COUNTS = 10, 20, 30
+
+
+def network():
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+
+
+def hospital(train_metrics=None, eval_metrics=None, change=None, seen=None, mods=None, train_mods=None):
+    """A ClientApp whose client i adds i + 1 to each array; `change` alters its reply to a training message."""
+    app = ClientApp(mods=mods)
+
+    def note(kind, msg):
+        if seen is not None:
+            seen.append((kind, {name: dict(record) for name, record in msg.content.config_records.items()}))
+
+    @app.train(mods=train_mods)
+    def train(msg, context):
+        note("train", msg)
+        client = context.node_config["partition-id"]
+        (name, arrays), *_ = msg.content.array_records.items()
+        moved = {key: tensor + client + 1 for key, tensor in arrays.to_torch_state_dict().items()}
+        metrics = {"train_loss": 1.0, "num-examples": COUNTS[client], **(train_metrics or {})}
+        reply = RecordDict({name: ArrayRecord(moved), "metrics": MetricRecord(metrics)})
+        return change(msg, reply) if change else Message(reply, reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg, context):
+        note("evaluate", msg)
+        metrics = {"eval_loss": 0.5, "eval_acc": 0.75, "num-examples": 10, **(eval_metrics or {})}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
+
+    return app
+
+
+def first():
+    return ArrayRecord({name: torch.zeros_like(tensor) for name, tensor in network().state_dict().items()})
+
+
+def wrapped(*arguments, **options):
+    return fedhet.wrap(hospital(*arguments, **options), network)
+
+
+def ours(app, strategy=None, clients=3, num_rounds=1, arrays=True, **more):
+    strategy = strategy or fedhet.FedAvg()
+    return strategy.start(LocalGrid(app, clients), first() if arrays else None, num_rounds=num_rounds, **more)
+
+
+def theirs(app, strategy=None, clients=3, num_rounds=1, **more):
+    return (strategy or flower.FedAvg()).start(LocalGrid(app, clients), first(), num_rounds=num_rounds, **more)
+
+
+def level(result):
+    """What all entries of the global model are: the weighted mean of what clients add, over all rounds."""
+    (value,) = {round(float(each), 4) for array in decode_arrays(result.arrays).values() for each in array.ravel()}
+    return value
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.INFO, logger="flwr")
+    return caplog
+
+
+# ---- runs
+
+
+def test_every_start_is_a_run_from_the_given_arrays():
+    strategy, other = fedhet.FedAvg(), flower.FedAvg()
+    for rounds in (1, 2):
+        one, two = ours(wrapped(), strategy, num_rounds=rounds), theirs(hospital(), other, num_rounds=rounds)
+        assert level(one) == pytest.approx(level(two)) == pytest.approx(rounds * 14 / 6, abs=1e-3)
+        assert set(one.train_metrics_clientapp) == set(two.train_metrics_clientapp) == {*range(1, rounds + 1)}
+    earlier = strategy.state.run
+    strategy.state = strategy.state  # to continue
+    assert level(ours(wrapped(), strategy, num_rounds=3)) == pytest.approx(3 * 14 / 6, abs=1e-3)
+    assert (strategy.state.round, strategy.state.run) == (3, earlier)
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_epsilon_adds_up_over_all_starts(tiny, where):
+    pytest.importorskip("dp_accounting")
+    initial, strategy = ArrayRecord(tiny.model().state_dict()), fedhet.FedAvg(rounds=1)
+    mods = [LocalDpMod(0.1, 0.2, 4.0, 1e-5)] if where == "client" else None
+    started = flower.DifferentialPrivacyServerSideFixedClipping(strategy, 2.0, 0.1, 3) if mods is None else strategy
+    spent = []
+    for _ in range(2):
+        started.start(LocalGrid(tiny.app(mods=mods), 3), initial, num_rounds=1)
+        spent.append(strategy.run.privacy.spent())
+    assert [each["rounds"] for each in spent] == [1, 2]
+    assert spent[0]["epsilon"] < spent[1]["epsilon"]
+
+
+def decaying(base):
+    class Decaying(base):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.calls = []
+
+        def configure_train(self, server_round, arrays, config, grid):
+            config["lr"] *= 0.5
+            return super().configure_train(server_round, arrays, config, grid)
+
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            doubled = {name: 2 * tensor for name, tensor in arrays.to_torch_state_dict().items()}
+            return ArrayRecord(doubled), metrics
+
+        def configure_evaluate(self, server_round, arrays, config, grid):
+            self.calls.append((server_round, round(float(arrays.to_numpy_ndarrays()[1][0]), 3)))
+            return super().configure_evaluate(server_round, arrays, config, grid)
+
+        def aggregate_evaluate(self, server_round, replies):
+            metrics = super().aggregate_evaluate(server_round, list(replies))
+            metrics["mine"] = 1.0
+            return metrics
+
+        def summary(self):
+            self.calls.append("summary")
+            super().summary()
+
+    return Decaying()
+
+
+def test_overridden_hooks_are_called_as_in_flower():
+    found = []
+    for base, run, app in ((fedhet.FedAvg, ours, wrapped), (flower.FedAvg, theirs, hospital)):
+        seen, strategy = [], decaying(base)
+        result = run(app(seen=seen), strategy, num_rounds=2, train_config=ConfigRecord({"lr": 0.8}))
+        rates = [record["config"]["lr"] for kind, record in seen if kind == "train"]
+        means = [result.evaluate_metrics_clientapp[round]["mine"] for round in (1, 2)]
+        found.append((level(result), rates, means, strategy.calls))
+    assert found[0] == found[1]
+    assert found[0] == (14.0, [0.4] * 3 + [0.2] * 3, [1.0, 1.0], ["summary", (1, 4.667), (2, 14.0)])
+
+
+def test_hooks_without_a_use_are_refused_by_name():
+    with pytest.raises(
+        ConfigError, match=r"Mine defines _construct_messages, which .* override one of configure_train"
+    ):
+        type("Mine", (fedhet.FedAvg,), {"_construct_messages": lambda self: []})
+
+    class Alone(fedhet.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            return first(), MetricRecord()
+
+    with pytest.raises(ConfigError, match=r"aggregate_train of Alone must call super\(\)\.aggregate_train"):
+        ours(wrapped(), Alone())
+
+    class Other(fedhet.FedProto):
+        def aggregate_train(self, server_round, replies):
+            return first(), super().aggregate_train(server_round, replies)[1]
+
+    with pytest.raises(ConfigError, match="aggregate_train returned arrays of its own, which fedproto cannot use"):
+        Other(clients=2, dataset="digits").start(LocalGrid(fedhet.make_client_app(), 2), num_rounds=1)
+
+
+def test_flowers_lines_of_rounds(capsys):
+    ours(wrapped(), num_rounds=2)
+    printed = capsys.readouterr().out
+    assert "round 1/2: 3 clients" in printed
+    assert "round 2/2: 3 clients" in printed
+
+
+# ---- settings
+
+
+def test_train_config_and_evaluate_config_arrive_unchanged():
+    train = {"momentum": 0.9, "optimizer": "rmsprop", "local_epochs": 7, "seed": 3, "settings": "mine", "sizes": [1, 2]}
+    evaluate = {"batch-size": 512, "local-epochs": 9}
+    configs = {"train_config": ConfigRecord(train), "evaluate_config": ConfigRecord(evaluate)}
+    found = {}
+    strategy = fedhet.FedAvg(local_epochs=2, batch_size=8)
+    for run, app, each in ((ours, wrapped, strategy), (theirs, hospital, None)):
+        seen = []
+        run(app(seen=seen), each, **{name: ConfigRecord(dict(record)) for name, record in configs.items()})
+        found[run] = {kind: records["config"] for kind, records in seen}
+    assert found[ours]["train"] == {"local-epochs": 2, "batch-size": 8, "lr": 0.01} | found[theirs]["train"]
+    assert found[ours]["evaluate"].items() >= found[theirs]["evaluate"].items()
+    assert {"momentum", "local_epochs"} & found[ours]["evaluate"].keys() == set()
+    assert (strategy.config.local_epochs, strategy.config.batch_size, strategy.config.seed) == (2, 8, 0)
+
+
+def test_train_config_sets_fedhets_training_loop_and_evaluate_config_does_not(tiny, said, tmp_path):
+    strategy = fedhet.FedAvg(out=str(tmp_path / "run"))
+    configs = {"train_config": ConfigRecord({"lr": 0.25}), "evaluate_config": ConfigRecord({"batch-size": 3})}
+    strategy.start(LocalGrid(tiny.app(), 2), num_rounds=1, **configs)
+    assert (strategy.config.learning_rate, strategy.config.batch_size) == (0.25, 32)
+    assert "learning-rate = 0.25" in (tmp_path / "run" / "config.toml").read_text()
+    assert "evaluate_config: batch-size has no effect" in said.text
+    for wrong, why in (({"seed": 3}, "sets how clients train, not 'seed'"), ({"learning-rat": 1}, "did you mean")):
+        with pytest.raises(ConfigError, match=why):
+            fedhet.FedAvg().start(LocalGrid(tiny.app(), 2), num_rounds=1, train_config=ConfigRecord(wrong))
+
+
+@pytest.mark.parametrize("entry", [{"method": "fedprox"}, {"rounds": 9}, {"num-server-rounds": 9}])
+@pytest.mark.parametrize("argument", ["train_config", "evaluate_config"])
+def test_method_and_rounds_are_no_entries(entry, argument):
+    with pytest.raises(ConfigError, match=f"{argument} has the entry '{next(iter(entry))}', which it cannot set"):
+        ours(wrapped(), **{argument: ConfigRecord(entry)})
+
+
+def test_numbers_of_nodes_have_flowers_meaning(monkeypatch):
+    for options, count in (({}, 2), ({"fraction_train": 0.1, "min_train_nodes": 3}, 3)):
+        trained = []
+        for run, app, base in ((ours, wrapped, fedhet), (theirs, hospital, flower)):
+            seen = []
+            run(app(seen=seen), base.FedAvg(**({"fraction_train": 0.67, "min_train_nodes": 2} | options)))
+            trained.append(sum(kind == "train" for kind, _ in seen))
+        assert trained == [count, count]
+    monkeypatch.setattr("fedhet.server.roster.GRACE", 0.0)
+    with pytest.raises(FedhetError, match="only 3 nodes are connected, and 4 are needed"):
+        ours(wrapped(), fedhet.FedAvg(min_available_nodes=4))
+
+
+# ---- replies
+
+
+@pytest.mark.parametrize("key", ["num-examples", "importance"])
+def test_the_number_in_the_reply_weighs(key, said):
+    def change(msg, reply):
+        client = int(decode_arrays(next(iter(reply.array_records.values())))["0.bias"][0] - 1)
+        reply["metrics"]["importance"] = [3, 2, 1][client]
+        return Message(reply, reply_to=msg)
+
+    app = hospital(None, {"importance": 1}, change)
+    strategies = fedhet.FedAvg(weighted_by_key=key), flower.FedAvg(weighted_by_key=key)
+    result = ours(fedhet.wrap(app, network, examples=lambda partition_id: (10, 10)), strategies[0])
+    assert (
+        level(result) == level(theirs(app, strategies[1])) == pytest.approx(14 / 6 if key[0] == "n" else 10 / 6, 1e-3)
+    )
+    said_of = "its train function returned num-examples = 20, which counts, but examples returned 10"
+    assert f"client 1: {said_of}" in said.text
+
+
+def test_records_go_by_the_strategys_names():
+    seen = []
+    strategy = fedhet.FedAvg(arrayrecord_key="weights", configrecord_key="how")
+    assert level(ours(wrapped(seen=seen), strategy)) == pytest.approx(14 / 6, abs=1e-3)
+    assert {name for _, records in seen for name in records} == {"how"}
+
+
+@pytest.mark.parametrize("kind", ["ArrayRecord", "MetricRecord"])
+def test_several_records_are_refused(kind):
+    def change(msg, reply):
+        reply["more"] = first() if kind == "ArrayRecord" else MetricRecord({"a": 1})
+        return Message(reply, reply_to=msg)
+
+    with pytest.raises(FedhetError, match=f"returned 2 {kind}s: return exactly one"):
+        ours(wrapped(change=change))
+    with pytest.raises(Exception, match=f"exactly one {kind}"):
+        theirs(hospital(change=change))
+
+
+def test_metrics_keep_their_names():
+    mine = {"train-loss": 5.0, "eval_acc": 7.0, "received-accuracy": 6.0, "confusion": [1.0, 2.0]}
+    watch = []
+
+    class Watch(fedhet.results.observers.Observer):
+        def round(self, run, report):
+            watch.append(report.row["metrics"])
+
+    app = wrapped(train_metrics=mine, eval_metrics={"received-accuracy": 3.0, "hours": 2.0})
+    result = ours(app, fedhet.FedAvg(observers=[Watch()]))
+    got = dict(result.train_metrics_clientapp[1])
+    expected = {"train_train-loss": 5.0, "train_eval_acc": 7.0, "train_received-accuracy": 6.0, "confusion.0": 1.0}
+    expected |= {"confusion.1": 2.0, "evaluate_received-accuracy": 3.0, "hours": 2.0, "eval_acc": 0.75}
+    assert got | expected == got
+    assert (got["train-loss"], got["received-accuracy"]) == (1.0, 0.75)
+    assert watch[1] | expected == watch[1]
+
+
+@pytest.mark.parametrize("accuracy", [87.5, 1.0000001, -0.5, math.nan])
+def test_a_metric_that_is_none_is_dropped_and_the_arrays_count(accuracy, said):
+    result = ours(wrapped(eval_metrics={"eval_acc": accuracy}, train_metrics={"train_loss": math.inf}))
+    assert level(result) == pytest.approx(14 / 6, abs=1e-3)
+    assert "received-accuracy" not in result.train_metrics_clientapp[1]
+    assert "3 clients (0, 1, 2): " in said.text
+    assert "train_loss of its train function is not a finite number, and is left out" in said.text
+    assert re.search("eval_acc (is .*, must be from 0 to 1|of its evaluate function is not a finite number)", said.text)
+
+
+# ---- mods and wrappers
+
+
+@pytest.mark.parametrize("place", ["mods", "train_mods"])
+@pytest.mark.parametrize("mod", [LocalDpMod(0.1, 0.0, 1.0, 1e-5), fixedclipping_mod, adaptiveclipping_mod])
+def test_mods_of_a_wrapped_app(mod, place, said):
+    norms = []
+    for app, base in ((wrapped, fedhet), (hospital, flower)):
+        strategy = base.FedAvg(**({"rounds": 1} if base is fedhet else {}))
+        if mod is fixedclipping_mod:
+            strategy = flower.DifferentialPrivacyClientSideFixedClipping(strategy, 0.0, 0.1, 3)
+        elif mod is adaptiveclipping_mod:
+            strategy = flower.DifferentialPrivacyClientSideAdaptiveClipping(strategy, 0.0, 3)
+        result = strategy.start(LocalGrid(app(**{place: [mod]}), 3), first(), num_rounds=1)
+        norms.append(np.sqrt(sum(np.square(array).sum() for array in decode_arrays(result.arrays).values())))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    assert 0.05 < norms[0] < 0.1001
+    if place == "mods":  # such a mod answers evaluation with an error, as in Flower
+        assert "evaluate function of your ClientApp failed: " in said.text
+
+
+@pytest.mark.parametrize("name", ["strategy", "inner"])
+@pytest.mark.parametrize("method", ["FedHeNN", "FedMA"])
+def test_a_wrapper_of_ones_own(name, method):
+    class Outer(flower.Strategy):
+        def __init__(self, inner):
+            setattr(self, name, inner)
+            for hook in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary"):
+                setattr(self, hook, getattr(inner, hook))
+
+    Outer.__abstractmethods__ = frozenset()
+    settings = {"dataset": "digits", "architectures": "mlp", "samples_per_client": 32}
+    public = {"public": torch.ones(32, 1, 8, 8), "rad_size": 32} if method == "FedHeNN" else {}
+    strategy = getattr(fedhet, method)(**settings, **public, rounds=3)
+    result = Outer(strategy).start(LocalGrid(fedhet.make_client_app(), 3), ArrayRecord(), num_rounds=3)
+    assert set(result.train_metrics_clientapp) == {1, 2, 3}
+
+
+# ---- arrays and evaluations at the server
+
+
+def test_evaluate_fn_is_called_or_the_run_says_why_not(tiny, said):
+    found = {}
+
+    def evaluate_fn(round, arrays):
+        found.setdefault(name, []).append([*arrays])
+        return MetricRecord({"a": 1.0})
+
+    for name in ("FedAvg", "FedRep", "Ensemble"):
+        getattr(fedhet, name)(rounds=1).start(LocalGrid(tiny.app(), 2), evaluate_fn=evaluate_fn)
+    keys = [*tiny.model().state_dict()]
+    assert found == {"FedAvg": [keys, keys], "Ensemble": [[f"{client}/{key}" for client in "01" for key in keys]]}
+    assert said.text.count("evaluate_fn is not called, since fedrep has no global model") == 1
+
+
+def test_the_grown_network_of_fedma(tiny):
+    widths = []
+
+    def evaluate_fn(round, arrays):
+        network = strategy.global_model()
+        network.load_state_dict(arrays.to_torch_state_dict())
+        widths.append(network[0].out_features)
+
+    strategy = fedhet.FedMA(model=tiny.model)
+    strategy.start(LocalGrid(tiny.app(), 2), evaluate_fn=evaluate_fn)
+    assert widths
+    assert min(widths) >= 6
+
+
+def test_initial_arrays_are_used_or_refused(tiny, said):
+    arrays = ArrayRecord(tiny.model().state_dict())
+    for name in ("Ensemble", "PFedHN"):
+        with pytest.raises(ConfigError, match="has no shared model that initial_arrays could set: leave them out"):
+            getattr(fedhet, name)().start(LocalGrid(tiny.app(), 2), arrays, num_rounds=1)
+    fedhet.FedProto().start(LocalGrid(tiny.app(), 2), arrays, num_rounds=1)
+    assert "initial_arrays have no effect, since clients of fedproto share no model" in said.text
+
+
+# ---- where a run is recorded
+
+
+def test_every_run_has_a_folder_of_its_own(home, tmp_path, monkeypatch, capsys, said):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        ours(wrapped(), fedhet.FedAvg(out="runs/mine"))
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine", "mine-2"]
+    monkeypatch.setattr("fedhet.server.folders.LocalGrid", int)  # as in Flower's runtime, which works elsewhere
+    ours(wrapped(), fedhet.FedAvg(out="runs/mine"))
+    assert (home / ".fedhet" / "runs" / "mine" / "summary.json").is_file()
+    assert f"results go to {home / '.fedhet' / 'runs' / 'mine'}" in said.text
+
+
+# ---- sentences
+
+
+def plain():
+    return hospital(), "add the line app = fedhet.wrap\\(app, model\\)"
+
+
+def legacy():
+    from flwr.client import NumPyClient
+
+    return ClientApp(lambda context: NumPyClient().to_client()), "made from a client_fn .* fedhet.wrap\\(app, model\\)"
+
+
+@pytest.mark.parametrize("make", [plain, legacy])
+def test_an_app_of_flowers_is_told_the_line_to_write(make):
+    app, why = make()
+    with pytest.raises(FedhetError, match=why):
+        ours(app)
+
+
+def none(msg, reply):
+    return None
+
+
+def of_context(context):
+    return network()
+
+
+@pytest.mark.parametrize(
+    ("do", "why"),
+    [
+        (lambda: fedhet.FedAvg(0.5), r"FedAvg takes settings by name, such as FedAvg\(fraction_train=0.5\)"),
+        (lambda: fedhet.FedAvg(min_train_nodes="3"), "min_train_nodes must be of type int, not '3'"),
+        (lambda: fedhet.make_client_app(mods=fixedclipping_mod), "mods must be a list of Flower mods"),
+        (lambda: fedhet.make_client_app(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
+        (lambda: wrapped(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
+        (lambda: fedhet.wrap(hospital(), network, examples=(10, 5)), "examples must be a function, such as lambda"),
+        (lambda: fedhet.wrap(legacy()[0], network), r"needs functions @app.train\(\) and @app.evaluate\(\), but this"),
+        (
+            lambda: ours(wrapped(), evaluate_fn=lambda round, arrays: (0.5, {})),
+            "MetricRecord or None, but returned a tup",
+        ),
+        (lambda: ours(wrapped(change=none)), r"returned NoneType: end it with return Message\(content, reply_to=msg\)"),
+        (lambda: fedhet.make_client_app(of_context), "takes Flower's context, but is called with a client: rename"),
+    ],
+)
+def test_a_sentence_each(do, why):
+    with pytest.raises(FedhetError, match=why):
+        do()
