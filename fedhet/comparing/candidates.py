@@ -9,10 +9,11 @@ from itertools import product
 from typing import Any
 
 from fedhet.client.policy import Policy
-from fedhet.comparing.settings import shake_hands, shared_settings, variants_of
+from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.comparing.tuning import Choice
 from fedhet.config import client_setup
 from fedhet.config.user_functions import UserFunctions
+from fedhet.engines.running import shake_hands
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.method import Traits

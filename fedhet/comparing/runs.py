@@ -16,12 +16,13 @@ import torch
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedhet.comparing.settings import FILES, PLACES, PlannedRun, shake_hands
+from fedhet.comparing.settings import FILES, PLACES, PlannedRun
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
 from fedhet.engines import children, running
 from fedhet.engines.children import Child, ChildError
+from fedhet.engines.running import shake_hands
 from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of

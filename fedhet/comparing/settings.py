@@ -1,26 +1,21 @@
 """The settings of a comparison: those that all variants share, and those of single variants."""
 
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.config.toml import parse_settings, toml_value
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import is_complete
-from fedhet.data import PublicDataset
+from fedhet.engines.running import shake_hands
 from fedhet.errors import ConfigError
-from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
 from fedhet.methods.method import UNSCORED, Method
 from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, keys_that
-from fedhet.utils.machine import process_restored
 from fedhet.utils.statistics import grouped
 
 PLACES = frozenset(keys_about("place"))
@@ -159,15 +154,7 @@ def shared_settings(
     if strict and (problems := list(without_effect(variants, flat | of_siblings, completed))):
         raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
-
-    def first(key: str) -> Variant:  # that has an effect; other variants reset the key to its default
-        return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
-
-    values = {name: complete(config, by_hand).flat() for name, config in alike.items()}
-    for_all = {key: values[first(key).name][key] for key in fields_of(Config)}
-    plain = {**base, "rounds": 1, "method": first("learning-rate").method}  # before adaptation to the method
-    training = configuration.resolve(plain, strict=False).flat()
-    for_all |= {key: training[key] for key in OPTIMISER}
+    for_all = _for_all(variants, base, alike, {name: complete(each, by_hand).flat() for name, each in alike.items()})
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
@@ -188,6 +175,22 @@ def shared_settings(
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
     notes += _remarks(completed, by_hand)
     return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, functions)
+
+
+def _for_all(
+    variants: Sequence[Variant],
+    base: Mapping[str, Any],
+    alike: Mapping[str, Config],
+    adapted: Mapping[str, Mapping[str, Value]],
+) -> dict[str, Value]:
+    """Return the shared settings: each key from the first variant that does not reset it, since it has no effect."""
+
+    def first(key: str) -> Variant:
+        return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
+
+    training = {**base, "rounds": 1, "method": first("learning-rate").method}  # before adaptation to the method
+    flat = configuration.resolve(training, strict=False).flat()
+    return {key: flat[key] if key in OPTIMISER else adapted[first(key).name][key] for key in fields_of(Config)}
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
@@ -280,27 +283,6 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: Use
         config = configuration.resolve(chosen, strict=False)
         rounds |= dict.fromkeys(others, shake_hands(config, functions, functions.public_dataset(config)).config.rounds)
     return rounds
-
-
-def shake_hands(
-    config: Config,
-    functions: UserFunctions,
-    public: PublicDataset | None,
-    node_config: Mapping[str, str] = MappingProxyType({}),
-    begun: Path | None = None,
-) -> Any:
-    """Return the method's strategy after a handshake with simulated clients, whose nodes have the given `node_config`.
-
-    Raises a `FedhetError` if no client can take part, or if a client cannot continue the run in the folder `begun`.
-    """
-    with tempfile.TemporaryDirectory() as folder, process_restored():
-        config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")
-        strategy = registry.strategy(config.method_name)(config, public=public, model=functions.model)
-        for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():
-            strategy.state = strategy.state_class.load(path)
-        app = make_client_app(functions.model, functions.data, task=functions.task)
-        strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
-        return strategy
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:

@@ -2,18 +2,21 @@
 
 import json
 import multiprocessing
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
+from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
@@ -110,14 +113,7 @@ def run(
     folder = Path((out if resume is None else resume) or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         check_folder(folder, resume=resume is not None)
-        if complete.state_dir:
-            check_place(Path(complete.state_dir).resolve())
-        device_of(complete.device)  # raises unless it is available
-        if complete.start_from:
-            if not (start := Path(complete.start_from).resolve()).is_dir():
-                raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
-            complete = complete.replace(start_from=str(start))  # workers may have another working directory
-        client_setup.check(complete, own_model=model is not None, own_data=data is not None)
+        complete = _checked_here(complete, functions)
     watching = [*observers, *([progress_line()] if progress else [])]
     try:
         if complete.engine == "local":
@@ -132,6 +128,19 @@ def run(
         raise
     summary = folder / "summary.json"
     return RunResult(folder, json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
+
+
+def _checked_here(config: Config, functions: UserFunctions) -> Config:
+    """Return the configuration with absolute paths, after a check that folders, device, data and models can be used."""
+    if config.state_dir:
+        check_place(Path(config.state_dir).resolve())
+    device_of(config.device)  # raises unless it is available
+    if config.start_from:
+        if not (start := Path(config.start_from).resolve()).is_dir():
+            raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
+        config = config.replace(start_from=str(start))  # workers may have another working directory
+    client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
+    return config
 
 
 def progress_line() -> Observer:
@@ -241,3 +250,24 @@ def run_locally(
             functions=functions,
             observers=observers,
         )
+
+
+def shake_hands(
+    config: Config,
+    functions: UserFunctions,
+    public: PublicDataset | None,
+    node_config: Mapping[str, str] = MappingProxyType({}),
+    begun: Path | None = None,
+) -> Any:
+    """Return the method's strategy after a handshake with simulated clients, whose nodes have the given `node_config`.
+
+    Raises a `FedhetError` if no client can take part, or if a client cannot continue the run in the folder `begun`.
+    """
+    with tempfile.TemporaryDirectory() as folder, process_restored():
+        config = config.replace(state_dir=str(begun / "state") if begun else folder, out="")
+        strategy = registry.strategy(config.method_name)(config, public=public, model=functions.model)
+        for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():
+            strategy.state = strategy.state_class.load(path)
+        app = make_client_app(functions.model, functions.data, task=functions.task)
+        strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
+        return strategy
