@@ -236,3 +236,7 @@ def _own_public_dataset(job: Job) -> PublicDataset | None:
     """Return the public dataset of the client's own data, with labels if the method needs them."""
     public = job.client.data.public
     return public if public is None or job.side.traits.public == "labelled" else public.unlabelled
+
+
+app = make_client_app()
+"""The ClientApp of `flwr run`."""

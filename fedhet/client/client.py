@@ -94,12 +94,9 @@ class Client:
         """Return a tensor on the network's device, with floating-point values in the network's dtype."""
         return in_precision(tensor.to(self.device), self.precision)
 
-    def find_public(self) -> PublicDataset:
-        """Return the public dataset that the request names, from the client's own data or from the client's files.
-
-        Raises `LostState` if the client has no such dataset, and a WireError if its examples have other axes, features
-        or channels than the client's examples.
-        """
+    @cached_property
+    def public(self) -> PublicDataset:
+        """The public dataset that the request names, on the device; raises `LostState` if the client lacks it."""
         brought = [] if self.data.public is None else [self.data.public, self.data.public.unlabelled]
         public = next((each for each in brought if each.digest == self.request.public), None)
         if public is None:
@@ -110,12 +107,7 @@ class Client:
                 f"the request's public dataset has examples of shape {list(shape[1:])}, but this client's examples "
                 f"have shape {list(expected[1:])}: choose a public dataset that fits"
             )
-        return public
-
-    @cached_property
-    def public(self) -> PublicDataset:
-        """The public dataset, on the device, with labels if the method needs them (see `find_public`)."""
-        return relabelled(resident(self.find_public(), self.device), self.task.outputs.labels)
+        return relabelled(resident(public, self.device), self.task.outputs.labels)
 
     def work_on(self, model: nn.Module) -> None:
         """Replace the client's network by `model`, which has the same structure."""

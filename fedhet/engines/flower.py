@@ -64,8 +64,8 @@ license = "Apache-2.0"
 publisher = "fedhet"
 
 [tool.flwr.app.components]
-serverapp = "fedhet.server.entry:app"
-clientapp = "fedhet.client.entry:app"
+serverapp = "fedhet.server.app:app"
+clientapp = "fedhet.client.app:app"
 
 """
 

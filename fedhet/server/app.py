@@ -146,3 +146,7 @@ def _on_common_test(
         return MetricRecord(metrics)
 
     return evaluate_globally
+
+
+app = make_server_app()
+"""The ServerApp of `flwr run`."""

@@ -18,10 +18,9 @@ from fedhet.results.state import State
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Handshake
-from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter
 from fedhet.server.roster import Common
-from fedhet.server.run import Round, Run
+from fedhet.server.run import Networks, Round, Run
 from fedhet.utils.randomness import numpy_generator
 from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log

@@ -1,21 +1,28 @@
-"""The values of a run and of its current round, which are shared by the objects of the server."""
+"""The values of a run and of its round, shared by the objects of the server, and networks like the clients'."""
 
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-from fedhet.config import configuration, flower_names
-from fedhet.config.client_setup import ModelFunction
+import torch
+from torch import nn
+
+from fedhet.config import client_setup, configuration, flower_names
+from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
+from fedhet.errors import FedhetError, ModelError
 from fedhet.flower import Message, sent_along
 from fedhet.flower.privacy import PrivacyLedger
-from fedhet.messages import Arrays
+from fedhet.messages import Arrays, Reply, difference, spec_of
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config
 from fedhet.results.state import State
+from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import log
 
@@ -158,3 +165,55 @@ def named(clients: Sequence[str], most: int = 3) -> str:
     if len(clients) == 1:
         return f"client {clients[0]}"
     return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
+
+
+class Networks:
+    """Builds networks of the clients' architectures at the server."""
+
+    def __init__(self, run: Run, strategy: str) -> None:
+        self.run = run
+        self._way_out = f"give it the clients' models, make_server_app(model=...) or {strategy}(model=...)"
+
+    def like(self, client: str) -> nn.Module:
+        """Return a network of a client's architecture with arbitrary weights; raise a FedhetError if it is unknown."""
+        known = self.run.state.clients[client]
+        return self._build(client, known.architecture, known.partition)
+
+    def check(self, reply: Reply) -> None:
+        """Raise a FedhetError unless the server can build the network that a client described in its handshake."""
+        report = reply.report
+        build = partial(self._build, report.client, report.architecture, report.partition)
+        if not self.run.model:
+            client_setup.dataset_of(self.run.config)  # it is cached, and cannot be read on the meta device
+        try:
+            # On the meta device: a false claim of a large network costs no memory.
+            with nullcontext() if self.run.model else torch.device("meta"):
+                built = build()
+        except (NotImplementedError, RuntimeError):  # it computes while it is built
+            built = build()
+        if (spec := spec_of(built.state_dict())) != report.spec:
+            raise FedhetError(
+                f"the client's network differs from the one that the server builds ({difference(report.spec, spec)}): "
+                f"{self._way_out}"
+            )
+
+    def _build(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
+        model = self.run.model
+        partition, partitions = place or (None, None)
+        node = {"architecture": architecture} if architecture and not model else {}
+        if partition is None and not node and not model:
+            raise FedhetError(
+                f"client {client} discloses neither its architecture (disclose-architecture) nor its partition-id, and "
+                "the server needs to build its network"
+            )
+        info = ClientInfo(client, partition, partitions, self.run.config, node)
+        owner = client_setup.owner_of_weights(self.run.config, client)
+        with seeded(self.run.config.seed, "initial weights", owner):
+            if model:
+                return model(info)
+            try:
+                return client_setup.model_of(info)
+            except ModelError as error:
+                raise FedhetError(
+                    f"the server cannot build a network like client {client}'s ({error}): {self._way_out}"
+                ) from error

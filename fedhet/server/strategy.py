@@ -31,11 +31,10 @@ from fedhet.server.federation import Federation
 from fedhet.server.flower_loop import EvaluateFunction, FlowerLoop
 from fedhet.server.folders import run_folder
 from fedhet.server.handshake import Admission, Handshake
-from fedhet.server.networks import Networks
 from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.roster import await_nodes
 from fedhet.server.round import P, S
-from fedhet.server.run import Round, Run, named
+from fedhet.server.run import Networks, Round, Run, named
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import console, log
 

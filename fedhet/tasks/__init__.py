@@ -1,7 +1,7 @@
 """Tasks: the loss, the metric and the meaning of a network's outputs."""
 
-from fedhet.tasks.classes import IGNORED as IGNORED
-from fedhet.tasks.kind import Outputs as Outputs
+from fedhet.tasks.outputs import IGNORED as IGNORED
+from fedhet.tasks.outputs import Outputs as Outputs
 from fedhet.tasks.task import LARGEST as LARGEST
 from fedhet.tasks.task import OUTPUTS as OUTPUTS
 from fedhet.tasks.task import Score as Score

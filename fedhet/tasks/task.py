@@ -10,9 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ConfigError, nearest
-from fedhet.tasks.classes import IGNORED, Binary, Classification, NextCharacter, Segmentation, TokenClassification
-from fedhet.tasks.kind import Columns, Outputs, zeros_and_ones
-from fedhet.tasks.vectors import MultiLabel, Regression
+from fedhet.tasks.outputs import (
+    IGNORED,
+    Binary,
+    Classification,
+    Columns,
+    MultiLabel,
+    NextCharacter,
+    Outputs,
+    Regression,
+    Segmentation,
+    TokenClassification,
+    zeros_and_ones,
+)
 from fedhet.utils.statistics import Metric
 
 LARGEST = 1e9

@@ -12,6 +12,7 @@ from fedhet.messages import Request, WireError
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.server import FederatedStrategy
+from fedhet.tasks import Task
 
 PUBLIC = PublicDataset(torch.arange(40.0).view(10, 4), torch.arange(10) % 3)
 SEEN = []
@@ -110,8 +111,10 @@ def test_stored_public_dataset(public, tmp_path):
 def client_with(public, asked, folder):
     """A client whose data bring a public dataset, asked for one by its digest."""
     return Client(
-        **dict.fromkeys(("config", "representation", "architecture", "task", "device", "transform", "augment")),
+        **dict.fromkeys(("config", "representation", "architecture", "transform", "augment")),
         name="3",
+        task=Task("classification"),
+        device=torch.device("cpu"),
         request=Request(round=1, public=asked),
         data=ClientData(Examples(torch.ones(2, 4), torch.zeros(2)), Examples(torch.ones(2, 4), torch.zeros(2)), public),
         store=ClientStore(folder, "", "3"),
@@ -119,14 +122,14 @@ def client_with(public, asked, folder):
 
 
 def test_own_public_dataset_without_labels(tmp_path):
-    assert client_with(PUBLIC, PUBLIC.digest, tmp_path).find_public() is PUBLIC
-    assert client_with(PUBLIC, PUBLIC.unlabelled.digest, tmp_path).find_public() is PUBLIC.unlabelled
+    assert client_with(PUBLIC, PUBLIC.digest, tmp_path).public.digest == PUBLIC.digest
+    assert client_with(PUBLIC, PUBLIC.unlabelled.digest, tmp_path).public.labels is None
 
 
 def test_lost_public_dataset(tmp_path):
     for digest in ("", "0f"):
         with pytest.raises(LostState, match=f"client 3 has no public dataset {digest} \\(any more\\)"):
-            client_with(PUBLIC, digest, tmp_path).find_public()
+            _ = client_with(PUBLIC, digest, tmp_path).public
 
 
 def test_public_dataset_of_other_shape(tmp_path):
@@ -134,4 +137,4 @@ def test_public_dataset_of_other_shape(tmp_path):
     client = client_with(None, other.digest, tmp_path)
     client.store.keep(other)
     with pytest.raises(WireError, match=r"examples of shape \[5\], but this client's examples have shape \[4\]"):
-        client.find_public()
+        _ = client.public

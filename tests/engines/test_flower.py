@@ -103,7 +103,7 @@ class TestApp:
         names = members(build_fab_from_disk(app))
         assert {f"{inside}strategies/fedavg.py", f"{inside}run_configs/fedavg/digits.toml"} <= names
         copied = subprocess.run(
-            [sys.executable, "-c", "import fedhet.client.entry, fedhet.strategies as s; print(s.__file__)"],
+            [sys.executable, "-c", "import fedhet.client.app, fedhet.strategies as s; print(s.__file__)"],
             cwd=app,
             env={**os.environ, "PYTHONPATH": str(app)},
             capture_output=True,
@@ -208,7 +208,7 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from fedhet.server.entry import app as serve
+from fedhet.server.app import app as serve
 
 app = ServerApp()
 
@@ -241,7 +241,7 @@ def ray_runs(tmp_path_factory: pytest.TempPathFactory, simulating: dict[str, str
     app = make_app(folder / "app")
     (app / "one_after_the_other.py").write_text(ONE_AFTER_THE_OTHER)
     project = (app / "pyproject.toml").read_text()
-    project = project.replace("fedhet.server.entry:app", "one_after_the_other:app")
+    project = project.replace("fedhet.server.app:app", "one_after_the_other:app")
     (app / "pyproject.toml").write_text(
         project.replace("[tool.flwr.app.config]", '[tool.flwr.app.config]\nruns = ""', 1)
     )

@@ -1,14 +1,79 @@
-"""Kinds of outputs that are scores of exclusive classes, for each example, token or pixel."""
+"""Kinds of network outputs: scores of exclusive classes, scores of several labels, and numbers."""
 
 import math
-from typing import ClassVar
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhet.tasks.kind import Columns, Outputs, Places, sizes, zeros_and_ones
 from fedhet.utils.statistics import Metric
+
+Places = Literal["one", "tokens", "pixels"]
+
+Columns = tuple[Tensor, ...]
+"""Tensors of a batch from which a metric is computed."""
+
+
+class Outputs(ABC):
+    """A kind of network outputs, such as class scores: its loss, its metric, and the shapes of outputs and labels.
+
+    Attributes:
+        name: Name of the task, such as `classification`.
+        metric: `accuracy`, `auc`, `iou` or `r2`.
+        places: Whether an example has one prediction, or one for each token or pixel.
+        meaning: Whether outputs are scores of exclusive classes, scores of several labels, or numbers.
+    """
+
+    name: ClassVar[str]
+    metric: ClassVar[str]
+    places: ClassVar[Places] = "one"
+    meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Return outputs with the axis of class scores, or of the values of a prediction, moved to the end."""
+        return outputs
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Convert labels to the form that methods use; labels that need no conversion or do not fit stay unchanged."""
+        return labels
+
+    def numbers(self, labels: Tensor, classes: int) -> int:
+        """Return the number of values of the metric, such as one for each class."""
+        return 1
+
+    @abstractmethod
+    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and labels in the form that the corresponding loss of PyTorch expects."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch, a scalar, with optional class weights (classes,)."""
+
+    @abstractmethod
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        """Return the sum of a batch's losses, the number of predictions, and the columns that `measure` needs."""
+
+    @abstractmethod
+    def measure(self, count: int, *columns: Columns) -> Metric:
+        """Compute the metric of `count` predictions from the columns that `evaluate` returned for their batches."""
+
+    @abstractmethod
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """Return a message if outputs of a few examples or labels of all do not fit the kind; else an empty string."""
+
+
+def zeros_and_ones(labels: Tensor) -> bool:
+    """Return whether all labels are 0 or 1."""
+    return bool(((labels == 0) | (labels == 1)).all())
+
+
+def sizes(tensor: Tensor) -> str:
+    """Describe the shape of a tensor of examples for a message."""
+    return "of shape (" + ", ".join(["n", *map(str, tensor.shape[1:])]) + ")"
+
 
 IGNORED = -100
 """Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
@@ -178,3 +243,93 @@ def _outside(labels: Tensor, classes: int) -> str:
         f"its labels go from {low} to {high}, but its network has {classes} outputs, for classes 0 to {classes - 1}: "
         "number the classes from 0, in the same way for all clients, and give the network an output for each"
     )
+
+
+class Vectors(Outputs):
+    """Base class of kinds with an output for each label or target of an example."""
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return outputs.reshape(len(outputs), -1)
+
+    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs.reshape(labels.shape), labels.to(outputs.dtype)
+
+
+class MultiLabel(Vectors):
+    """Multi-label classification: logits (n, labels), labels (n, labels) of 0 and 1; binary cross entropy and AUC."""
+
+    name = "multi-label"
+    metric = "auc"
+    meaning = "labels"
+
+    def labels(self, labels: Tensor) -> Tensor:
+        return labels[:, None] if labels.ndim == 1 else labels
+
+    def numbers(self, labels: Tensor, classes: int) -> int:
+        return labels.shape[1]
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.binary_cross_entropy_with_logits(*self.pair(outputs, labels), pos_weight=weights)
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        outputs = outputs.detach().reshape(labels.shape)
+        return self.loss(outputs, labels) * len(labels), len(labels), (outputs, labels)
+
+    def measure(self, count: int, *columns: Columns) -> Metric:
+        from scipy.stats import rankdata  # slow to import
+
+        outputs, labels = (torch.cat(column).double().cpu().numpy() for column in columns)
+        positive = labels.astype(bool)
+        having = positive.sum(0).astype(float)
+        pairs = having * (count - having)
+        won = (rankdata(outputs, axis=0) * positive).sum(0) - having * (having + 1) / 2
+        values = np.divide(won, pairs, out=np.full_like(won, math.nan), where=pairs > 0)
+        return Metric(tuple(values.tolist()), tuple(pairs.tolist()))
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        if outputs[0].numel() != labels[0].numel() or labels.ndim != 2:
+            return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: each label needs an output"
+        return "" if zeros_and_ones(labels) else "a multi-label task has labels 0 and 1, but its labels differ"
+
+
+class Regression(Vectors):
+    """Regression: outputs (n, targets), labels (n, targets) floats; mean squared error and R2.
+
+    Outputs and labels with more axes, such as a depth for each pixel, count as a single target.
+    """
+
+    name = "regression"
+    metric = "r2"
+    meaning = "numbers"
+
+    def labels(self, labels: Tensor) -> Tensor:
+        labels = labels if labels.is_floating_point() else labels.float()
+        return labels[:, None] if labels.ndim == 1 else labels
+
+    def numbers(self, labels: Tensor, classes: int) -> int:
+        return labels.shape[1] if labels.ndim == 2 else 1
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.mse_loss(*self.pair(outputs, labels))
+
+    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
+        targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()
+        squares = (outputs.detach().reshape(targets.shape).double() - targets).square()
+        sums = (squares.sum(0), targets.sum(0), targets.square().sum(0))
+        return squares.mean(1).sum(), len(targets), sums
+
+    def measure(self, count: int, *columns: Columns) -> Metric:
+        squares, total, total_squares = (torch.stack(column).sum(0) for column in columns)
+        about_mean = total_squares - total.square() / max(count, 1)
+        weights = torch.where(about_mean > 1e-12 * total_squares, float(count), 0.0)
+        return Metric(tuple((1 - squares / about_mean).tolist()), tuple(weights.tolist()))
+
+    def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        if outputs[0].numel() == labels[0].numel():
+            lengths = [[length for length in each.shape[1:] if length > 1] for each in (outputs, labels)]
+            if lengths[0] == lengths[1] or min(map(len, lengths)) < 2:  # the same axes, or one of them flat
+                return ""
+        maybe = "; for several labels of 0 and 1 set task = multi-label" * zeros_and_ones(labels)
+        if labels[0].numel() == 1 and bool((labels == labels.round()).all()):
+            maybe += "; classes must be integers (labels.long())"
+        return f"its targets are {sizes(labels)}, but its outputs are {sizes(outputs)}: each needs an output{maybe}"
