@@ -7,7 +7,7 @@ where Phi_shared has width d1, Phi_own has width d2, and R[1..d] are the first d
 networks and the projector.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FedMRLOptions
+from fedhet.models.representation import by_name
 from fedhet.training import Loss, Step, Term
 
 from .fml import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
@@ -27,14 +28,21 @@ class Fused(Pair):
     """Two networks whose heads use the first entries of one fused representation; returns the outputs of `own`.
 
     Each network runs once for a batch: the shared network runs when `own` reaches its head. `heads` are the names of
-    the heads of `network` and `small`, and `widths` d2 and d1, the widths of their inputs.
+    the heads of `network` and `small`, `widths` d2 and d1, the widths of their inputs; `pool` pools fused
+    representations of tokens (`Representation.pool`).
     """
 
     def __init__(
-        self, network: nn.Module, small: nn.Module, heads: tuple[str, str], widths: tuple[int, int], dtype: torch.dtype
+        self,
+        network: nn.Module,
+        small: nn.Module,
+        heads: tuple[str, str],
+        widths: tuple[int, int],
+        dtype: torch.dtype,
+        pool: Callable[[Tensor, Mapping[str, Any]], Tensor],
     ) -> None:
         super().__init__(network, small, nn.Linear(sum(widths), max(widths), dtype=dtype))
-        self.heads, self.widths = heads, widths
+        self.heads, self.widths, self.pool = heads, widths, pool
 
     def forward(self, inputs: Tensor) -> Tensor:
         (own_head, small_head), (own_width, small_width) = self.heads, self.widths
@@ -45,12 +53,14 @@ class Fused(Pair):
             def fuse_shared(shared: Tensor) -> Tensor:
                 nonlocal fused
                 pooled = shared if shared.shape[1] == small_width else F.adaptive_avg_pool1d(shared, small_width)
-                fused = self.projector(torch.cat([pooled.to(representation.dtype), representation], 1))
-                return fused[:, :small_width].to(shared.dtype)
+                if representation.ndim == 3:  # of each token
+                    pooled = pooled[:, None].expand(-1, representation.shape[1], -1)
+                fused = self.projector(torch.cat([pooled.to(representation.dtype), representation], -1))
+                return self.pool(fused, by_name((inputs,), {}))[:, :small_width].to(shared.dtype)
 
             with _replaced_input(self.small.get_submodule(small_head), fuse_shared):
                 self.small(inputs)
-            return fused[:, :own_width]
+            return fused[..., :own_width]
 
         with _replaced_input(self.own.get_submodule(own_head), fuse):
             outputs: Tensor = self.own(inputs)
@@ -75,7 +85,8 @@ class FedMRL(Projected[FedMRLOptions]):
         """Return both networks with a fused representation; the shared head is replaced if its width differs."""
         nested = self.options.width or small_width
         heads = self.client.head, self.small_head
-        pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype)
+        pool = self.client.representation.pool
+        pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype, pool)
         if nested != small_width:
             _resize(self.auxiliary, self.small_head, nested)
         return pair

@@ -115,6 +115,8 @@ class Keys(TypedDict, total=False):
     """tell the server the architecture's name, or a custom network's class and number of parameters"""
     head: str
     """name of the module whose input is the representation; empty: the last nn.Linear"""
+    representation: str
+    """representation of texts whose tokens each have one: last, mean, or a module's output; empty: the head's input"""
     device: str
     """device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps"""
     precision: Literal["float32", "bf16"]

@@ -129,10 +129,11 @@ class FedMD(Scores[FedMDOptions, ScoresState]):
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: `model` has the weights of the server's network, and `shape` is the shape of one input."""
+    """The state of FedDF: the weights of the server's network (`model`), one input's shape, and if it is integers."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
+    integers: bool = False
 
 
 class FedDF(Scores[FedDFOptions, FedDFState]):
@@ -155,7 +156,8 @@ class FedDF(Scores[FedDFOptions, FedDFState]):
         super().admit(reply)
         state, own_data = self.state, self.run.own_data or reply.report.own_data
         if not state.model:
-            state.shape = [*self._transform(None, own_data=own_data)(self.public[:1]).shape[1:]]
+            example = self._transform(None, own_data=own_data)(self.public[:1])
+            state.shape, state.integers = [*example.shape[1:]], not example.is_floating_point()
             state.model = to_arrays(self.network().state_dict())
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -178,7 +180,8 @@ class FedDF(Scores[FedDFOptions, FedDFState]):
 
     def network(self) -> nn.Module:
         """Return the server's network with its current weights."""
-        name, example = self.options.server_model, torch.zeros(1, *self.state.shape)
+        dtype = torch.int64 if self.state.integers else torch.float32
+        name, example = self.options.server_model, torch.zeros(1, *self.state.shape, dtype=dtype)
         build = partial(models.build_auxiliary, name, self.config.architectures, example, self.state.classes)
         network = build_at_server(build, self.config.seed)
         load_into(network.state_dict(), self.state.model)

@@ -52,7 +52,7 @@ def make_client_app(
     Args:
         model: a function from a `ClientInfo` to an `nn.Module`, or any other form that `model_function` accepts; by
             default the configured architecture. Its initial weights are drawn from torch's global generator, seeded for
-            each client. If the model returns a tuple, its first element is used; if an object, its `.logits`.
+            each client. The model returns a tensor, or an object with `.logits`.
         data: a function from a `ClientInfo` to the client's data: a `ClientData`, a pair (train, test), or a mapping
             with `train`, `test` and optionally `public` (the public dataset: inputs, or inputs and labels), `common`
             (the common test set), `validation` and `augment` (a function from a training batch, and optionally a

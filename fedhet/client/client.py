@@ -20,6 +20,7 @@ from fedhet.models.copies import Start
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision, scores_of
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Optimisation, Privacy, Trained, learning_rate, read, reestimate
+from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import derive_seed, torch_generator
 
 
@@ -101,8 +102,15 @@ class Client:
         public = next((each for each in brought if each.digest == self.request.public), None)
         if public is None:
             public = self.store.public_dataset(self.request.public)
-        expected, shape = self.data.train.inputs[:1].shape, public.inputs.shape
-        if len(shape) != len(expected) or (len(expected) != 3 and shape[1] != expected[1]):
+        example = self.data.train.inputs[:1]
+        expected, shape = example.shape, public.inputs.shape
+        if parts_of(example).keys() != parts_of(public.inputs).keys():
+            raise WireError(
+                f"the request's public dataset has {', '.join(parts_of(public.inputs))}, but this client's examples "
+                f"have {', '.join(parts_of(example))}: choose a public dataset with the same inputs"
+            )
+        padded = isinstance(example, Inputs)  # to the longest text
+        if len(shape) != len(expected) or (len(expected) != 3 and shape[1] != expected[1] and not padded):
             raise WireError(
                 f"the request's public dataset has examples of shape {list(shape[1:])}, but this client's examples "
                 f"have shape {list(expected[1:])}: choose a public dataset that fits"
@@ -111,8 +119,8 @@ class Client:
 
     def work_on(self, model: nn.Module) -> None:
         """Replace the client's network by `model`, which has the same structure."""
-        places, self.representation = self.representation.places, Representation(model, self.head)
-        self.representation.places = places
+        before, self.representation = self.representation, Representation(model, self.head, self.representation.what)
+        self.representation.places = before.places
 
     @property
     def root(self) -> int:

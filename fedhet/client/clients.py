@@ -234,7 +234,7 @@ class Clients:
                     "that trains whole networks"
                 )
             model = part.cut(model)
-        representation = Representation(model, side.head_of(config))
+        representation = Representation(model, side.head_of(config), config.representation)
         if odd := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
             raise ModelError(
                 f"{model._get_name()}'s {odd} holds complex numbers, which cannot be sent or saved: use real numbers"

@@ -17,6 +17,7 @@ from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, in_words
 from fedhet.utils.files import file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
+from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.text import log
 
 KEPT_DAYS = 90
@@ -97,7 +98,7 @@ class ClientStore:
             _public_dataset(path)
         except LookupError:
             labels = {} if public.labels is None else {"labels": public.labels}
-            write_tensors(path, {"public": public.inputs, **labels})
+            write_tensors(path, {**parts_of(public.inputs, "public"), **labels})
 
     def public_dataset(self, digest: str) -> PublicDataset:
         """Return the stored public dataset with this digest; raises `LostState` if it is missing."""
@@ -124,7 +125,7 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
     try:
         if (tensors := read_tensors(path)) is None:
             raise LookupError(f"there is no public dataset {path}")
-        public = PublicDataset(tensors["public"], tensors.get("labels"))
+        public = PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
     except (FedhetError, KeyError, ValueError) as error:
         log.warning("%s: it is removed, and asked for again", error)
         path.unlink(missing_ok=True)

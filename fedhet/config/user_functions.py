@@ -23,6 +23,7 @@ from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
 from fedhet.models.copies import separated
 from fedhet.tasks import Task, as_task
+from fedhet.utils.inputs import Inputs
 from fedhet.utils.randomness import seeded
 
 DataFunction = Callable[[ClientInfo], ClientData]
@@ -245,7 +246,7 @@ def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientI
 
 
 def _as_network(client: str, model: Any) -> nn.Module:
-    """Check and copy a user's network for a client, and make it return a tensor: `.logits` or a tuple's first entry."""
+    """Check and copy a user's network for a client; make it take inputs of several tensors and return a tensor."""
     problem, name = "", type(model).__name__
     if not isinstance(model, nn.Module):
         problem = ", not an nn.Module"
@@ -266,7 +267,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
         raise ModelError(
             f"client {client}: the model function returned a {name} that cannot be used: {error}"
         ) from error
-    model.register_forward_pre_hook(_copied)
+    model.register_forward_pre_hook(_copied, with_kwargs=True)
     model.register_forward_hook(_plain)
     return model
 
@@ -279,20 +280,22 @@ def as_given(model: nn.Module) -> nn.Module:
     return model
 
 
-def _copied(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Copy a network's inputs: they can be views of the user's data, and the network can change them in place."""
-    return tuple(each.clone() if isinstance(each, Tensor) else each for each in inputs)
+    if len(args) == 1 and isinstance(args[0], Inputs):
+        args, kwargs = args[0].arguments
+    args = tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
+    return args, {name: each.clone() if isinstance(each, Tensor) else each for name, each in kwargs.items()}
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
+    """Return the logits of outputs such as those of Hugging Face's networks; raises a ModelError without a tensor."""
     if isinstance(outputs, Tensor):
         return None
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if logits is None and isinstance(outputs, tuple | list) and outputs:
-        logits = outputs[0]
     if not isinstance(logits, Tensor):
         raise ModelError(
-            f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return a tensor, a tuple "
-            "whose first entry is one, or an object with .logits"
+            f"{type(module).__name__} returned a {type(outputs).__name__}: a network must return a tensor, or an "
+            "object with .logits; wrap it in a module whose forward returns the tensor of scores"
         )
     return logits

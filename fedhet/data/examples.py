@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedhet.data.reading import LazyInputs
 from fedhet.tasks import Task
+from fedhet.utils.inputs import Inputs
 from fedhet.utils.machine import brought
 
 Indices = NDArray[np.int64]
@@ -62,7 +64,8 @@ class Examples:
 def digest(*content: object) -> str:
     """Return a hash of tensors (values, dtype and shape) and other objects (their text), in hexadecimal."""
     digested = hashlib.blake2b(digest_size=12)
-    for each in content:
+    parts = ([*each.parts, *each.parts.values()] if isinstance(each, Inputs) else [each] for each in content)
+    for each in chain.from_iterable(parts):
         if not isinstance(each, Tensor):
             digested.update(f"{each}\n".encode())
             continue

@@ -22,15 +22,19 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
 from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, check_finite, labels_of, pair_of
 from fedhet.errors import DataError
+from fedhet.utils.inputs import for_each, parts_of
 
 PARTS = ("train", "test", "public", "common", "validation")
 
 
 def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Convert a user's raw inputs for a model: scale bytes to [0, 1], and cast floats to `dtype`."""
-    if inputs.dtype == torch.uint8:
-        inputs = inputs / 255
-    return inputs.to(dtype) if dtype and inputs.is_floating_point() else inputs
+
+    def scaled(part: Tensor) -> Tensor:
+        part = part / 255 if part.dtype == torch.uint8 else part
+        return part.to(dtype) if dtype and part.is_floating_point() else part
+
+    return for_each(inputs, scaled)
 
 
 def as_client_data(client: str, value: Any) -> ClientData:
@@ -96,7 +100,7 @@ def _part(name: str, value: Any, *, public: bool) -> Any:
 def _public(value: Any) -> PublicDataset:
     if isinstance(value, PublicDataset):
         return value
-    if hasattr(value, "__array__"):
+    if hasattr(value, "__array__") or (isinstance(value, Mapping) and not value.keys() & {*LABELS}):
         return PublicDataset(as_tensor(value))
     if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
         raise DataError(f"must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}")
@@ -115,8 +119,9 @@ def _examples(value: Any) -> Examples:
         value = pair_of(value)
     if isinstance(value, tuple | list) and len(value) == 2 and not _two_rows(*value):
         inputs, labels = as_tensor(value[0]), as_labels(value[1])
-        if len(inputs) != len(labels):
-            raise DataError(f"has {len(inputs)} inputs but {len(labels)} labels: give one label for each input")
+        for part in parts_of(inputs).values():
+            if len(part) != len(labels):
+                raise DataError(f"has {len(part)} inputs but {len(labels)} labels: give one label for each input")
         return Examples(inputs, labels)
     return _rows(value, None)
 

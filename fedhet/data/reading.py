@@ -4,7 +4,7 @@ A `DataError` raised here has a message without subject, such as "has sparse inp
 client's part, such as "train", in front.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from fedhet.errors import DataError, FedhetError, UserCodeError
+from fedhet.utils.inputs import Inputs, parts_of, together
 
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
@@ -123,6 +124,8 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
 
 def not_finite(tensor: Tensor) -> tuple[int, float] | None:
     """Return the first row of a tensor with NaN or infinity, and that value; None if all are finite."""
+    if isinstance(tensor, Inputs):
+        return next(filter(None, map(not_finite, tensor.parts.values())), None)
     if not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all()):
         return None
     row = next(row for row, each in enumerate(tensor) if not each.isfinite().all())
@@ -137,38 +140,47 @@ def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> Non
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:
-    """Return inputs and labels, given as a pair or as a mapping with columns by name."""
+    """Return inputs and labels, given as a pair or as a mapping with columns by name.
+
+    If a column is `input_ids`, all columns but labels and texts are inputs, such as those of a tokenizer.
+    """
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
         raise DataError(f"has rows of type {type(row).__name__}: give pairs (input, label), or dicts with both")
     others = [name for name in row if name not in LABELS]
-    if "input_ids" in row and len(others) > 1:
-        raise _several(others)
-    inputs = [name for name in INPUTS if name in row] or (others if len(others) == 1 else [])
+    tokens = [name for name in others if not _is_text(row[name])] if "input_ids" in row else []
+    inputs = tokens or [name for name in INPUTS if name in row] or (others if len(others) == 1 else [])
     labels = [name for name in LABELS if name in row]
     if not inputs or not labels:
         raise DataError(
             f"has columns {', '.join(row)}: rename the inputs to {INPUTS[0]} and the labels to {LABELS[0]}, or give "
             "pairs (input, label)"
         )
-    for kind, names in (("inputs", inputs), ("labels", labels)):
+    for kind, names in (("inputs", inputs[: 1 if tokens else None]), ("labels", labels)):
         if len(names) > 1:
             raise DataError(
                 f"has columns {' and '.join(names)}, each of which can be the {kind}: keep one of them, or give pairs "
                 "(input, label)"
             )
-    return row[inputs[0]], row[labels[0]]
+    return {name: row[name] for name in inputs} if tokens else row[inputs[0]], row[labels[0]]
+
+
+def _is_text(column: Any) -> bool:
+    """Return whether a value, or the first value of a list, is text."""
+    return isinstance(column[0] if isinstance(column, list) and column else column, str)
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Convert inputs to a tensor; a PIL image becomes uint8 (channels, height, width), a dict must have one entry."""
-    if isinstance(value, Mapping):
-        if len(value) != 1:
-            raise _several(value)
-        (value,) = value.values()
-    if isinstance(value, tuple) and value and isinstance(value[0], Tensor):
-        raise _several([f"{len(value)} in a tuple"])
+    """Convert inputs to a tensor; a PIL image becomes uint8 (channels, height, width).
+
+    A dict, or a tuple of tensors or arrays, becomes `Inputs` of several tensors, unless it has one entry.
+    """
+    if isinstance(value, tuple) and value and all(isinstance(each, Tensor | np.ndarray) for each in value):
+        value = {str(place): each for place, each in enumerate(value)}
+    if isinstance(value, Mapping) and value:
+        parts = {str(name): as_tensor(each) for name, each in value.items()}
+        return together(parts) if len(parts) > 1 else next(iter(parts.values()))
     if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
         return _stacked(value)
     if hasattr(value, "getbands"):  # a PIL image
@@ -212,11 +224,15 @@ def _kind(value: Any) -> str:
 def _stacked(values: Sequence[Any]) -> Tensor:
     """Stack inputs of one shape to a tensor (n, ...)."""
     inputs = [as_tensor(each) for each in values]
-    if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
-        one, other = sorted(shapes)[:2]
-        raise DataError(
-            f"has inputs of different shapes, {list(one)} and {list(other)}: resize or pad them where they are read"
-        )
+    if len({tuple(parts_of(each)) for each in inputs}) > 1:
+        raise DataError("has rows with different numbers or names of inputs: give every row the same ones")
+    for name in parts_of(inputs[0]):
+        if len(shapes := {tuple(parts_of(each)[name].shape) for each in inputs}) > 1:
+            one, other = sorted(shapes)[:2]
+            raise DataError(
+                f"has {name} of different shapes, {list(one)} and {list(other)}: resize or pad them where they are "
+                "read, or in the collate_fn of a DataLoader"
+            )
     return torch.stack(inputs)
 
 
@@ -227,13 +243,6 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
-
-
-def _several(names: Iterable[str]) -> DataError:
-    return DataError(
-        f"has several input tensors ({', '.join(names)}), but networks receive one: stack them in each row "
-        "(torch.stack), and split them in the network (inputs.unbind(1))"
-    )
 
 
 def as_labels(value: Any) -> Tensor:

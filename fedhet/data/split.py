@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Owners, PublicDataset
 from fedhet.data.partitions import Part, partition, proportional_sample
+from fedhet.data.reading import LazyInputs
 from fedhet.errors import DataError
 from fedhet.utils.randomness import numpy_generator
 
@@ -106,7 +107,7 @@ def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float 
 
 
 def _both(train: Examples, test: Examples) -> Examples:
-    inputs = [part.inputs for part in (train, test) if isinstance(part.inputs, Tensor)]
+    inputs = [part.inputs for part in (train, test) if not isinstance(part.inputs, LazyInputs)]
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
             "test-split = drawn needs training and test inputs in memory, of one shape and dtype: give tensors or "

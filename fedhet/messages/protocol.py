@@ -18,6 +18,7 @@ from fedhet.messages.arrays import DTYPES, Arrays, Payload, Spec, WireError, byt
 from fedhet.messages.fields import LONGEST, Fields, Name, named_fields, shortened
 from fedhet.methods.keys import kebab
 from fedhet.tasks import LARGEST
+from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.machine import memory
 from fedhet.utils.statistics import Metric, Work
 
@@ -320,17 +321,21 @@ class Refusal:
 def with_public_dataset(public: PublicDataset) -> Payload:
     """Return the payload of a handshake that sends the public dataset."""
     labels = {} if public.labels is None else {"labels": public.labels}
-    return Payload({PUBLIC: to_arrays({"inputs": public.inputs, **labels})})
+    return Payload({PUBLIC: to_arrays({**parts_of(public.inputs), **labels})})
 
 
 def public_dataset_in(payload: Payload) -> PublicDataset | None:
     """Return the public dataset in a handshake's payload, if any; raise a WireError if it is invalid."""
     if (sent := payload.arrays.get(PUBLIC)) is None:
         return None
-    inputs, labels = sent.get("inputs"), sent.get("labels")
-    if inputs is None or inputs.ndim < 2 or not inputs.size:
+    tensors = {name: to_tensor(array) for name, array in sent.items()}
+    labels = tensors.pop("labels", None)
+    tensors = {name: part for name, part in tensors.items() if name.partition(".")[0] == "inputs"}
+    first = next(iter(tensors.values()), None)
+    if first is None or first.ndim < 2 or not first.numel():
         raise WireError("the request's public dataset has no inputs")
-    if labels is not None and labels.shape[:1] != inputs.shape[:1]:
-        shape = list(labels.shape)
-        raise WireError(f"the request's public dataset has {len(inputs)} inputs, but labels of shape {shape}")
-    return PublicDataset(to_tensor(inputs), None if labels is None else to_tensor(labels))
+    for name, part in (*tensors.items(), *([] if labels is None else [("labels", labels)])):
+        if part.shape[:1] != first.shape[:1]:
+            shape = list(part.shape)
+            raise WireError(f"the request's public dataset has {len(first)} inputs, but {name} of shape {shape}")
+    return PublicDataset(from_parts(tensors), labels)

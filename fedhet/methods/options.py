@@ -236,6 +236,11 @@ class Config:
     head: str = option(
         "", "name of the module whose input is the representation; empty: the last nn.Linear", at_node=True
     )
+    representation: str = option(
+        "",
+        "representation of texts whose tokens each have one: last, mean, or a module's output; empty: the head's input",
+        at_node=True,
+    )
     device: str = _node(
         "auto", "device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps", resumable=True
     )

@@ -132,13 +132,13 @@ def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int)
     It is `name`, or else the first of the `architectures`, or else `mlp-20` for tabular inputs (n, features). Raises a
     `ModelError` if the model cannot take `inputs`.
     """
-    shape, rows = tuple(inputs.shape[1:]), inputs.ndim == 2 and inputs.is_floating_point()
+    shape = tuple(inputs.shape[1:])
     try:
         return build(name or expand(architectures)[0], shape, classes)
     except ModelError:
-        if name or not rows:
+        if name or len(shape) != 1:
             raise
-        return build("mlp-20", shape, classes)
+        return build("mlp-20" if inputs.is_floating_point() else "token-bag", shape, classes)
 
 
 def expand(architectures: str) -> list[str]:
@@ -205,7 +205,7 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
     """
     head = model.get_submodule(name)
     assert isinstance(head, nn.Linear)
-    narrower = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
+    narrower = nn.Linear(width, head.out_features, dtype=head.weight.dtype)  # with a bias, equal for all clients
     placed = nn.Sequential(OrderedDict([*layers.items(), ("head", narrower)]))
     if not name:
         return placed

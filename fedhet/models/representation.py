@@ -1,17 +1,22 @@
 """The representation of a network, which is the input of its head, and other values inside networks."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
+from fedhet.utils.inputs import Inputs, for_each
 
 ROWS_AT_ONCE = 512
 """Number of examples in a forward pass without training."""
+
+POOLED = ("last", "mean")
+"""Ways to represent a text whose network has a value for each token."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -88,16 +93,26 @@ class _HeadReached(Exception):
 
 
 class Representation:
-    """The representation of a network: the first input of its head, `(n, d)` for n examples.
+    """The representation of a network, `(n, d)` for n examples: by default the first input of its head.
 
     If `places` is `tokens`, the representation is `(n, tokens, d)`; if it is `pixels`, it is averaged over pixels. By
     default the head is found by `head_name` when it is needed.
+
+    Args:
+        model: the network.
+        head: name of its head; empty to find it.
+        what: `last` or `mean`, for heads that are applied to every token: the representation of a text is that of its
+            last token, or the mean over its tokens. The name of a module, to use its output. If empty, it is `last` for
+            networks whose class is named `...ForSequenceClassification`.
     """
 
-    def __init__(self, model: nn.Module, head: str = "") -> None:
+    def __init__(self, model: nn.Module, head: str = "", what: str = "") -> None:
         self.model = model
         self.places: Literal["one", "tokens", "pixels"] = "one"
+        self.what = what
         self._named = head and head_name(model, head)
+        if self._by_output:
+            _submodule(model, what, " whose output could be the representation")
 
     @cached_property
     def head(self) -> str:
@@ -117,11 +132,21 @@ class Representation:
     @property
     def site(self) -> tuple[str, ...]:
         """Identifier of the captured value, which is equal for networks of one architecture."""
-        return "input", self.head, self.places
+        return "input", self.head, self.places, self.what
+
+    @property
+    def _by_output(self) -> bool:
+        return self.what not in ("", *POOLED)
 
     @property
     def _module(self) -> nn.Module:
-        return self.model.get_submodule(self.head)
+        return self.model.get_submodule(self.what if self._by_output else self.head)
+
+    @cached_property
+    def _pooled(self) -> str:
+        """How the tokens of a text are pooled: `last`, `mean`, or an empty string."""
+        named = any(type(each).__name__.endswith("ForSequenceClassification") for each in self.model.modules())
+        return self.what if self.what in POOLED else "last" if named else ""
 
     @contextmanager
     def head_output(self) -> Iterator["Captured | None"]:
@@ -139,49 +164,79 @@ class Representation:
 
         Raises a ModelError if the head is not reached, or its input is not a floating `(n, d)` tensor.
         """
-        values: tuple[object, ...] = ()
-        with self._module.register_forward_pre_hook(_stop, with_kwargs=True):
-            try:
-                self.model(inputs)
-            except _HeadReached as reached:
-                values = reached.args
-        return self._check(values, inputs)
+        with self._watched(stop=True) as seen, suppress(_HeadReached):
+            self.model(inputs)
+        return self._check(*seen[:2])
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Return a context that captures the head's input in forward passes of the whole network."""
-        seen: list[object] = []  # the model's input, then the head's
+        """Return a context that captures the representation in forward passes of the whole network."""
+        with self._watched() as seen:
+            yield Captured(lambda: self._check(*seen[:2]))
 
-        def start(_module: nn.Module, *args: Any) -> None:
-            seen[:] = [_first(*args)]
+    @contextmanager
+    def _watched(self, *, stop: bool = False) -> Iterator[list[Any]]:
+        """Yield a list with the network's inputs by name, then the value, of the last forward pass."""
+        seen: list[Any] = []
 
-        def add(_module: nn.Module, *args: Any) -> None:
-            seen.append(_first(*args))
+        def start(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[:] = [by_name(args, kwargs)]
 
-        with (
-            self.model.register_forward_pre_hook(start, with_kwargs=True),
-            self._module.register_forward_pre_hook(add, with_kwargs=True),
-        ):
-            yield Captured(lambda: self._check(seen[1:], *seen[:1]))
+        def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: Any) -> None:
+            value = outputs[0] if outputs else next(iter((*args, *kwargs.values())), None)
+            seen.append(value[0] if outputs and isinstance(value, tuple) and value else value)
+            if stop:
+                raise _HeadReached
 
-    def _check(self, values: Sequence[object], inputs: object = None) -> Tensor:
-        """Return the head's first input in a forward pass of `inputs`, after a check of its shape."""
-        title = f"head {self.head or type(self._module).__name__!r} of {self.model._get_name()}"
+        register = self._module.register_forward_hook if self._by_output else self._module.register_forward_pre_hook
+        with self.model.register_forward_pre_hook(start, with_kwargs=True), register(add, with_kwargs=True):
+            yield seen
+
+    def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Return values (n, d) of texts from values (n, tokens, d), or the values themselves if they are not pooled.
+
+        `inputs` are the network's inputs by name. Padding is where `attention_mask` is 0 or, without one, where tokens
+        are the `pad_token_id` of the network's config.
+        """
+        if values.ndim != 3 or self.places != "one" or not self._pooled:
+            return values
+        mask, first = inputs.get("attention_mask"), next(iter(inputs.values()), None)
+        padding = getattr(getattr(self.model, "config", None), "pad_token_id", None)
+        if mask is None and padding is not None and isinstance(first, Tensor) and not first.is_floating_point():
+            mask = first != padding
+        if mask is None or mask.shape != values.shape[:2]:
+            mask = values.new_ones(values.shape[:2])
+        if self._pooled == "mean":
+            weights = mask.to(values.dtype)[:, :, None]
+            return (values * weights).sum(1) / weights.sum(1).clamp_min(1)
+        last = (mask.long() * torch.arange(values.shape[1], device=values.device)).argmax(1)
+        return values[torch.arange(len(values), device=values.device), last]
+
+    def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: object) -> Tensor:
+        """Return the captured value in a forward pass of `inputs`, pooled over tokens, after a check of its shape."""
+        kind, name = ("the output of module", self.what) if self._by_output else ("the input of head", self.head)
+        title = f"{kind} {name or type(self._module).__name__!r} of {self.model._get_name()}"
+        key = "representation" if self._by_output else "head"
         if not values:
-            raise ModelError(f"the forward pass did not call {title}; set head to a module that it calls")
-        value, rows = values[0], len(inputs) if isinstance(inputs, Tensor) and inputs.ndim else None
+            title = title.removeprefix("the input of ").removeprefix("the output of ")
+            raise ModelError(f"the forward pass did not call {title}; set {key} to a module that it calls")
+        value, first = values[0], next(iter(inputs.values()), None)
+        rows = len(first) if isinstance(first, Tensor) and first.ndim else None
         if isinstance(value, Tensor):
             if self.places == "pixels" and value.ndim > 2:
                 value = value.flatten(2).mean(2)
+            value = self.pool(value, inputs)
             fits = value.ndim == 2 or (value.ndim == 3 and self.places == "tokens")
             if value.is_floating_point() and fits and rows in (None, len(value)):
                 return value
             got = f"{value.dtype} of shape {tuple(value.shape)}"
+            tokens = value.ndim == 3 and key == "head"
+            key = f"representation = last or mean for tokens, or {key}" if tokens else key
         else:
             got = f"a {type(value).__name__}"
         raise ModelError(
-            f"the input of {title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row an "
-            f"example, got {got}; set head to a module with such an input"
+            f"{title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row an "
+            f"example, got {got}; set {key} to a module with such a value"
         )
 
 
@@ -189,12 +244,11 @@ Capturing = Output | Representation
 """A value inside a network that can be captured while the network runs."""
 
 
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    return args[0] if args else next(iter(kwargs.values()), None)
-
-
-def _stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    raise _HeadReached(_first(args, kwargs))
+def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a network by name or position; `Inputs` are several arguments."""
+    if len(args) == 1 and isinstance(args[0], Inputs):
+        return args[0].parts
+    return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
 
 
 class RandomStream:
@@ -261,7 +315,7 @@ def precision(model: nn.Module) -> torch.dtype | None:
 
 def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a floating tensor converted to `dtype`; return other tensors unchanged, or all if `dtype` is None."""
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    return for_each(tensor, lambda part: part.to(dtype) if dtype is not None and part.is_floating_point() else part)
 
 
 def fitted(transform: Callable[[Tensor], Tensor], dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:

@@ -2,10 +2,12 @@
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.models.registry import register_model
+from fedhet.utils.inputs import parts_of
 
 VOCABULARY = 10_000
 """Number of indices of words."""
@@ -63,3 +65,25 @@ class WordLSTM(nn.Module):
 
 for _layers in (1, 2):
     register_model(f"word-lstm-{_layers}", family="word-lstm-family")(partial(WordLSTM, layers=_layers))
+
+
+@register_model("token-bag")
+class TokenBag(nn.Module):
+    """A linear classifier of the mean embedding of a text's tokens, whose ids are taken modulo `embeddings`.
+
+    If inputs have an `attention_mask`, the mean is over the tokens where it is 1.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, *, embeddings: int = 4096, width: int = 32):
+        super().__init__()
+        if len(input_shape) != 1:
+            raise ModelError(f"the model needs texts (tokens,), got inputs of shape {input_shape}")
+        self.embedding = nn.Embedding(embeddings, width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Return logits (n, classes) for int64 texts (n, tokens), or for `Inputs` whose first tensor are the texts."""
+        tokens = next(iter(parts_of(texts).values()))
+        mask = parts_of(texts).get("inputs.attention_mask", torch.ones_like(tokens))[:, :, None]
+        vectors = self.embedding(tokens % self.embedding.num_embeddings)
+        return self.head((vectors * mask).sum(1) / mask.sum(1).clamp_min(1))

@@ -159,9 +159,15 @@ def test_random_transforms_stay_random():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Rows(lambda i: ({"input_ids": 1, "mask": 1}, i)), r"has several input tensors \(input_ids, mask\)"),
-        (Rows(lambda i: {"input_ids": 1, "mask": 1, "label": i}), r"has .* one: stack them in each row"),
-        (Rows(lambda i: ((torch.ones(1), torch.ones(1)), i)), r"has several input tensors \(2 in a tuple\)"),
+        (
+            Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
+            r"has inputs.input_ids of different shapes, \[2\] and \[3\]: resize or pad .* the collate_fn",
+        ),
+        (
+            Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)),
+            "has rows with different numbers or names of inputs",
+        ),
+        (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "has 2 inputs but 3 labels: give one label"),
         (
             Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
             "has columns height, width, label: rename the inputs",

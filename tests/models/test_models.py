@@ -6,7 +6,7 @@ from fedhet import models
 from fedhet.errors import ModelError
 
 DIGITS, MNIST, CIFAR10, SHAKESPEARE = (1, 8, 8), (1, 28, 28), (3, 32, 32), (80,)
-IMAGE_MODELS = [name for name in models.names() if "lstm" not in name]
+IMAGE_MODELS = [name for name in models.names() if "lstm" not in name and name != "token-bag"]
 LARGE = ["vgg9", *(name for name in IMAGE_MODELS if name.startswith("flha-") and not name.startswith("flha-small"))]
 
 

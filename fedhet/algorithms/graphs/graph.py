@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from fedhet.errors import ModelError
 from fedhet.models.copies import Kind, kinds_of, tied_names
+from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.machine import out_of_memory
 
 
@@ -100,7 +102,8 @@ def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
     UnsupportedArchitecture error if ``torch.export`` cannot trace it.
     """
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    key = (tuple(example.shape), example.dtype, tuple(shapes.items()))
+    parts = ((name, tuple(part.shape), part.dtype) for name, part in parts_of(example).items())
+    key = (*parts, tuple(shapes.items()))
     graphs = _cache.setdefault(model, {})
     if key not in graphs:
         graphs[key] = _Reader(model, shapes).read(_export(model, example))
@@ -114,15 +117,24 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         with in_evaluation_mode(model), _attention_unfused(), warnings.catch_warnings():
             # nn.LSTM reassigns its list of weights; nothing of it stays.
             warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
-            return torch.export.export(model, (example,), strict=False)
+            return torch.export.export(model, *_passed(model, example), strict=False)
     except Exception as error:  # torch.export raises whatever the model's own forward or the tracer raises
         if out_of_memory(error):
             raise
         raise UnsupportedArchitecture(
             f"torch.export cannot trace {type(model).__name__} on an input of shape {tuple(example.shape)}: {error}\n"
-            "A model must take one tensor and must not branch on the values of tensors; "
+            "A model must take tensors and must not branch on their values; "
             "else leave it out of methods that read the architecture."
         ) from error
+
+
+def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Return the positional and keyword arguments of a network; a forward with several parameters gets all parts."""
+    try:
+        signature(model.forward).bind(example)
+    except TypeError:
+        return example.arguments if isinstance(example, Inputs) else ((example,), {})
+    return (example,), {}
 
 
 @contextmanager

@@ -1,0 +1,115 @@
+"""Inputs of several tensors, such as the token ids and the attention mask of texts."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+
+class Inputs:
+    """Several tensors (n, ...) of the same n examples, which pass through the code like one tensor.
+
+    Whatever selects, copies, moves or joins rows does so in all tensors. Any other attribute or function is that of the
+    first tensor, such as `shape`. A user's network is called with keywords, `network(**parts)`, or with positional
+    arguments if the names are numbers, as for a tuple of tensors.
+    """
+
+    def __init__(self, parts: Mapping[str, Tensor]) -> None:
+        self.parts = {name: parts[name] for name in sorted(parts, key=_place)}  # as files and messages have any order
+
+    @property
+    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The positional arguments and the keywords with which a network is called."""
+        return (tuple(self.parts.values()), {}) if all(map(str.isdecimal, self.parts)) else ((), self.parts)
+
+    @property
+    def _first(self) -> Tensor:
+        return next(iter(self.parts.values()))
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "parts":  # as `copy` and `pickle` ask before there are parts
+            raise AttributeError(name)
+        return getattr(self._first, name)
+
+    def __getitem__(self, rows: Any) -> "Inputs":
+        return Inputs({name: part[rows] for name, part in self.parts.items()})
+
+    def split(self, size: int) -> tuple["Inputs", ...]:
+        """Return batches of `size` examples."""
+        return tuple(self[start : start + size] for start in range(0, len(self), size))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Apply functions that join rows to each tensor, and others to the first tensor."""
+        several = [each for each in _pytree.tree_leaves(args, is_leaf=_is_several) if _is_several(each)]
+        names = several[0].parts if func in (torch.cat, torch.stack) else list(several[0].parts)[:1]
+        found = {}
+        for name in names:
+            chosen = _pytree.tree_map(lambda each, name=name: _part(each, name), args, is_leaf=_is_several)
+            found[name] = func(*chosen, **(kwargs or {}))
+        return Inputs(found) if func in (torch.cat, torch.stack) else next(iter(found.values()))
+
+
+def _place(name: str) -> tuple[bool, int, str]:
+    """Return a key that sorts `input_ids` first, numbers by value and other names by the alphabet."""
+    return name != "input_ids", int(name) if name.isdecimal() else -1, name
+
+
+def _is_several(value: object) -> bool:
+    return isinstance(value, Inputs)
+
+
+def _part(value: Any, name: str) -> Any:
+    return value.parts[name] if isinstance(value, Inputs) else value
+
+
+def _rowwise(name: str) -> Callable[..., Inputs]:
+    def method(self: Inputs, *args: Any, **kwargs: Any) -> Inputs:
+        return Inputs({key: getattr(part, name)(*args, **kwargs) for key, part in self.parts.items()})
+
+    return method
+
+
+for _name in ("index_select", "to", "clone", "cpu", "contiguous", "detach"):
+    setattr(Inputs, _name, _rowwise(_name))
+
+_pytree.register_pytree_node(  # for torch.export and torch.func
+    Inputs,
+    lambda inputs: ([*inputs.parts.values()], [*inputs.parts]),
+    lambda values, names: Inputs(dict(zip(names, values, strict=True))),
+    serialized_type_name="fedhet.Inputs",
+    flatten_with_keys_fn=lambda inputs: (
+        [(_pytree.MappingKey(name), part) for name, part in inputs.parts.items()],
+        [*inputs.parts],
+    ),
+)
+
+
+def together(parts: Mapping[str, Tensor]) -> Tensor:
+    """Return several tensors of the same examples as `Inputs`, typed as one tensor."""
+    return cast(Tensor, Inputs(parts))
+
+
+def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
+    """Return inputs as plain tensors by name: `inputs`, or `inputs.NAME` for each of several."""
+    parts = inputs.parts if isinstance(inputs, Inputs) else None
+    return {name: inputs} if parts is None else {f"{name}.{key}": part for key, part in parts.items()}
+
+
+def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
+    """Return the inputs in a mapping that `parts_of` made; raises a KeyError if there are none."""
+    parts = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
+    return together(parts) if parts else tensors[name]
+
+
+def for_each(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return inputs with every tensor changed."""
+    parts = inputs.parts if isinstance(inputs, Inputs) else None
+    return change(inputs) if parts is None else together({name: change(part) for name, part in parts.items()})

@@ -1,0 +1,99 @@
+"""One round of every method with small networks of Hugging Face's transformers, or its refusal by name."""
+
+import pytest
+import torch
+
+import fedhet
+from fedhet.data.own import as_client_data
+from fedhet.errors import FedhetError
+from fedhet.methods import registry
+from fedhet.models.representation import Representation
+from tests.data.test_inputs import built, texts
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+SIZES = {"vocab_size": 20, "max_position_embeddings": 16, "pad_token_id": 0}
+HIDDEN = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def bert():
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **HIDDEN))
+
+
+def llama():
+    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES, **HIDDEN))
+
+
+def distilbert():
+    sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
+    return transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**SIZES, **sizes))
+
+
+def gpt2():
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
+    return transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**SIZES, **sizes))
+
+
+def data(client):
+    number = client.partition_id
+    return {"train": texts(12, number), "test": texts(6, 50 + number), "public": texts(12, 99)}
+
+
+SETTINGS = {
+    "fedma": {"rounds": 0},
+    "fedrep": {"fedrep.body-epochs": 1, "local-epochs": 2},
+    "depthfl": {"depthfl.depths": "2,1"},
+    "inclusivefl": {"inclusivefl.depths": "2,1"},
+    "lora": {"lora.ranks": "4,2"},
+}
+CLASSICAL = ("nearest-neighbour", "logistic-regression", "label-spreading")
+REFUSED = {
+    ("bert", "fedharm"): "fedharm.blocks = .*BertForSequenceClassification has 1 stages",
+    ("llama", "fedharm"): "fedharm.blocks = .*LlamaForSequenceClassification has 0 stages",
+    ("llama", "fedma"): "no rule for operator aten.pow .*input_layernorm' of LlamaForSequenceClassification",
+    ("llama", "pfnm"): "no rule for operator aten.pow .*input_layernorm' of LlamaForSequenceClassification",
+    ("llama", "depthfl"): "LlamaForSequenceClassification can be divided only after",
+    ("llama", "inclusivefl"): "LlamaForSequenceClassification can be divided only after",
+}
+
+
+def run(method, out, models, **settings):
+    chosen = {"method": method, "clients": len(models), "rounds": 1, "workers": 1}
+    chosen |= {} if method in CLASSICAL else {"local-epochs": 1}
+    chosen |= SETTINGS.get(method, {}) | settings
+    make = {"model": lambda client: models[client.partition_id](), "data": data}
+    return fedhet.run(chosen, **make, out=out, progress=False)
+
+
+@pytest.mark.parametrize("method", registry.own_methods())
+@pytest.mark.parametrize("model", [bert, llama], ids=["bert", "llama"])
+def test_a_round_of_every_method(tmp_path, model, method):
+    if reason := REFUSED.get((model.__name__, method)):
+        with pytest.raises(FedhetError, match=reason):
+            run(method, tmp_path / "run", [model] * 2)
+        return
+    done = run(method, tmp_path / "run", [model] * 2)
+    assert done.summary["failures"] == 0
+
+
+@pytest.mark.parametrize(
+    "method", ["local", "fedproto", "fedmd", "fedhenn", "fml", "fedkd", "fedmrl", "fedgh", "layer-average", "flha-ghn"]
+)
+def test_four_architectures_in_one_federation(tmp_path, method):
+    done = run(method, tmp_path / "run", [bert, distilbert, gpt2, llama])
+    assert done.summary["failures"] == 0
+    if method == "fedmrl":  # whose models are two networks
+        return
+    loaded = fedhet.load_model(done, 3, model=lambda client: [bert, distilbert, gpt2, llama][client.partition_id]())
+    inputs, _ = texts(4, 0)
+    with torch.no_grad():
+        assert loaded(**inputs).logits.shape == (4, 2)
+
+
+def test_the_representation_of_a_decoder_is_that_of_the_last_token():
+    inputs = as_client_data("0", (texts(5, 0), texts(5, 1))).train.inputs
+    for make in (llama, gpt2):
+        network = built(make).eval()
+        with torch.no_grad():
+            assert torch.allclose(network.score(Representation(network)(inputs)), network(inputs), atol=1e-5)
