@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from fedhet.comparing.measures import VariantResult, measure
+from fedhet.comparing.measures import VariantResult, measure, verdict
 from fedhet.comparing.runs import Execution, check, prepared
 from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
@@ -166,7 +166,10 @@ def _compared(
         settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
         notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
-        publish(done, notes, f"{', '.join(shared.own)} on {dataset}")
+        said = verdict(results, done.baseline)
+        publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}")
+    if said:
+        execute.tell(said)
     *first, last = done.tables()
     for lines in first:
         execute.show(terminal_table(lines))
@@ -177,12 +180,12 @@ def _compared(
     return done
 
 
-def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
-    """Write the files of a comparison; `more` are further sections of its HTML page."""
+def publish(done: Comparison, said: str, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
+    """Write the files of a comparison with its verdict `said`; `more` are further sections of its HTML page."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
-    write_text(out / "comparison.md", markdown(results, done.baseline, notes))
+    write_text(out / "comparison.md", markdown(results, done.baseline, notes, said))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}
     if not runs:
         return
@@ -190,4 +193,4 @@ def publish(done: Comparison, notes: Sequence[str], title: str, more: Sequence[S
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in drawn.items():
         save_png(figure, out / f"{name}.png")
-    write_together(out / "comparison.html", title, runs, done.tables(), drawn, notes, more)
+    write_together(out / "comparison.html", title, runs, done.tables(), drawn, notes, more, said)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from fedhet.methods.keys import kebab
 from fedhet.methods.method import Traits
 from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
+
+UNASKED = "there was no time to ask its clients within the budget"
 
 CONTROL = "local"
 """The method that all others are compared with."""
@@ -44,12 +48,14 @@ def ask(
     seed: int,
     allow: str | None,
     labels: bool,
+    deadline: float = math.inf,
 ) -> Candidates:
     """Find the methods that can train the clients, by a handshake of each method with untrained clients.
 
     If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
     `allow` has the kinds of arrays that may leave the clients, as in a node's config; `labels` says whether labels of a
-    configured public dataset are known. Raises a ConfigError if the settings are invalid.
+    configured public dataset are known. After the `deadline` (`time.monotonic()`), methods but the first are refused
+    unasked. Raises a ConfigError if the settings are invalid.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -57,6 +63,9 @@ def ask(
     shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, functions=functions, strict=False)
     with _silently():
         for reference in methods:
+            if candidates.choices and time.monotonic() > deadline:
+                candidates.refused[reference] = UNASKED
+                continue
             try:
                 name = registry.method(reference).name
                 choice, config, reason = _first_serving(

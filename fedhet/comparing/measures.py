@@ -155,6 +155,32 @@ def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult
     return dict(zip(known, holm(list(known.values())), strict=True))
 
 
+def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
+    """Return a sentence that says which variants are significantly better or worse than the baseline.
+
+    Differences are significant if their corrected p-value is below 1 - `CONFIDENCE`.
+    """
+    other = "training alone" if is_local(baseline) else baseline.variant
+    p_values, better, worse, same = corrected_p_values(results, baseline), [], [], []
+    known = {name: each for name, each in differences(results, baseline).items() if each is not None}
+    for name, each in sorted(known.items(), key=lambda item: -item[1].mean):
+        if each.low is None or each.high is None:
+            continue
+        by = f"{name} {{}} {other} by {abs(each.mean):.3f}"
+        if p_values[name] >= 1 - CONFIDENCE:
+            same.append(name)
+        elif each.mean > 0:
+            better.append(f"{by.format('beats')} [{each.low:.3f}, {each.high:.3f}]")
+        else:
+            worse.append(f"{by.format('is worse than')} [{-each.high:.3f}, {-each.low:.3f}]")
+    if known and not p_values:
+        return f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant."
+    if same:
+        same = [f"{' and '.join(same)} {'are' if len(same) > 1 else 'is'} not significantly different from {other}"]
+    found = "; ".join([*better, *same, *worse])
+    return f"{found}." if found else ""
+
+
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
     """Return the result of each variant, in order of the runs; runs whose names are in `failed` are left out."""
     results = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing import Comparison, publish
-from fedhet.comparing.candidates import CONTROL, Candidates, ask
+from fedhet.comparing.candidates import CONTROL, UNASKED, Candidates, ask
 from fedhet.comparing.measures import VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
 from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
@@ -27,9 +27,11 @@ from fedhet.config.validation import ineffective
 from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.methods import registry
 from fedhet.methods.options import Value
+from fedhet.results.history import read_run
 from fedhet.results.report import Section
-from fedhet.results.tables import format_bytes, format_value
+from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.utils.files import write_text
+from fedhet.utils.statistics import grouped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,8 +44,12 @@ FACTORS = (1, 3, 1 / 3)
 """Factors of the learning rate in successive trials."""
 FINALISTS = 2
 """Methods that exchange something and are compared at the end."""
-TRYING = 0.6
-"""Part of the budget for trying configurations; the rest is for the comparison."""
+ASKING, TRYING = 0.25, 0.6
+"""Parts of the budget after which no further methods are asked and tried; the rest is for the comparison."""
+LEAST = 60.0
+"""Seconds that the first run of one round may take, whatever the budget."""
+FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
+"""Methods that are asked and tried first, if there is no time for all."""
 WRITING, WRITING_SECONDS = 0.1, 30.0
 """Part of the budget for writing the page, and the most that it is in seconds."""
 SCORE = "personal_accuracy"
@@ -115,13 +121,19 @@ def recommend(
     if data is None:
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
-    wanted = distinct([CONTROL, *filter(_alone, registry.methods()), *(methods or registry.methods())])
-    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, labels=public_labels)
+    names = registry.methods()
+    wanted = distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
+    execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
+    asking = began + ASKING * seconds
+    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, labels=public_labels, deadline=asking)
     _tell_answers(candidates, execute)
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
-    tuner = Tuner(shared, held_out(shared), out / "tried", replace(execute, deadline=began + TRYING * seconds))
-    searches, left = _try_out(tuner, candidates.choices, most)
+    tuner = Tuner(shared, held_out(shared), out / "tried", execute)
+    choices, late = _in_time(tuner, candidates, seconds, began)
+    tuner = replace(tuner, execute=replace(execute, deadline=began + TRYING * seconds))
+    searches, left = _try_out(tuner, choices, most)
+    left |= late
     compared = replace(tuner, folder=out / "compared", execute=execute)
     runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
     return _conclude(searches, candidates.alone, candidates.refused | left, runs, failed, compared)
@@ -138,8 +150,8 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
 
 def _tell_answers(candidates: Candidates, execute: Execution) -> None:
     execute.tell(f"{', '.join(candidates.choices)} can serve")
-    for name, reason in candidates.refused.items():
-        execute.tell(f"{name} cannot serve: {reason}")
+    for reason, names in grouped((reason, name) for name, reason in candidates.refused.items()).items():
+        execute.tell(f"{', '.join(names)} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
         raise FedhetError(f"the clients cannot train by the method local: {candidates.refused[CONTROL]}")
 
@@ -160,6 +172,38 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
     if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
         return [Trial(name, choice)]
     return [Trial(name, each) for each in trials]
+
+
+def _in_time(
+    tuner: Tuner, candidates: Candidates, budget: float, began: float
+) -> tuple[dict[str, Choice], dict[str, str]]:
+    """Time a run of local of one round; return the methods that can be tried in time, and why others cannot.
+
+    Raises a FedhetError if the budget is not enough for trials and a comparison of local and one other method.
+    """
+    execute, rounds = tuner.execute, tuner.shared.settings(CONTROL, SEED).rounds
+    trial, start = Trial(CONTROL, {"rounds": 1}), time.monotonic()
+    replace(tuner, execute=replace(execute, deadline=max(execute.deadline, start + LEAST))).run([trial], [SEED])
+    passed = time.monotonic() - start
+    run = tuner.plan(trial, SEED, tuner.held_out)
+    summary = (read_run(run.folder).summary or {}) if not trial.failed and why_incomplete(run) is None else {}
+    one = min(float(summary.get("seconds") or passed), passed)
+    each = max(passed - one, 0.0) + one * rounds
+    now, both = time.monotonic(), each * math.ceil(2 / execute.at_once)
+    needed = now - began + 2 * both  # once on validation examples, and once on test examples
+    sharing = [name for name in candidates.choices if name not in candidates.alone]
+    execute.tell(f"a run of local takes about {format_seconds(each)} here")
+    more = bool(sharing) or UNASKED in candidates.refused.values()
+    if not trial.failed and (not trial.by_seed or (more and needed > budget)):
+        enough = math.ceil(1.5 * needed / 60)
+        raise FedhetError(
+            f"the budget of {format_seconds(budget)} is too short for a verdict: local and one method that exchanges "
+            f"something need about {format_seconds(needed)}; set --budget {enough}m or fewer rounds"
+        )
+    fit = max(1, int((began + TRYING * budget - now) / each * execute.at_once) - 1) if each else len(sharing)
+    why = f"a run takes about {format_seconds(each)}, so there is no time to try it within the budget"
+    late = dict.fromkeys(sharing[fit:], why)
+    return {name: choice for name, choice in candidates.choices.items() if name not in late}, late
 
 
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
@@ -239,10 +283,10 @@ def _conclude(
     done = Comparison(out, results, alone, failed)
     settings = _settings_of(tuner.shared, method, searches[method].best.choice)
     said = _verdict(alone, federated, beats=beats)
-    notes = [said, *notes_below(results, alone, tuner.shared.notes)]
+    notes = notes_below(results, alone, tuner.shared.notes)
     refusals = [["method", "reason"], *map(list, refused.items())]
     more = [Section("Trials", [_standing(searches)]), Section("Methods left out", [refusals])]
-    publish(done, notes, "Which method for these clients", more)
+    publish(done, said, notes, "Which method for these clients", more)
     file = out / "recommended.toml"
     write_text(file, to_toml(settings))
     outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused}

@@ -60,7 +60,7 @@ def test_mean_and_spread_of_the_last_round(comparison):
     assert "* needs equal architectures: every client got cnn." in text
     assert "5 models" in text
     markdown = (comparison.folder / "comparison.md").read_text()
-    assert markdown.count("\n|") == 4
+    assert markdown.count("\n|") == 5
     assert (comparison.folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "training fedavg-seed1" in (comparison.folder / "logs" / "fedavg-seed1.log").read_text()
 

@@ -22,6 +22,7 @@ from fedhet.comparing.measures import (
     holm,
     is_local,
     paired_difference,
+    verdict,
 )
 from fedhet.comparing.runs import Execution
 from fedhet.comparing.tables import (
@@ -79,6 +80,24 @@ def test_p_values_agree_with_intervals():
     assert 5 < sum(significant) < 20
     assert significant == [not each.low <= 0 <= each.high for each in found]
     assert [paired_difference(dict.fromkeys(range(3), each), zeros).p for each in (0.0, 0.5)] == [1.0, 0.0]
+
+
+def test_a_comparison_has_a_verdict():
+    base = {seed: 0.5 + 0.01 * seed for seed in range(4)}
+    better, same, worse = (
+        result(name, {seed: value + by + 0.01 * (-1) ** seed for seed, value in base.items()})
+        for name, by in (("fedhenn", 0.14), ("fedproto", 0.0), ("fd", -0.2))
+    )
+    local = result("local", base)
+    assert verdict([local, worse, same, better], local) == (
+        "fedhenn beats training alone by 0.140 [0.122, 0.158]; fedproto is not significantly different from training "
+        "alone; fd is worse than training alone by 0.200 [0.182, 0.218]."
+    )
+    assert verdict([same, better], same).startswith("fedhenn beats fedproto by 0.140")
+    few = [result(name, {0: 0.5, 1: 0.6}) for name in ("local", "fedavg")]
+    assert verdict(few, few[0]).startswith("Fewer than 3 seeds")
+    assert verdict([local], local) == ""
+    assert markdown([local, better], local, [], "fedhenn beats it.").startswith("fedhenn beats it.\n\n| method |")
 
 
 def test_two_seeds_have_no_interval():
