@@ -30,9 +30,10 @@ CONTROL = "local"
 
 @dataclass
 class Candidates:
-    """The methods that can train all clients (`choices`), and those that cannot (`refused`, each with the reason).
+    """The methods that can train all clients, and those that cannot.
 
-    A method has a choice of the keys that had to be changed. In `alone` are methods whose clients exchange nothing.
+    `choices` has the keys that had to be changed for a method, with their values. `alone` are those of its methods
+    whose clients exchange nothing, and `refused` has the reasons of all others.
     """
 
     choices: dict[str, Choice] = field(default_factory=dict)

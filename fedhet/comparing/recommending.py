@@ -60,7 +60,7 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method, which exchanges nothing unless a federated one `beats_alone`, and the reasons.
+    """The recommended method and the reasons; a federated method is recommended only if it `beats_alone`.
 
     `settings` are those of `recommended.toml`. `refused` are the methods that cannot train the clients, cost too much
     or completed no trial, each with the reason.
@@ -207,7 +207,7 @@ def _in_time(
 
 
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run first trials of all methods, then second ones, until the deadline; later ones count if all complete."""
+    """Run the methods' first trials, then their second ones, until the deadline; later trials count only if all end."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}

@@ -54,7 +54,7 @@ class PermutationGroups:
         axes: ``state_dict`` name -> segments of each axis.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: name -> first name of the same parameter.
-        needs: array -> group and its least width with which a network has the array, for arrays that may lack.
+        needs: name of an array that narrow networks lack -> its group, and the least width with which it exists.
         kinds: name -> kind of each array that is not trained (see `kinds_of`).
     """
 
