@@ -1,9 +1,6 @@
 """Run folders: one run at a time, and bad input is refused before anything is written."""
 
-import errno
 import fcntl
-import json
-import os
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +11,6 @@ from fedhet.client.app import make_client_app
 from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from tests.contract.runs import Stop
 
 pytestmark = pytest.mark.usefixtures("no_report", "home")
 
@@ -88,25 +84,6 @@ def _start(settings, out):
     fedhet.FedAvg(configuration.resolve(settings | {"out": str(out)})).start(LocalGrid(make_client_app(), 2))
 
 
-@pytest.mark.parametrize("run", [lambda settings, out: fedhet.run(settings, out=out), _start])
-def test_a_full_disk(run, tmp_path, monkeypatch):
-    write, full = fedhet.server.State.save, []
-
-    def save(state, path):
-        if state.round == 2 and not full:
-            full.append(True)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write(state, path)
-
-    monkeypatch.setattr(fedhet.server.State, "save", save)
-    with pytest.raises(FedhetError, match=r"cannot be written or read: No space left on device.*--resume") as told:
-        run(SETTINGS, tmp_path / "run")
-    assert not isinstance(told.value, ConfigError)
-    assert "\n" not in str(told.value)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
-    assert fedhet.run(resume=tmp_path / "run").summary["status"] == "completed"
-
-
 @pytest.mark.parametrize("hook", ["configure_fit", "aggregate_fit"])
 def test_a_failing_hook_ends_the_run(hook, tmp_path, monkeypatch):
     whole, ordinary = fedhet.run(SETTINGS, out=tmp_path / "whole"), getattr(fedhet.FedAvg, hook)
@@ -148,9 +125,3 @@ def test_too_few_clients_fail_the_run(tiny):
 
     with pytest.raises(FedhetError, match=r"2 clients can serve, and 3 are needed \(min-clients\):\n  .*NoneType"):
         fedhet.FedAvg(rounds=1, min_clients=3).start(LocalGrid(tiny.app(model), 3))
-
-
-def test_a_run_that_was_stopped_frees_its_folder(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        fedhet.run(SETTINGS, out=tmp_path / "run", observers=[Stop(1)])
-    assert fedhet.run(resume=tmp_path / "run").summary["status"] == "completed"

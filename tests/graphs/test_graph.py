@@ -47,14 +47,6 @@ def test_nodes() -> None:
     assert graph.unused == ()
 
 
-def test_graph_is_cached_by_shape() -> None:
-    model = Branchy()
-    large, small = torch.zeros(3, 1, 8, 8), torch.zeros(3, 1, 4, 4)
-    graph = architecture_graph(model, large)
-    assert architecture_graph(model, torch.ones(3, 1, 8, 8)) is graph
-    assert "max_pool2d" not in {node.operator for node in architecture_graph(model, small)}
-
-
 def test_batch_of_one() -> None:
     model = Branchy()
     model.body.eval()

@@ -485,28 +485,6 @@ def test_wrong_states_and_assignments() -> None:
     assert widths({"one.bias": torch.zeros(9)}, groups)[0] == 9
 
 
-class Joined(nn.Module):
-    """A concatenation, which a BatchNorm and a layer read: a group that does not begin at the first entry."""
-
-    def __init__(self, a: int, b: int):
-        super().__init__()
-        self.one, self.two, self.norm = nn.Linear(5, a), nn.Linear(5, b), nn.BatchNorm1d(a + b)
-        self.head = nn.Linear(a + b, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(torch.cat([self.one(x).relu(), self.two(x).relu()], 1)))
-
-
-def test_groups_with_other_widths():
-    narrow, wide = (
-        permutation_groups(architecture_graph(Joined(*sizes), torch.zeros(2, 5))) for sizes in ((2, 3), (7, 4))
-    )
-    assert narrow != wide
-    assert narrow.with_widths(wide.widths) == wide
-    assert wide.with_widths(narrow.widths) == narrow
-    assert narrow.with_widths(narrow.widths) == narrow
-
-
 @pytest.mark.parametrize("behind", [True, False])
 def test_empty_tensor_in_a_concatenation(behind):
     class Cached(nn.Module):

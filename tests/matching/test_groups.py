@@ -14,7 +14,6 @@ from fedhet.algorithms.matching import (
     groups_from_json,
     groups_to_json,
     match_networks,
-    patch,
 )
 from fedhet.models.text import CharLSTM
 
@@ -95,21 +94,6 @@ def test_groups_as_json():
     assert groups_from_json(groups_to_json(groups)).axes == groups.axes
     with pytest.raises(ValueError, match="permutation groups"):
         groups_from_json("{}")
-
-
-def test_attach_a_late_copy():
-    model, example = build("cnn", 0)
-    groups = permutation_groups(architecture_graph(model, example))
-    state, random = arrays(model), np.random.default_rng(3)
-    orders = {g.index: random.permutation(g.width) for g in groups}
-    late = permute(state, groups, orders)
-    how = Matching(gamma=1e-3)
-    settled, _ = match_networks([state, state], groups, how, np.random.RandomState(0))
-    for group, each in zip(groups, settled, strict=True):
-        matrix, random = rows(late, groups, group.index), np.random.RandomState(0)
-        assignment = how.attach(matrix, group, each.match, each.prior_mean, random)
-        np.testing.assert_array_equal(each.match.assignments[0][np.argsort(orders[group.index])], assignment)
-        late = patch(late, groups, group.index, assignment, each.match.weights, each.carried)
 
 
 def test_average_of_statistics():

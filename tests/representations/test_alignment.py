@@ -130,13 +130,3 @@ def test_distances() -> None:
         alignment.distance(x[rows], rows),
         1 - kernel_cka(rbf_kernel(x[rows]), rbf_kernel(target[rows]), debiased=True),
     )
-
-
-def test_wrong_features() -> None:
-    target = normal(60, 6)
-    whole = Alignment("linear", target, batch=0, generator=generator())
-    with pytest.raises(ValueError, match="59 and 60 rows"):
-        whole.distance(target[:59], whole.rows())
-    procrustes = Alignment("procrustes", target, batch=0, generator=generator())
-    with pytest.raises(ValueError, match="equal widths, got 5 and 6"):
-        procrustes.distance(target[:, :5], procrustes.rows())

@@ -55,13 +55,6 @@ def test_phi_is_the_input_of_the_head() -> None:
     assert not model.classifier._forward_pre_hooks
 
 
-def test_gradient_of_phi() -> None:
-    model = mlp()
-    Representation(model)(torch.randn(3, 4)).sum().backward()
-    assert model[0].weight.grad is not None
-    assert model[2].weight.grad is None
-
-
 def test_capture() -> None:
     model, x = Odd().eval(), torch.randn(7, 4)
     with Representation(model, "classifier").capture() as captured:

@@ -95,14 +95,6 @@ def test_constant_features_in_a_target() -> None:
     assert unpack(pack(compress(constant))).count_nonzero() == 0
 
 
-@pytest.mark.parametrize("scale", [1e-9, 2e-4, 1.0, 1e7])
-def test_float16_scale(scale: float) -> None:
-    values = scale * normal(100, 8, dtype=torch.float32)
-    packed = pack(values)
-    assert packed["values"].dtype == np.float16
-    torch.testing.assert_close(unpack(packed), values, rtol=2**-11, atol=scale * 2**-20)
-
-
 def test_rbf_blocks() -> None:
     features = peers(3, rows=100)
     kernels = mean_rbf_blocks(features, 30)
