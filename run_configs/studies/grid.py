@@ -84,8 +84,10 @@ def clear(differences: Mapping[Key, Difference]) -> list[Key]:
 
 
 def shown(difference: Difference, bold: bool) -> str:
-    """Return a difference with its interval."""
-    return f"**{difference}**" if bold else str(difference)
+    """Return a difference with half of its interval, which is symmetric."""
+    text = f"{difference.mean:+.3f}"
+    text += "" if difference.high is None else f"±{difference.high - difference.mean:.3f}"
+    return f"**{text}**" if bold else text
 
 
 class Grid:
