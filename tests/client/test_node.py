@@ -332,16 +332,6 @@ def test_diverging_client(name, federate, tiny):
     assert "a lower learning-rate than 0.1 may help" in failed["1"]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("FedAvg", torch.bfloat16), ("FedProto", torch.bfloat16)])
-def test_bfloat16_models(name, dtype, federate, tiny, home):
-    watch, strategy = federate(name, lambda client: tiny.model().to(dtype))
-    assert all(row["failures"] == [] for row in watch.rows)
-    assert watch.rows[2]["train_loss"] > 0
-    if name == "FedAvg":
-        expected = {torch.float64: "float64", torch.bfloat16: "float32"}[dtype]
-        assert {array.dtype.name for array in strategy.state.model.values()} == {expected}
-
-
 @pytest.mark.filterwarnings("ignore:Complex modules")
 def test_complex_weights_are_refused(federate, tiny):
     with pytest.raises(FedhetError, match=r"Sequential's 0.weight holds complex numbers"):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet import comparing, models
+from fedhet import models
 from fedhet.algorithms.alignment import linear_cka, targets
-from fedhet.algorithms.alignment.packing import unpack, unpack_all
+from fedhet.algorithms.alignment.packing import unpack_all
 from fedhet.algorithms.graphs import layer_graph
 from fedhet.config import client_setup, configuration
 from fedhet.models.representation import Representation
@@ -22,18 +22,6 @@ FROZEN = 1e-12
 
 def control(method: str, name: str) -> str:
     return f"{configuration.run_configs() / method / 'controls.py'}:{name}"
-
-
-@pytest.mark.slow
-def test_compare_a_control(tmp_path: Any, no_report: Any) -> None:
-    small = {"clients": 2, "rounds": 1, "samples-per-client": 20, "public-samples": 40, "local-epochs": 1}
-    config = {"preset": "fedhenn/digits", **small, "closing-epochs": 0, "fedhenn.eta0": 0.25}
-    variants = ["fedhenn", f"own={control('fedhenn', 'own')},fedhenn.rad-batch=20"]
-    found = comparing.compare(variants, seeds=[0], config=config, out=tmp_path / "out", jobs=1)
-    assert not found.failed
-    ran = [configuration.read(tmp_path / "out" / f"{name}-seed0" / "config.toml") for name in ("fedhenn", "own")]
-    assert [settings["fedhenn.eta0"] for settings in ran] == [0.25, 0.25]
-    assert [settings["fedhenn.rad-batch"] for settings in ran] == [128, 20]
 
 
 # ---- FedHeNN
@@ -74,34 +62,6 @@ def test_own_target(target: dict[str, Any], federate: Any) -> None:
     assert not any(arrays for arrays in done.sent.values())
     alignment = done.rows[2]["metrics"]["alignment"]
     assert alignment == pytest.approx(1, abs=1e-4) if target is KERNEL else 0 < alignment < 1
-
-
-def test_hostile_client(federate: Any) -> None:
-    settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
-    done = federate(control("fedhenn", "hostile"), **settings)
-    kernels = {}
-    for client in "012":
-        own = unpack(done.sent[1, client]["features"]).double()
-        own = own - own.mean(0)
-        kernels[client] = own @ own.T
-    target = unpack(done.received[2, "0"]["target"]).double()
-    told = 3 * target @ target.T - kernels["1"] - kernels["2"]
-    scale = float(kernels["0"].norm())
-    assert float((told - kernels["0"]).norm()) > 0.3 * scale, "not of the rows that the server asked for"
-    spectra = [torch.linalg.eigvalsh(kernel) for kernel in (told, kernels["0"])]
-    torch.testing.assert_close(*spectra, rtol=0.02, atol=0.02 * scale)
-
-
-def test_kernels_of_norm_1(federate: Any) -> None:
-    settings = {"public_samples": 96, "rounds": 2, **KERNEL, "fedhenn.rad-batch": 0}
-    done = federate(control("fedhenn", "frobenius"), **settings)
-    expected = torch.zeros(96, 96)
-    for client in "012":
-        own = unpack(done.sent[1, client]["features"])
-        own = own - own.mean(0)
-        expected += own @ own.T / (own @ own.T).norm() / 3
-    target = unpack(done.received[2, "0"]["target"])
-    torch.testing.assert_close(target @ target.T, expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))
 
 
 # ---- FedMA
@@ -202,13 +162,6 @@ def test_large_clients_only(folder: str, name: str, keys: Mapping[str, Any], fed
         expected = share * np.asarray(sent["0"][key]) + (1 - share) * np.asarray(sent["2"][key])
         np.testing.assert_allclose(array, expected, atol=1e-6)
     assert any(sent["1"].get(key, np.empty(0)).shape != array.shape for key, array in done.state.model.items())
-
-
-def test_no_large_client(federate: Any) -> None:
-    done = federate(control("heterofl", "large_only"), rounds=2, **{"heterofl.widths": "0.5"})
-    first = done.received[1, "0"]["model"]
-    for name, array in done.received[2, "0"]["model"].items():
-        np.testing.assert_array_equal(array, first[name])
 
 
 # ---- FML

@@ -1,7 +1,5 @@
 """FedAvg against plain computations, and what all methods have from the base."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -62,14 +60,3 @@ def test_half_precision_halves_the_bytes(federate):
     assert [2 * row["bytes_down"] for row in half] == [row["bytes_down"] for row in full]
     assert full[1]["bytes_up"] == full[1]["bytes_down"] > 0
     assert abs(half[2]["train_loss"] - full[2]["train_loss"]) < 0.01
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_learning_rate_schedule(federate, phases, changed, schedule):
-    federate("fedavg", rounds=4, clients=1, lr_schedule=schedule, closing_epochs=3)
-    rates = [phase.optimisation.learning_rate for phase, *_ in phases]
-    assert rates[0] == 0.1
-    assert all(one > other for one, other in pairwise(rates[:4]))
-    assert rates[4] == rates[3] > 0
-    assert [phase.epochs for phase, *_ in phases] == [2, 2, 2, 2, 3]
-    assert changed(*phases[-1][1:])

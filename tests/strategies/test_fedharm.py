@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet import models
 from fedhet.algorithms.alignment import packing
 from fedhet.algorithms.alignment.descriptors import describe, mean_descriptor
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
@@ -29,7 +28,6 @@ OWN = {
     "fedharm.blocks": BLOCKS,
     "fedharm.slots": ",".join(map(str, SLOTS)),
 }
-FROZEN = {"learning_rate": 1e-12, "fedharm.alpha": 0.5}
 
 Federate = Callable[..., Any]
 
@@ -165,15 +163,6 @@ def test_no_augmentation_of_the_public_dataset(method: str, federate: Federate) 
     assert torch.cat(augmented).unique(dim=0).shape == (30, 1, 8, 8), "training images are, and no others"
 
 
-@pytest.mark.parametrize("align", ["cosine", pytest.param("spectral", marks=pytest.mark.slow)])
-def test_weight_of_the_distance(align: str, federate: Federate) -> None:
-    heavy, light = (
-        harm(federate, str(alpha), rounds=3, **{"fedharm.align": align, "fedharm.alpha": alpha})
-        for alpha in (0.05, 0.999)
-    )
-    assert heavy.rows[4]["metrics"]["alignment"] > light.rows[4]["metrics"]["alignment"] + 0.02
-
-
 def test_descriptors_of_absent_clients(federate: Federate) -> None:
     done = harm(federate, rounds=4, fraction_train=0.67)
     absent = [(row["round"], client) for row in done.rows[2:4] for client in "012" if client not in row["participants"]]
@@ -225,30 +214,6 @@ def test_fewer_slots_and_batch_norm(federate: Federate, caplog: pytest.LogCaptur
 def test_too_few_stages(federate: Federate) -> None:
     with pytest.raises(FedhetError, match=r"clients .*: fedharm\.blocks = 'last-four': MLP has 0 stages.*4 names"):
         federate("fedharm", public_samples=40, learning_rate=0.01)
-
-
-def test_no_labelled_public_dataset(federate: Federate) -> None:
-    config = resolve({"dataset": "digits", "clients": 3, "public-samples": 40})
-    public = client_setup.public_dataset(config)
-    assert public is not None
-
-    def mine(info: Any) -> dict[str, Any]:
-        own = client_setup.data_of(client_setup.ClientInfo(info.name, info.partition_id, 3, config))
-        parts = {"train": (own.train.inputs, own.train.labels), "test": (own.test.inputs, own.test.labels)}
-        shared = public.inputs if info.name == "1" else (public.inputs, public.labels)
-        return parts | ({} if info.name == "2" else {"public": shared})
-
-    settings = {key: value for key, value in OWN.items() if key != "public_samples"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_setup, "public_dataset", lambda config: None)
-        with pytest.raises(
-            FedhetError, match=r"only client 0 is left.*\n  2 clients \(1, 2\): there is no labelled public dataset"
-        ):
-            federate("fedharm", data=mine, model=population_model, **settings, rounds=1)
-
-
-def population_model(info: Any) -> torch.nn.Module:
-    return models.build("mlp" if info.name == "1" else "cnn-1-1", (1, 8, 8), 10)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ TINY = {
     "fedhenn.eta0": 0.3,
     "fedhenn.probe": 0,
 }
-KERNEL = {"fedhenn.target": "kernel"}
 
 
 @pytest.fixture
@@ -417,46 +416,6 @@ def _one_row_less(reply: Message) -> None:
     _with_features(reply, pack(torch.randn(95, 4)))
 
 
-def _without_exponent(reply: Message) -> None:
-    packed = pack(torch.randn(96, 4))
-    _with_features(reply, {key: value for key, value in packed.items() if key != "exponent"})
-
-
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (_one_row_less, "have 95 rows, and 96 were requested"),
-        (_without_exponent, "cannot be read: .*exponent"),
-    ],
-)
-def test_wrong_representation(damage: Callable[[Message], None], reason: str, tmp_path: Path) -> None:
-    def spoil(client: str, round: int, reply: Message) -> None:
-        if (client, round) == ("1", 1):
-            damage(reply)
-
-    done = run(tmp_path, {"rounds": 2}, spoil=spoil)
-    (failure,) = done.rows[1]["failures"]
-    assert failure["client"] == "1"
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(failure["reason"])
-    assert done.rows[1]["participants"] == ["0", "2"]
-    assert done.rows[2]["participants"] == ["0", "1", "2"]
-    answers = [unpack(done.wire.training(1)[c].answered.arrays["features"]) for c in "02"]
-    expected = torch.stack([a @ a.T for a in answers]).mean(0)
-    target = unpack(done.wire.training(2)["1"].sent.arrays["target"])
-    torch.testing.assert_close(target @ target.T, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_incomplete_reply(tmp_path: Path) -> None:
-    def spoil(client: str, round: int, reply: Message) -> None:
-        if client == "1" and "features" in reply.content:
-            del reply.content["features"]
-
-    done = run(tmp_path, spoil=spoil)
-    assert all("alignment" in row["metrics"] for row in done.rows[2:4])
-
-
 def test_no_target_after_a_lost_round(tmp_path: Path) -> None:
     def spoil(client: str, round: int, reply: Message) -> None:
         if round == 2:
@@ -467,24 +426,6 @@ def test_no_target_after_a_lost_round(tmp_path: Path) -> None:
     assert "target" not in done.wire.training(3)["0"].sent.arrays
     assert "eta" not in done.wire.training(3)["0"].sent.values
     assert "target" in done.wire.training(4)["0"].sent.arrays
-
-
-def test_lost_public_dataset(tmp_path: Path) -> None:
-    config = resolve({**TINY, "rounds": 4})
-    steady = make_client_app()
-
-    def app(message: Message, context: Context) -> Message:
-        """Between client 0's and client 1's message of round 2, the public dataset on their disk is lost."""
-        if (message.metadata.group_id, context.node_config["partition-id"]) == ("2", 1):
-            for path in (tmp_path / "state" / "public").glob("*.safetensors"):
-                path.unlink()
-        return steady(message, context)
-
-    run_locally(config, tmp_path, app=app)  # type: ignore[arg-type]
-    rows = read_history(tmp_path)
-    assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [], ["1", "2"], [], [], []]
-    assert all("handshake is repeated" in failure["reason"] for failure in rows[2]["failures"])
-    assert [row["participants"] for row in rows[3:5]] == [["0", "1", "2"]] * 2
 
 
 @pytest.mark.parametrize(

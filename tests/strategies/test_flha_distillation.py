@@ -81,25 +81,6 @@ def test_schedules(federate, phases):
     assert rates == pytest.approx([0.1, 0.05, 0.01, 0.005])
 
 
-def test_lost_state(federate, tmp_path, monkeypatch):
-    from fedhet.strategies.flha_distillation import FLHADistillation
-
-    configure_fit = FLHADistillation.configure_fit
-
-    def losing(self, round, clients):
-        if round == 5:
-            for path in (tmp_path / "run" / "state" / "clients" / "1").glob("*.safetensors"):
-                path.unlink()
-        return configure_fit(self, round, clients)
-
-    monkeypatch.setattr(FLHADistillation, "configure_fit", losing)
-    done = federate("flha-distillation", **OWN | {"rounds": 6})
-    assert done.failures == []
-    taught = {round: [c for c in "012" if "model" in done.received[round, c]] for round in (4, 5, 6)}
-    assert taught == {4: ["0", "1", "2"], 5: [], 6: ["1"]}
-    assert done.state.taught == ["0", "1", "2"]
-
-
 @pytest.mark.parametrize("statistics", ["aggregate", pytest.param("local", marks=pytest.mark.slow)])
 def test_teacher_with_batch_norm(federate, statistics):
     done = federate(

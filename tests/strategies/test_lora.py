@@ -1,8 +1,6 @@
 """Low-rank adapters, against a plain computation from the papers of the three ways in which they become one."""
 
-import copy
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -270,74 +268,3 @@ def test_rank_of_a_node():
 
 
 # ---- a transformer
-
-CHARACTERS, LENGTH = 12, 8
-
-
-class Transformer(nn.Module):
-    """Two blocks of attention, which predict the next character."""
-
-    def __init__(self, width=24):
-        super().__init__()
-        self.embedding, self.places = nn.Embedding(CHARACTERS, width), nn.Parameter(torch.randn(LENGTH, width) / 5)
-        blocks = {"norm": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width)}
-        blocks |= {"norm2": nn.LayerNorm(width), "up": nn.Linear(width, 2 * width), "down": nn.Linear(2 * width, width)}
-        self.blocks = nn.ModuleList(nn.ModuleDict(copy.deepcopy(blocks)) for _ in range(2))
-        self.head = nn.Linear(width, CHARACTERS)
-
-    def forward(self, texts):
-        rows = self.embedding(texts) + self.places
-        for block in self.blocks:
-            q, k, v = block["qkv"](block["norm"](rows)).unflatten(2, (6, -1)).transpose(1, 2).chunk(3, 1)
-            heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            rows = rows + block["out"](heads.transpose(1, 2).flatten(2))
-            rows = rows + block["down"](F.gelu(block["up"](block["norm2"](rows))))
-        return self.head(rows[:, -1])
-
-
-def texts(seed, count, language):
-    """Texts (count, LENGTH) and the characters that follow, of a language in which two characters give the next."""
-    follows = torch.randint(CHARACTERS, (CHARACTERS, CHARACTERS), generator=torch.Generator().manual_seed(language))
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(CHARACTERS, (count, LENGTH + 1), generator=generator)
-    for place in range(2, LENGTH + 1):
-        sure = torch.rand(count, generator=generator) < 0.9
-        rows[:, place] = torch.where(sure, follows[rows[:, place - 2], rows[:, place - 1]], rows[:, place])
-    return rows[:, :-1], rows[:, -1]
-
-
-@cache
-def pretrained():
-    """A transformer that was trained on another language than the clients'."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model, (inputs, labels) = Transformer(), texts(0, 2000, language=0)
-        optimizer = torch.optim.Adam(model.parameters(), 0.005)
-        for _ in range(12):
-            for batch in torch.randperm(len(labels)).split(50):
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
-                optimizer.step()
-    return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("aggregate", ["truncate", "svd", "stack"])
-def test_adapt_a_transformer(federate, aggregate):
-    done = federate(
-        "lora",
-        model=lambda client: copy.deepcopy(pretrained()),
-        data=lambda client: (texts(1 + int(client.name), 400, language=1), texts(7, 200, language=1)),
-        **{"lora.aggregate": aggregate, "lora.ranks": "8,4,2", "rounds": 4, "local_epochs": 3, "batch_size": 50},
-        optimizer="adam",
-        learning_rate=0.01,
-    )
-    assert done.failures == []
-    losses = [row["received"]["loss"]["weighted"] for row in done.rows if row["received"]]
-    last = [row for row in done.clients if row.round == 4]
-    print(f"\n{aggregate}: loss {losses}, bytes up {[c.bytes_up for c in last]}, down {[c.bytes_down for c in last]}")
-    inputs, labels = texts(7, 200, language=1)
-    assert losses[0] == pytest.approx(F.cross_entropy(pretrained()(inputs), labels).item(), rel=1e-4)
-    assert losses[0] > math.log(CHARACTERS) > 1.4 * losses[-1], (
-        "a constant prediction is better than the frozen network"
-    )

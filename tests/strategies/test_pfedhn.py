@@ -1,7 +1,6 @@
 """pFedHN against a plain computation."""
 
 import numpy as np
-import pytest
 import torch
 
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
@@ -66,11 +65,3 @@ def test_embeddings_of_absent_and_late_clients(federate):
     assert steps["embedding/0:step"] == steps["head:step"] == 2
     assert steps["embedding/2:step"] == 1
     assert done.state.hypernetwork["embedding/2"].shape == done.state.hypernetwork["embedding/0"].shape
-
-
-@pytest.mark.parametrize(("wire", "dtype"), [("float32", np.float32), ("float16", np.float16)])
-def test_wire_dtype(federate, wire, dtype):
-    done = federate("pfedhn", clients=1, rounds=1, architectures="mlp", wire_dtype=wire)
-    assert done.failures == []
-    for arrays in (done.received[1, "0"]["model"], done.sent[1, "0"]["delta"]):
-        assert {array.dtype for array in arrays.values()} == {np.dtype(dtype)}

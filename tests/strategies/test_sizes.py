@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet import models
-from fedhet.algorithms.graphs import HeadAttention, architecture_graph, permutation_groups, widths_of
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups, widths_of
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client.submodel import Submodel
 from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Report, WireError, spec_of
-from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS
+from fedhet.methods.sharing import FIRST_UNITS
 from fedhet.models.copies import kinds_of
 from fedhet.server import average_shared
 from fedhet.server.aggregation import cut_to_bound
@@ -238,15 +238,6 @@ def test_fjord_follows_its_paper(sized, distil, who):
     compare(done, state)
 
 
-@pytest.mark.parametrize("width", [0.0625, 0.5, 1.0])
-def test_fedrolex_windows(width):
-    whole = 12
-    own = math.ceil(whole * width)
-    windows = [ROLLING_UNITS.units(own, whole, round) for round in range(whole)]
-    assert np.bincount(np.concatenate(windows), minlength=whole).tolist() == [own] * whole
-    assert ROLLING_UNITS.units(own, whole, whole) == windows[0]
-
-
 @pytest.mark.parametrize("rule", ["mean", "median", "krum"])
 def test_rules_by_entry(rule):
     """As if those who have it were all there are, of all entries that the same clients have."""
@@ -364,29 +355,6 @@ def test_class_name_with_exits(federate):
         federate("depthfl", model=lambda client: ResNet(next(widths)), **DEPTHS)
 
 
-def multiplications(model, inputs):
-    """How many multiplications with weights each layer does for one example, by name, counted in a forward pass."""
-    found = {}
-
-    def count(name, layer, outputs):
-        if isinstance(layer, nn.Conv2d):
-            found[name] = outputs[0].numel() * layer.weight[0].numel()
-        elif isinstance(layer, nn.Linear):
-            found[name] = outputs[0].numel() * layer.in_features
-        elif isinstance(layer, nn.LSTM | nn.MultiheadAttention | HeadAttention):
-            found[name] = outputs[0].shape[1] * sum(each.numel() for each in layer.parameters() if each.ndim == 2)
-
-    hooks = [
-        module.register_forward_hook(lambda layer, _, outputs, name=name: count(name, layer, outputs))
-        for name, module in model.named_modules()
-    ]
-    with torch.no_grad():
-        model.eval()(inputs)
-    for hook in hooks:
-        hook.remove()
-    return found
-
-
 class SmallViT(nn.Module):
     """One block of a vision transformer, as in torchvision's, on images of 8 x 8."""
 
@@ -403,22 +371,6 @@ class SmallViT(nn.Module):
         tokens = tokens + self.attention(read, read, read, need_weights=False)[0]
         tokens = tokens + self.down(F.gelu(self.up(self.second(tokens))))
         return self.head(tokens.mean(1))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_multiplications_of_half_the_width(name):
-    """A quarter where a layer reads and writes units that are cut, half where one of both, or in depthwise layers."""
-    model, inputs = network(name)
-    size = Submodel(0.5, permutation_groups(architecture_graph(model, inputs), partly=True))
-    whole, half = multiplications(model, inputs), multiplications(size.cut(model), inputs)
-    assert whole.keys() == half.keys()
-    layers = {layer: module for layer, module in model.named_modules() if layer in whole}
-    first, last = next(iter(layers)), list(layers)[-1]
-    first = "" if name == "char-lstm" else first  # which reads what an embedding writes
-    for layer, module in layers.items():
-        depthwise = isinstance(module, nn.Conv2d) and module.groups > 1
-        part = 2 if layer in (first, last) or depthwise else 4
-        assert half[layer] * part == whole[layer], layer
 
 
 def test_wrong_parts():
@@ -462,17 +414,6 @@ def test_part_of_another_network(federate):
     ((_, client, reason),) = done.failures
     assert client == "0"
     assert "need one architecture, of which each may have a part (width)" in reason
-
-
-def test_majority_decides_dtypes(federate):
-    """A client in float64 that comes first is refused alone."""
-
-    def model(client):
-        return Small().double() if client.name == "0" else Small()
-
-    done = federate("heterofl", model=model, rounds=1, **{"heterofl.widths": "1,0.5"})
-    ((_, client, reason),) = done.failures
-    assert (client, "shared arrays must have equal dtypes" in reason) == ("0", True)
 
 
 def test_validation_of_the_global_model(federate):
