@@ -82,8 +82,8 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
     client.model.eval()
     purpose = key.replace("_", " "), "all" if config.shared_init else client.name
     with seeded(config.seed, *purpose), torch.no_grad():
-        batch = client.transform(client.data.train.inputs[:1])
-        outputs = client.model(batch).shape[-1]
+        batch = client.transform(client.data.train.inputs[:2])
+        outputs = client.read(client.data.train.inputs[:2]).shape[-1]
         try:
             network = models.build_auxiliary(name, config.architectures, batch, outputs).to(client.device)
         except ModelError as error:
@@ -135,8 +135,8 @@ class Projected(Mutual[B]):
         client.model.eval()
         self.auxiliary.eval()
         with seeded(config.seed, "projector", "all" if config.shared_init else client.name), torch.no_grad():
-            inputs = client.transform(client.data.train.inputs[:1])
-            phi, shared = client.representation(inputs), Representation(self.auxiliary, self.small_head)(inputs)
+            phi = client.read(client.data.train.inputs[:2], until=client.representation)
+            shared = Representation(self.auxiliary, self.small_head)(client.transform(client.data.train.inputs[:2]))
             self.pair = self.join(phi.shape[1], shared.shape[1], phi.dtype).to(client.device)
 
     @abstractmethod

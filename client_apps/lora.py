@@ -30,9 +30,10 @@ class Ranks(Submodel):
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        trained = {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
+        named = model.named_parameters(remove_duplicate=False)
+        trained = {name: each.shape for name, each in named if each.requires_grad}
         axes = {name: [(Segment(None, size),) for size in shape] for name, shape in trained.items()}
-        for name in adapters(model):
+        for name in [name.removesuffix(f".{A}") for name in trained if name.endswith(f".{A}")]:
             axes[f"{name}.{A}"][0] = axes[f"{name}.{B}"][1] = (Segment(0, ranks := trained[f"{name}.{A}"][0]),)
         group = PermutationGroup(0, "rank", ranks, rows=(), completes=())
         return PermutationGroups((group,), {name: tuple(each) for name, each in axes.items()}, (), {})

@@ -172,9 +172,11 @@ def test_models_in_the_forms_that_users_hold(run, model):
 
 
 def test_scores_on_the_common_set_are_shown(run, tiny, capsys):
+    common = tiny.data(SimpleNamespace(partition_id=0))[1]
+
     def data(client):
         train, test = tiny.data(client)
-        return {"train": train, "test": test, "common": test}
+        return {"train": train, "test": test, "common": common}
 
     done = run({"method": "local", "test_on": "global", "closing_epochs": 1}, data=data)
     last = [row.accuracy for row in final_clients(read_clients(done.folder))]

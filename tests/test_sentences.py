@@ -1,5 +1,6 @@
 """A person never reads Python's own words: whatever is wrong, one sentence says what, where, and what to do."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import scipy.sparse
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fedhet
+from fedhet.comparing import Tuning
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import FedhetError
 from fedhet.results.observers import Observer, RoundReport, RunInfo
@@ -50,6 +53,75 @@ def convolution(channels: int) -> nn.Module:
 class Strange(nn.Linear):
     def forward(self, inputs: Tensor) -> Any:
         return "outputs", super().forward(inputs)
+
+
+def varied(**parts: Any) -> Callable[[ClientInfo], Any]:
+    """Return a data function with further or other parts, which are values or functions of a client."""
+
+    def function(client: ClientInfo) -> Any:
+        train, test = data(client)
+        of_client = {name: part(client) if name == "common" else part for name, part in parts.items()}
+        return {"train": train, "test": test} | of_client
+
+    return function
+
+
+class Head(nn.Module):
+    """A network whose forward reads the weight of its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.body(inputs).relu()) + 0 * self.head.weight.sum()
+
+
+class Extra(Head):
+    def get_extra_state(self) -> Any:
+        return {"steps": 3}
+
+
+class Checkpointed(Head):
+    def forward(self, inputs: Tensor) -> Tensor:
+        body = nn.Sequential(self.body, nn.ReLU())
+        return checkpoint(self.head, checkpoint(body, inputs, use_reentrant=False), use_reentrant=False)  # type: ignore
+
+
+class Detached(Head):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).detach()
+
+
+class Repeated(nn.Module):
+    """A network that has one module twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.inner = nn.Linear(4, 5), nn.Linear(5, 5)
+        self.again, self.head = self.inner, nn.Linear(5, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.again(self.inner(self.body(inputs).relu()).relu()))
+
+
+class Ordered(Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.arange(4), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.body(inputs[:, self.order]).relu())
+
+
+def empty() -> nn.Module:
+    network = Head()
+    network.register_parameter("nothing", nn.Parameter(torch.empty(0)))
+    return network
+
+
+def normalised(**options: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, **options), nn.Linear(5, 2))
 
 
 class Table:
@@ -110,6 +182,69 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no channels": (lambda: run(lambda client: convolution(1), images(8, 8)), "they have no axis of channels: give"),
     "a number of jobs": (lambda: fedhet.compare(["local"], jobs="a"), "jobs = 'a': must be a whole number"),  # type: ignore[arg-type]
     "observers": (lambda: fedhet.run("fedavg", observers=3), "observers = 3: must be a list"),  # type: ignore[arg-type]
+    "observers of another kind": (lambda: fedhet.run("fedavg", observers=[3]), "observers = [3]: must be a list"),  # type: ignore[list-item]
+    "a task of another kind": (lambda: fedhet.run("fedavg", task=3), "task = 3: must be a text"),  # type: ignore[arg-type]
+    "tuning of another kind": (lambda: fedhet.compare(["local"], tuning=3), "tuning = 3: must be a Tuning"),  # type: ignore[arg-type]
+    "tuning without a list": (lambda: Tuning({"momentum": 3}), "momentum = 3: must be a list, such as"),  # type: ignore[dict-item]
+    "a folder with NUL": (
+        lambda: fedhet.run("fedavg", out="a\0b"),
+        "out = 'a\\x00b': must be without the character NUL",
+    ),
+    "a key that is no text": (lambda: fedhet.run({3: 4}), "config has the key 3: keys must be text"),  # type: ignore[dict-item]
+    "augment = false": (
+        lambda: run(data=varied(augment=lambda inputs: inputs), augment=False),
+        "augment has no effect with an augment function of your own, which the data function returns: leave it out",
+    ),
+    "augment returns nothing": (
+        lambda: run(data=varied(augment=lambda inputs: None)),
+        "client 0: the augment function returned nothing for a batch of torch.float32",
+    ),
+    "no statistics": (lambda: run(**{"batch-norm": "local"}), "batch-norm = local has no effect, since no client's"),
+    "common test sets": (
+        lambda: run(data=varied(common=lambda client: data(client)[1]), **{"test-on": "global"}),
+        "return the same examples as `common` for all clients, or leave it out",
+    ),
+    "labels of the common test set": (
+        lambda: run(data=varied(common=lambda client: (torch.ones(3, 4), torch.arange(3) + 5))),
+        "client 0: common: its labels go from 5 to 7",
+    ),
+    "a test part of another shape": (
+        lambda: run(data=varied(test=(torch.ones(3, 6), torch.arange(3) % 2))),
+        "cannot take its test inputs, float32 of shape (3, 6): training inputs have shape (8, 4)",
+    ),
+    "bytes and floats": (
+        lambda: run(data=varied(test=(torch.full((3, 4), 7).byte(), torch.arange(3) % 2))),
+        "test has bytes, which are scaled to [0, 1], but train has torch.float32 beyond [0, 1]",
+    ),
+    "one example without statistics": (
+        lambda: run(lambda client: normalised(track_running_stats=False), varied(test=(torch.ones(1, 4), [0]))),
+        "BatchNorm cannot normalise one example by its own statistics: set batch-size to at least 2",
+    ),
+    "a model without values": (
+        lambda: run(lambda client: model(client).to("meta")),
+        "whose 0.weight is on the device meta",
+    ),
+    "lazy statistics": (
+        lambda: run(lambda client: nn.Sequential(nn.Linear(4, 2), nn.LazyBatchNorm1d(affine=False))),
+        "whose 1.running_mean has no shape yet",
+    ),
+    "state that is no tensor": (
+        lambda: run(lambda client: Extra()),
+        "whose _extra_state, from get_extra_state, is not",
+    ),
+    "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing is empty, of shape (0,)"),
+    "a head that is read": (
+        lambda: run(lambda client: Head(), method="fedproto"),
+        "reads an attribute of head, before",
+    ),
+    "no gradients": (
+        lambda: run(lambda client: Detached()),
+        "outputs have no gradients: leave torch.no_grad and detach",
+    ),
+    "a checkpoint": (
+        lambda: run(lambda client: Checkpointed(), method="depthfl"),
+        "leave the checkpoint out of forward",
+    ),
     "a tiny budget": (
         lambda: fedhet.recommend({"clients": 2}, methods=["local"], budget=0.01, jobs=1),
         "the method local has no result on test examples within the budget",
@@ -130,6 +265,31 @@ def test_a_sentence_says_what_is_wrong(what: str, tmp_path: Path, monkeypatch: p
     text = str(raised.value).replace("2 clients (0, 1): ", "client 0: ")
     assert words in text
     assert not any(word in str(raised.value) for word in ("Traceback", "NoneType", "failed: "))
+
+
+@functools.cache
+def cached(client: ClientInfo) -> Any:
+    return data(client)
+
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "a cached data function": {"data": cached},
+    "a module twice, lora": {"model": lambda client: Repeated(), "method": "lora"},
+    "a module twice, flha-ghn": {"model": lambda client: Repeated(), "method": "flha-ghn"},
+    "an integer parameter": {"model": lambda client: Ordered(), "method": "depthfl"},
+    "1,025 examples": {
+        "model": lambda client: normalised(track_running_stats=False),
+        "data": varied(test=(torch.rand(1025, 4), torch.arange(1025) % 2)),
+        "method": "fml",
+    },
+}
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_programs_that_work(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(**RIGHT[what])
+    assert (done.summary["status"], done.summary["failures"]) == ("completed", 0)
 
 
 def test_a_client_whose_data_function_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

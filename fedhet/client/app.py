@@ -12,7 +12,7 @@ from fedhet.client import node, work
 from fedhet.client.client import Client
 from fedhet.client.clients import Clients
 from fedhet.client.memory import memory_limited, with_measured_size
-from fedhet.client.model_check import check_unchanged
+from fedhet.client.model_check import PARTS, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.state import LostState
 from fedhet.client.work import Job, Loop
@@ -29,6 +29,7 @@ from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
+from fedhet.models.copies import kinds_of
 from fedhet.tasks import Task, as_task
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
@@ -211,6 +212,10 @@ class Answers:
         client = job.client
         report.metric, report.own_data = client.task.metric, client.own_data
         report.common_test = not client.own_data or bool(client.data.common)
+        if client.own_data and client.data.common and client.config.test_on != "local" and job.policy.tells_metrics:
+            report.common = client.store.beginning()[PARTS["common"]]
+        if client.config.batch_norm != "aggregate":
+            report.normalised = "statistic" in {*kinds_of(client.model).values(), *job.side.kinds.values()}
         report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None:

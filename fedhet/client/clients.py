@@ -90,7 +90,7 @@ class Clients:
         with self._network(info, data, device) as network:
             transform = _transform(network.representation.precision, dataset)
             if info.name not in self._checked:
-                self._checked[info.name] = self._check(network.representation, data, transform, dataset, config, loop)
+                self._checked[info.name] = self._check(network.representation, data, transform, dataset, info, loop)
             checked = self._checked[info.name]
             data = self._relabelled(data, checked.task)
             if secret and not policy.noise:
@@ -188,17 +188,20 @@ class Clients:
         data: ClientData,
         transform: Callable[[Tensor], Tensor],
         dataset: DataSet | None,
-        config: Config,
+        info: ClientInfo,
         loop: Loop | None,
     ) -> ModelCheck:
         """Check a client's network on its data, unless both are configured or the user's own loop trains."""
+        config = info.config
         if loop:
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)
         task = dataset.task if dataset else self._task
         named = registry.client_side(config.method_name).head_of(config)
-        return check_model(representation, data, transform, task, self._model, guessed=not named)
+        known = self._named.get(info.name) in {self._named.get(client) for client in self._checked}
+        again = None if known else partial(self._build, info, f"{info.name} again")
+        return check_model(representation, data, transform, task, self._model, guessed=not named, again=again)
 
     # ---- networks
 

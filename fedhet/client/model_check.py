@@ -13,11 +13,13 @@ from fedhet.config import user_functions
 from fedhet.config.client_setup import ModelFunction
 from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
+from fedhet.data.own import check_scale
 from fedhet.data.reading import LazyInputs, not_finite
 from fedhet.errors import DataError, FedhetError, ModelError
 from fedhet.models.copies import copied
 from fedhet.models.representation import Captured, Representation
 from fedhet.tasks import Task
+from fedhet.training.evaluation import forward
 from fedhet.utils.randomness import seeded
 
 EXAMPLES = 8
@@ -61,6 +63,7 @@ def check_model(
     function: ModelFunction | None,
     *,
     guessed: bool,
+    again: Callable[[], nn.Module] | None = None,
 ) -> ModelCheck:
     """Check a client's network on some of the client's examples; leaves the network in evaluation mode.
 
@@ -71,22 +74,22 @@ def check_model(
         task: the chosen task; a task without a name is inferred from outputs and labels.
         function: the user's function that returned the network, if any.
         guessed: whether the head was guessed, since neither the user nor the method named it.
+        again: function that builds the network again with other random numbers, to find state outside of the state
+            dict; None to skip this check, for example since an equal network was checked before.
 
     Raises:
         ModelError: the network cannot process the inputs, or does not return a row of finite numbers for each example.
-        DataError: outputs or labels do not fit the task.
+        DataError: outputs or labels do not fit the task, or parts of the data differ in the scale of inputs.
     """
-    model, inputs = representation.model.eval(), transform(data.train.inputs[:EXAMPLES])
-    name, origin = model._get_name(), user_functions.origin(function)
-    try:
-        with representation.head_output() as captured:
-            outputs = model(inputs)
-    except FedhetError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
-        taken = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
-        reason = OWN_MODEL if function is None else _remedy(model, inputs) or f"{type(error).__name__}: {error}"
-        raise ModelError(f"the client's {name} cannot take its inputs, {taken}: {reason}{origin}") from error
+    model, origin = representation.model.eval(), user_functions.origin(function)
+    name, parts = model._get_name(), _parts(data)
+    raw = {part: examples.inputs[:EXAMPLES] for part, examples in parts.items()}
+    check_scale(raw)
+    inputs = transform(raw["train"])
+    with representation.head_output() as captured:
+        outputs = _outputs(representation, inputs, "inputs", function, inputs)
+    for part in [part for part in raw if part != "train"]:
+        _outputs(representation, transform(raw[part]), f"{part} inputs", function, inputs)
     if outputs.ndim < 1 or len(outputs) != len(inputs):
         shape = f"outputs of shape {tuple(outputs.shape)}" if outputs.ndim else "a single number"
         raise ModelError(
@@ -99,9 +102,9 @@ def check_model(
             f"although the inputs are finite: check its layers and initial weights{origin}"
         )
     asked, task = task, task.of(outputs, data.train.labels)
-    for part in (data.train, data.test, data.validation):
-        if part is not None and len(part) and (problem := task.problem(outputs, task.outputs.labels(part.labels))):
-            raise DataError(problem)
+    for part, examples in parts.items():
+        if problem := task.problem(outputs, task.outputs.labels(examples.labels)):
+            raise DataError(problem if part == "train" else f"{part}: {problem}")
     task.check_loss(outputs, task.outputs.labels(data.train.labels[: len(outputs)]))
     note = _note(representation, captured if guessed else None, outputs, task, origin)
     if not note and task is not asked and task.name == "multi-label" and bool((data.train.labels.sum(1) == 1).all()):
@@ -109,10 +112,42 @@ def check_model(
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
-    unsaved = unsaved_state(model, inputs[:2]) if function is not None else ""
+    unsaved = ""
+    if function is not None and again is not None:
+        unsaved = unsaved_state(model, inputs[:2]) or random_state(model, again, inputs[:2])
     scores = task.outputs.scores(outputs)
     tokens = scores.shape[1] if task.outputs.places == "tokens" and scores.ndim == 3 else 1
     return ModelCheck(task, scores.shape[-1], "; ".join(filter(None, (note, unsaved))), tokens)
+
+
+def _parts(data: ClientData) -> dict[str, Examples]:
+    """Return the parts of a client's data that have examples and are used with its network, by name."""
+    parts = {name: getattr(data, name) for name in PARTS}
+    return {name: part for name, part in parts.items() if part is not None and len(part)}
+
+
+def _outputs(
+    representation: Representation, inputs: Tensor, words: str, function: ModelFunction | None, like: Tensor
+) -> Tensor:
+    """Return a network's outputs; raises a `ModelError` if it cannot take these inputs.
+
+    `words` describes the inputs, and `like` has training inputs.
+    """
+    model = representation.model
+    try:
+        return forward(model, inputs, learns=False)[0]
+    except FedhetError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
+        taken = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
+        reason = _remedy(representation, inputs, error) or f"{type(error).__name__}: {error}"
+        if like.shape[1:] != inputs.shape[1:]:
+            reason = f"training inputs have shape {tuple(like.shape)}"
+        reason = OWN_MODEL if function is None else reason
+        origin = user_functions.origin(function)
+        raise ModelError(
+            f"the client's {model._get_name()} cannot take its {words}, {taken}: {reason}{origin}"
+        ) from error
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, origin: str) -> str:
@@ -132,8 +167,20 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
     return ""
 
 
-def _remedy(model: nn.Module, inputs: Tensor) -> str:
-    """Return advice on the axes of images if they do not fit the network's first convolution, or an empty string."""
+def _remedy(representation: Representation, inputs: Tensor, error: BaseException) -> str:
+    """Return advice on the axes of images that do not fit the first convolution, or on the head; else an empty string.
+
+    A method can put a layer before the head, which is then the module `head` of an `nn.Sequential`.
+    """
+    model = representation.model
+    with suppress(ModelError):  # it has no head
+        parent, _, name = representation.head.rpartition(".")
+        placed = name == "head" and isinstance(model.get_submodule(parent), nn.Sequential)
+        if placed and isinstance(error, AttributeError):
+            return (
+                f"its forward reads an attribute of {parent}, before which the method puts a layer: let forward call "
+                f"{parent}, or set the method's width to 0 ({error})"
+            )
     first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
     if first is None or inputs.ndim not in (3, 4):
         return ""
@@ -191,17 +238,41 @@ def unsaved_state(model: nn.Module, inputs: Tensor) -> str:
         return ""
     if alike:
         return ""
-    changed = [
+    return (
+        f"training changes {_differing(used, fresh)} in the client's {model._get_name()}, which is not in the state "
+        "dict: files and other processes lack it, so results depend on the number of workers; register it as a buffer "
+        "(register_buffer)"
+    )
+
+
+@torch.no_grad()
+def random_state(model: nn.Module, again: Callable[[], nn.Module], inputs: Tensor) -> str:
+    """Return a warning if a network that is built again computes something else with the same state dict, or "".
+
+    The check is skipped if the network cannot be built again, or cannot run on these inputs.
+    """
+    try:
+        other = again().to(inputs.device).eval()
+        other.load_state_dict(model.state_dict())
+        if torch.allclose(_pass(model.eval(), inputs), _pass(other, inputs), equal_nan=True):
+            return ""
+    except Exception:  # whatever a user's function raises; the run itself will tell
+        return ""
+    return (
+        f"the client's {model._get_name()} draws {_differing(model, other)} at random, which is not in the state dict: "
+        "files lack it, so they do not give the same outputs; register it as a persistent buffer (register_buffer)"
+    )
+
+
+def _differing(model: nn.Module, like: nn.Module) -> str:
+    """Return the names of attributes and buffers that differ between two networks of one structure, for a message."""
+    names = [
         f"{prefix}.{name}".lstrip(".")
-        for (prefix, one), other in zip(used.named_modules(), fresh.modules(), strict=True)
+        for (prefix, one), other in zip(model.named_modules(), like.modules(), strict=True)
         for name, value in (vars(one) | one._buffers).items()
         if isinstance(value, Tensor | int | float | str) and str(value) != str((vars(other) | other._buffers).get(name))
     ]
-    return (
-        f"training changes {', '.join(changed) or 'something'} in the client's {model._get_name()}, which is not in "
-        "the state dict: files and other processes lack it, so results depend on the number of workers; register it as "
-        "a buffer (register_buffer)"
-    )
+    return ", ".join(names) or "something"
 
 
 def _pass(network: nn.Module, inputs: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured
+from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST
 from fedhet.training import Phase
 from fedhet.utils.randomness import derive_seed, seed_everything, seeded, torch_generator
@@ -264,12 +265,13 @@ def _has_own_model(side: AnySide) -> bool:
 def measure(job: Job, when: str) -> None:
     """Evaluate the network as `received` or as `trained` (`when`), unless the node's policy allows no metrics.
 
-    Random numbers of evaluations are always the same for a client, and do not influence those of training.
+    Random numbers of evaluations are always the same for a client, and do not influence those of training; nor do
+    networks that change buffers in evaluation mode.
     """
     client = job.client
     if not job.policy.tells_metrics:
         return
-    with seeded(client.root, "evaluation", client.name):
+    with seeded(client.root, "evaluation", client.name), isolated(client.model):
         if job.loop:
             job.loop.measure(job, when)
         elif (outputs := job.side.evaluate(when)) is not None:

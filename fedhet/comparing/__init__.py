@@ -25,7 +25,7 @@ from fedhet.comparing.tables import (
 )
 from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
 from fedhet.config.user_functions import UserFunctions
-from fedhet.errors import ConfigError, FedhetError, check_list
+from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.history import showing
 from fedhet.results.plotting import save_png
 from fedhet.results.report import Section, table, write_together
@@ -131,6 +131,7 @@ def compare(
     """
     check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
+    check_kinds(tuning=(tuning, (Tuning,)), baseline=(baseline, (str,)))
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
     out = out or Path("runs") / f"compare-{'-'.join(names)}"

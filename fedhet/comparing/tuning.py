@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check, why_incomplete
 from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.utils.files import write_csv
@@ -49,6 +49,13 @@ class Tuning:
     grid: Mapping[str, Sequence[Value]]
     seeds: Sequence[int] = SEEDS
     runs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the kinds of all arguments; raises a ConfigError."""
+        check_kinds(grid=(self.grid, (Mapping,)), runs=(self.runs, (int,)))
+        check_list("seeds", self.seeds, int, "[1000, 1001]")
+        for key, values in self.grid.items():
+            check_list(str(key), values, Value, "[0.1, 0.3]")
 
 
 @dataclass
@@ -102,11 +109,15 @@ def round_bytes(run: RunFiles) -> int:
 
 @dataclass
 class Search:
-    """The tuning of one variant: its trials, and the number of configurations in its grid."""
+    """The tuning of one variant: its trials, the number of configurations in its grid, and keys without effect.
+
+    `idle` maps each key without effect on the variant to the reason.
+    """
 
     variant: str
     grid: int
     tried: list[Trial]
+    idle: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def completed(self) -> list[Trial]:
@@ -141,7 +152,8 @@ class Search:
         more = len(self.tried) - min(self.grid, len(self.tried))
         tried = f"{len(self.tried)} tried" + (f", {more} beyond its grid" if more else f" of {self.grid}")
         words = [f"{self.variant}: {self.best.words} (validation {self.best.accuracy:.3f}, {tried})"]
-        return "; ".join([*words, *(f"{key} at the edge of the values tried" for key in self.edges)])
+        words += [f"{key} at the edge of the values tried" for key in self.edges]
+        return "; ".join([*words, *(why.partition(": ")[0] for why in self.idle.values())])
 
 
 def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
@@ -198,13 +210,16 @@ def tune(
     check_tuning(tuning, shared, reported)
     tuner = Tuner(shared, held_out(shared), out / "tuning", execute)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
-    largest = max(map(len, grids.values()))
+    largest = max(len(grid) for grid, _ in grids.values())
     number = min(tuning.runs or largest, largest)
+    varied = {key for grid, _ in grids.values() for key in grid[0]}
+    if vain := [why for _, idle in grids.values() for key, why in idle.items() if key not in varied]:
+        raise ConfigError("\n".join(distinct(vain)))
     searches = []
-    for variant, grid in grids.items():
+    for variant, (grid, idle) in grids.items():
         order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
         choices = _filled([grid[index] for index in sorted(order)], number)
-        searches.append(Search(variant, len(grid), [Trial(variant, choice) for choice in choices]))
+        searches.append(Search(variant, len(grid), [Trial(variant, choice) for choice in choices], idle))
     counts = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
     execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}: configurations {counts}")
     tuner.run([tried for search in searches for tried in search.tried], tuning.seeds)
@@ -263,20 +278,24 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
         raise ConfigError("\n".join(problems))
 
 
-def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> list[Choice]:
-    """Return a variant's configurations without repetitions, for the keys that the variant does not set itself."""
+def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Choice], dict[str, str]]:
+    """Return a variant's configurations without repetitions, and the reason for each key without effect on it.
+
+    Configurations have the keys that the variant does not set itself and that have an effect.
+    """
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
     prefix = f"{variant}:"
     grid |= {name.removeprefix(prefix): values for name, values in tuning.grid.items() if name.startswith(prefix)}
     keys = [key for key in grid if key.rpartition(".")[0] in prefixes and key not in shared.fixed[variant]]
-    choices = []
+    choices, remarks = list[Choice](), dict[str, str]()
     for values in itertools.product(*(grid[key] for key in keys)):
-        settings = shared.settings(variant, tuning.seeds[0], dict(zip(keys, values, strict=True))).flat()
-        choices.append({key: settings[key] for key in keys})
-    effective = [key for key in keys if len({each[key] for each in choices}) >= min(len({*grid[key]}), 2)]
-    found = [{key: each[key] for key in effective} for each in choices]
-    return [each for number, each in enumerate(found) if each not in found[:number]]
+        settings = shared.settings(variant, tuning.seeds[0], dict(zip(keys, values, strict=True)))
+        choices.append({key: settings.flat()[key] for key in keys})
+        remarks |= settings.remarks
+    idle = {key: remarks[key] for key in keys if key in remarks and len({each[key] for each in choices}) == 1}
+    found = [{key: each[key] for key in keys if key not in idle} for each in choices]
+    return [each for number, each in enumerate(found) if each not in found[:number]], idle
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:

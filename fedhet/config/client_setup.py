@@ -30,7 +30,7 @@ class ClientInfo:
     partition_id: int | None
     num_partitions: int | None
     config: Config
-    node_config: dict[str, Any] = field(default_factory=dict)
+    node_config: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def split_seed(self) -> int:

@@ -69,6 +69,8 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten nested tables to dotted keys: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"config has the key {key!r}: keys must be text, such as 'rounds'")
         if isinstance(value, Mapping):
             flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
         else:

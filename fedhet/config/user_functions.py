@@ -21,7 +21,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserC
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart
 from fedhet.methods.options import Config
-from fedhet.models.copies import separated
+from fedhet.models.copies import in_use, separated
 from fedhet.tasks import Task, as_task
 from fedhet.utils.inputs import Inputs
 from fedhet.utils.randomness import seeded
@@ -47,7 +47,7 @@ class UserFunctions:
     model: Any = None
     data: Any = None
     task: str | Task | None = None
-    _known: dict[tuple[int, int], tuple[bool, bool, int | None]] = field(
+    _known: dict[tuple[int, int], tuple[bool, bool, int | None, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -71,13 +71,15 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return which of the user's parts (model, data, DataLoader) replace keys (see `option(replaced_by=...)`)."""
+        """Return which of the user's parts replace keys (see `option(replaced_by=...)`)."""
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
-            by_hand = "batch-size" in config.chosen and not is_complete(config.chosen)
-            if by_hand and self._brings(config)[2] not in (None, config.batch_size):
+            by_hand = config.chosen & {"batch-size", "augment"} if not is_complete(config.chosen) else frozenset()
+            if "batch-size" in by_hand and self._brings(config)[2] not in (None, config.batch_size):
                 own.add("loader")
+            if "augment" in by_hand and self._brings(config)[3]:
+                own.add("augmentation")
         return frozenset(own)
 
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
@@ -92,7 +94,7 @@ class UserFunctions:
         if self.data is not None:
             tests = config.test_on != "local" and "test-on" not in config.chosen
             if tests or registry.traits(config).public == "labelled":
-                common, unlabelled, _ = self._brings(config)
+                common, unlabelled, *_ = self._brings(config)
                 if tests and not common:
                     config = config.on_own_test_parts()
         suited = config.options.suited(own_models=self.model is not None, unlabelled=unlabelled)
@@ -116,16 +118,16 @@ class UserFunctions:
             return public_dataset(config)
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
-    def _brings(self, config: Config) -> tuple[bool, bool, int | None]:
-        """Return whether client 0 has a common test set, and an unlabelled public dataset; and its batch size."""
+    def _brings(self, config: Config) -> tuple[bool, bool, int | None, bool]:
+        """Return about client 0's data: common test set? unlabelled public dataset? batch size, augment function?"""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
                 data = self.data_of(_first(config))
                 unlabelled = data.public is not None and data.public.labels is None
-                self._known[key] = data.common is not None, unlabelled, data.batch_size
+                self._known[key] = data.common is not None, unlabelled, data.batch_size, data.augment is not None
             except Exception:  # the client reports it
-                self._known[key] = True, False, None
+                self._known[key] = True, False, None, False
         return self._known[key]
 
 
@@ -177,6 +179,8 @@ def model_function(model: Any) -> ModelFunction | None:
             "model must be a network, a class of networks or a function of a client that returns an nn.Module, "
             f"not a {type(model).__name__}"
         )
+    if isinstance(model, nn.Module):
+        in_use(model)  # by the user; clients get copies
     call = (lambda client: model) if isinstance(model, nn.Module) else _of_client(model, "model")
     return Function("model", described(model), call, _as_network)
 
@@ -247,19 +251,8 @@ def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientI
 
 def _as_network(client: str, model: Any) -> nn.Module:
     """Check and copy a user's network for a client; make it take inputs of several tensors and return a tensor."""
-    problem, name = "", type(model).__name__
-    if not isinstance(model, nn.Module):
-        problem = ", not an nn.Module"
-    elif isinstance(model, torch.jit.ScriptModule):
-        problem = ", whose modules TorchScript hides: return the nn.Module from which it was compiled"
-    elif lazy := next((each for each, tensor in model.named_parameters() if is_lazy(tensor)), None):
-        problem = (
-            f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
-            "function returns it"
-        )
-    elif not any(parameter.requires_grad for parameter in model.parameters()):
-        problem = " without a parameter that requires gradients: leave at least the head to train"
-    if problem:
+    name = type(model).__name__
+    if problem := _unusable(model):
         raise ModelError(f"client {client}: the model function returned a {name}{problem}")
     try:
         model = separated(model)
@@ -278,6 +271,30 @@ def as_given(model: nn.Module) -> nn.Module:
         for key in [key for key, hook in hooks.items() if hook in (_copied, _plain)]:
             del hooks[key]
     return model
+
+
+def _unusable(model: Any) -> str:
+    """Return why a model cannot be used, as the end of a sentence that starts with its class; empty if it can."""
+    if not isinstance(model, nn.Module):
+        return ", not an nn.Module"
+    if isinstance(model, torch.jit.ScriptModule):
+        return ", whose modules TorchScript hides: return the nn.Module from which it was compiled"
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if lazy := next((each for each, tensor in tensors if is_lazy(tensor)), None):
+        return (
+            f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
+            "function returns it"
+        )
+    if meta := next((each for each, tensor in tensors if tensor.is_meta), None):
+        return f" whose {meta} is on the device meta, which has no values: create it on the CPU"
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return " without a parameter that requires gradients: leave at least the head to train"
+    for each, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            return f" whose {each}, from get_extra_state, is not a tensor and cannot be sent: register it as a buffer"
+        if not value.numel():
+            return f" whose {each} is empty, of shape {tuple(value.shape)}, and cannot be sent: remove it"
+    return ""
 
 
 def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

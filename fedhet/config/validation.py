@@ -20,6 +20,7 @@ SUPPLIED: dict[OwnPart, str] = {
     "data": "data of your own",
     "model": "models of your own",
     "loader": "a DataLoader, which has its own batch_size",
+    "augmentation": "an augment function of your own, which the data function returns",
 }
 """Descriptions of what a user passes."""
 
@@ -84,7 +85,9 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
     for key, spec in config.specs().items():
         replaced, trait = spec.metadata["replaced_by"], spec.metadata["trait"]
         gives = getattr(traits, trait) if trait else True
-        if replaced and own >= {*replaced} and key not in config.options.uses:
+        if key == "augment" and "augmentation" in own:
+            found[key] = Reason("augmentation", SUPPLIED["augmentation"])
+        elif replaced and own >= {*replaced} and key not in config.options.uses:
             found[key] = Reason(replaced[0], " and ".join(SUPPLIED[each] for each in replaced))
         elif key in config.options.without or not (flat[key] in gives if isinstance(gives, tuple) else gives):
             found[key] = Reason("method", f"method = {config.method_name}")
@@ -131,7 +134,8 @@ def effective(
 
     def asks(key: str) -> bool:
         # The user may set a default of 0 or "", and a run writes all defaults.
-        return flat[key] != reset[key] or (flat[key] not in (0, "", OWN) and not written)
+        stated = flat[key] not in (0, "", OWN) and not written
+        return stated or flat[key] != reset[key] or found[key].of == "augmentation"
 
     vain = {key: reason for key, reason in found.items() if key in chosen and asks(key)}
     for key in sorted(key for key in {*chosen} - specs.keys() if "." in key and not written):

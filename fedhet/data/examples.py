@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.data.reading import LazyInputs
+from fedhet.data.reading import LazyInputs, spans
 from fedhet.tasks import Task
 from fedhet.utils.inputs import Inputs
 from fedhet.utils.machine import brought
@@ -47,8 +47,8 @@ class Examples:
         return self.inputs.index_select(0, rows), self.labels.index_select(0, rows)  # faster than inputs[rows]
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over inputs and labels of `size` examples at a time."""
-        return (self.at(slice(start, start + size)) for start in range(0, len(self), size))
+        """Iterate over inputs and labels of `size` examples at a time (`spans`)."""
+        return map(self.at, spans(len(self), size))
 
     def subset(self, indices: Indices | Tensor) -> "Examples":
         """Return the examples at these indices, in this order; examples in memory are copied."""

@@ -21,8 +21,8 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
 from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, check_finite, labels_of, pair_of
-from fedhet.errors import DataError
-from fedhet.utils.inputs import for_each, parts_of
+from fedhet.errors import DataError, UserCodeError
+from fedhet.utils.inputs import Inputs, for_each, parts_of
 
 PARTS = ("train", "test", "public", "common", "validation")
 
@@ -37,6 +37,19 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return for_each(inputs, scaled)
 
 
+def check_scale(raw: Mapping[str, Tensor]) -> None:
+    """Raise a `DataError` if some parts have bytes, which `as_input` scales to [0, 1], and others another scale."""
+    for name in parts_of(raw["train"]):
+        tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
+        scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
+        others = [part for part, each in tensors.items() if part not in scaled and (each.min() < 0 or each.max() > 1)]
+        if scaled and others:
+            raise DataError(
+                f"{scaled[0]} has bytes, which are scaled to [0, 1], but {others[0]} has {tensors[others[0]].dtype} "
+                "beyond [0, 1], which stay: give all parts in one form"
+            )
+
+
 def as_client_data(client: str, value: Any) -> ClientData:
     """Convert the value of a user's data function to `ClientData`.
 
@@ -45,9 +58,14 @@ def as_client_data(client: str, value: Any) -> ClientData:
     """
     try:
         if not isinstance(value, ClientData):
-            return _client_data(value)
-        parts = {name: part for name in PARTS if (part := getattr(value, name)) is not None}
-        return replace(value, **{name: _part(name, part, public=name == "public") for name, part in parts.items()})
+            data = _client_data(value)
+        else:
+            parts = {name: part for name in PARTS if (part := getattr(value, name)) is not None}
+            data = replace(value, **{name: _part(name, part, public=name == "public") for name, part in parts.items()})
+        for name in PARTS:
+            if isinstance(inputs := getattr(getattr(data, name), "inputs", None), LazyInputs):
+                inputs.part = f"client {client}: {name}"  # rows are read and checked later
+        return data
     except DataError as error:
         raise type(error)(f"client {client}: {error}") from error
 
@@ -86,12 +104,12 @@ def _client_data(value: Any) -> ClientData:
 def _part(name: str, value: Any, *, public: bool) -> Any:
     """Convert a part of a client's data to `Examples` or `PublicDataset`; check that numbers in memory are finite."""
     try:
-        part = _public(value) if public else _examples(value)
+        part: Any = _public(value) if public else _examples(value)
         for kind, tensor in (("inputs", part.inputs), ("labels", part.labels)):
-            if isinstance(tensor, LazyInputs):  # rows are checked when they are read
-                tensor.part = tensor.part or name
-            elif tensor is not None:
+            if tensor is not None and not isinstance(tensor, LazyInputs):  # rows are checked when they are read
                 check_finite(tensor, kind, range(len(tensor)))
+                if any(each.requires_grad or each.is_inference() for each in parts_of(tensor).values()):
+                    part = replace(part, **{kind: tensor.detach().clone()})  # data have no gradients
         return part
     except DataError as error:
         raise type(error)(f"{name} {error}") from error
@@ -123,6 +141,16 @@ def _examples(value: Any) -> Examples:
             if len(part) != len(labels):
                 raise DataError(f"has {len(part)} inputs but {len(labels)} labels: give one label for each input")
         return Examples(inputs, labels)
+    if isinstance(value, tuple | list) and value:
+        row, label = pair_of(value[0])
+        row = next(iter(row.values()), None) if isinstance(row, Mapping) else row
+        shape, of_labels = (getattr(each, "shape", ()) for each in (row, label))
+        if len(of_labels) == 1 and len(shape) > 1 and shape[0] == of_labels[0] > 1:
+            raise DataError(
+                f"is a list of pairs, each with {shape[0]} inputs and {shape[0]} labels, which may be batches or "
+                "examples with a label for each token: give one pair (inputs, labels), joined by torch.cat for batches "
+                "or by torch.stack for examples"
+            )
     return _rows(value, None)
 
 
@@ -184,8 +212,11 @@ def _rows(
             f"torch Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
-    if type(value) is Subset and torch.as_tensor(value.indices[:1]).dtype == torch.bool:
-        raise DataError("is a Subset whose indices are a mask of booleans: give row numbers (mask.nonzero()[:, 0])")
+    subset = value
+    while isinstance(subset, Subset):
+        if torch.as_tensor(subset.indices[:1]).dtype == torch.bool:
+            raise DataError("is a Subset whose indices are a mask of booleans: give row numbers (mask.nonzero()[:, 0])")
+        subset = subset.dataset
     if collate is None and (pair := _in_memory(value)) is not None:
         return pair if len(rows) == len(pair) else pair.subset(rows)
     if not len(rows):
@@ -217,9 +248,25 @@ def _as_augment(augment: Any) -> Augment | None:
             f"augment requires the arguments {', '.join(further)}, but is called with a batch of inputs and "
             "`generator` only: set the others with functools.partial"
         )
-    if any(each.name == "generator" for each in taken[1:]):
-        return lambda inputs, generator: augment(inputs, generator=generator)
-    return lambda inputs, generator: augment(inputs)
+    seeded = any(each.name == "generator" for each in taken[1:])
+
+    def augmented(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        try:
+            with torch.no_grad():  # which is restored if the function changes it
+                batch: Any = augment(inputs, generator=generator) if seeded else augment(inputs)
+        except (Exception, SystemExit) as error:
+            raise UserCodeError.of(error, "the augment function") from error
+        known = isinstance(batch, Tensor | Inputs) and batch.shape[:1] == inputs.shape[:1]
+        if not known or (batch.dtype == torch.uint8) != (inputs.dtype == torch.uint8):  # bytes are scaled afterwards
+            got = "nothing" if batch is None else f"a {type(batch).__name__}"
+            got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else got
+            raise DataError(
+                f"the augment function returned {got} for a batch of {inputs.dtype} of shape {tuple(inputs.shape)}: "
+                "it must return a batch of as many inputs, bytes for bytes"
+            )
+        return batch
+
+    return augmented
 
 
 def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:

@@ -4,8 +4,9 @@ A `DataError` raised here has a message without subject, such as "has sparse inp
 client's part, such as "train", in front.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,6 @@ class LazyInputs:
             raise type(error)(f"{self.part} {error}".lstrip()) from error
         return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
 
-    def split(self, size: int) -> Iterator[Tensor]:
-        """Iterate over batches of `size` rows."""
-        return (self[start : start + size] for start in range(0, len(self), size))
-
     def subset(self, rows: Tensor) -> "LazyInputs":
         """Return the inputs of some of the rows, without reading them."""
         return replace(self, rows=self.rows[rows])
@@ -70,6 +67,15 @@ class LazyInputs:
     def to(self, device: torch.device) -> "LazyInputs":
         """Return inputs whose batches are moved to a device when they are read."""
         return replace(self, device=device)
+
+
+def spans(count: int, size: int) -> list[slice]:
+    """Return slices of `size` rows each that cover `count` rows; the last one is longer rather than of a single row.
+
+    BatchNorm without running statistics cannot normalise a single row.
+    """
+    starts = [start for start in range(0, count, size) if start == 0 or count - start > 1]
+    return [slice(start, end) for start, end in pairwise([*starts, count])]
 
 
 def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
@@ -103,8 +109,9 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
     """Read inputs and labels of rows as a `DataLoader` does."""
     several = getattr(dataset, "__getitems__", None)
     try:
-        read = list(several(rows)) if several else [dataset[row] for row in rows]
-        collated = read if collate is None else collate(read)
+        with torch.no_grad():  # which is restored if user code changes it
+            read = list(several(rows)) if several else [dataset[row] for row in rows]
+            collated = read if collate is None else collate(read)
     except FedhetError:
         raise
     except (Exception, SystemExit) as error:
@@ -117,9 +124,9 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
                 f"has a collate function that returned {len(batch[0])} inputs and {len(batch[1])} labels for "
                 f"{len(rows)} rows: leave rows out of the dataset instead (torch.utils.data.Subset)"
             )
-        return batch
+        return batch[0].detach(), batch[1].detach()
     inputs, labels = zip(*map(pair_of, read), strict=True)
-    return _stacked(inputs), as_labels(labels)
+    return _stacked(inputs).detach(), as_labels(labels).detach()
 
 
 def not_finite(tensor: Tensor) -> tuple[int, float] | None:
@@ -197,8 +204,10 @@ def as_tensor(value: Any) -> Tensor:
 def _dense(value: Any, what: str) -> Any:
     """Convert a pandas object to an array, and return anything else unchanged; `what` is `inputs` or `labels`.
 
-    Raises a `DataError` for sparse and nested tensors, sparse matrices and rows of different lengths.
+    Raises a `DataError` for sparse, nested and meta tensors, sparse matrices and rows of different lengths.
     """
+    if isinstance(value, Tensor) and value.is_meta:
+        raise DataError(f"has {what} on the device meta, which has no values: create them on the CPU")
     if isinstance(value, Tensor) and value.is_nested:
         raise DataError(f"has nested {what}: pad the rows to one length (to_padded_tensor)")
     if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout is not torch.strided):

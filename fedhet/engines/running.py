@@ -17,7 +17,7 @@ from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
-from fedhet.errors import ConfigError, FedhetError, check_kinds
+from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import colour_terminals_only
@@ -107,7 +107,8 @@ def run(
     """
     colour_terminals_only()
     check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
-    check_kinds(resume=(resume, (str, Path)), observers=(observers, (Sequence,)))
+    check_kinds(resume=(resume, (str, Path)))
+    check_list("observers", observers, Observer, "[MyObserver()]")
     functions = UserFunctions(model, data, task)
     complete = _configured(config, engine, resume, functions)
     folder = Path((out if resume is None else resume) or complete.out or new_folder(Path("runs"), complete)).resolve()

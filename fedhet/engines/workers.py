@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from multiprocessing.connection import Connection
 
 import torch
@@ -23,6 +24,9 @@ from fedhet.flower.grid import LocalGrid, handled
 from fedhet.flower.insides import be_server, colour_terminals_only, failure, identify
 from fedhet.methods import registry
 from fedhet.utils.text import log
+
+WINDOW = 256
+"""Number of the earliest messages without reply that are awaited at a time; looking at all takes long for many."""
 
 AHEAD = 2
 """Number of replies per worker that may wait until they are fetched, since replies may be large."""
@@ -90,11 +94,10 @@ class WorkerGrid(LocalGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield replies to messages as they arrive; the grid's own timeout applies to each message, not `timeout`."""
-        keys = list(self.push_messages(messages))
-        missing = len(keys)
-        while missing:
-            for reply in self.pull_messages(keys):
-                missing -= 1
+        keys = dict.fromkeys(self.push_messages(messages))
+        while keys:
+            for reply in self.pull_messages(list(islice(keys, WINDOW))):
+                del keys[reply.metadata.reply_to_message_id]
                 yield reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -108,6 +108,8 @@ class Report:
         partition: its partition id and the number of partitions; None if the node has none.
         own_data: whether its data come from a user's function, not from the configured data set.
         common_test: whether it has the common test set.
+        common: digest of the client's own common test set, if it is used; empty otherwise.
+        normalised: whether its networks have running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
         public, public_size: digest and number of examples of the client's own public dataset; empty without one.
         note: a remark for the server's log, which may be shortened.
@@ -125,6 +127,8 @@ class Report:
     partition: tuple[int, int] | None = None
     own_data: bool = False
     common_test: bool = True
+    common: Name = ""
+    normalised: bool = True
     spec: Spec = field(default_factory=dict)
     public: Name = ""
     public_size: int = field(default=0, metadata={"at_most": MOST_PUBLIC})

@@ -13,8 +13,8 @@ Value = bool | int | float | str
 
 About = Literal["data", "training", "optimiser", "server", "node", "place", "output"]
 
-OwnPart = Literal["data", "model", "loader"]
-"""A part that a user passes: data, models, or training examples in a DataLoader with its own batch size."""
+OwnPart = Literal["data", "model", "loader", "augmentation"]
+"""A part that a user passes: data, models, a DataLoader with its own batch size, or an `augment` function."""
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "at_least": (">=", operator.ge, "at least"),

@@ -1,7 +1,7 @@
 """Copies of networks without shared memory or wrappers, and the kinds of their arrays."""
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from inspect import getclosurevars
 from types import FunctionType
 from typing import Any, Literal, NamedTuple
@@ -52,32 +52,61 @@ def separated(model: nn.Module) -> nn.Module:
 
     Raises a ModelError if it cannot be copied and another client already uses one of its modules.
     """
+    variable = False
     try:
-        if not (reason := _bound(model)):
+        reason, variable = _bound(model)
+        if not reason:
             return copied(model)
     except Exception as error:  # a user's module may hold any object
         reason = f"{type(error).__name__}: {error}"
-    if any(module in _used for module in model.modules()):
+    if variable or any(module in _used for module in model.modules()):
         raise ModelError(
             f"the network shares modules with another client's network and cannot be copied ({reason}): create all "
-            "its modules in each call of the model function"
+            "its modules in each call of the model function, and refer to them by self in methods"
         )
-    _used.update(model.modules())
+    in_use(model)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     return model
 
 
-def _bound(model: nn.Module) -> str:
-    """Return why a copy would still use modules of the original (a function refers to one), or an empty string."""
+def in_use(model: nn.Module) -> None:
+    """Note that a network is in use, so that no client can use its modules without a copy."""
+    _used.update(model.modules())
+
+
+def _bound(model: nn.Module) -> tuple[str, bool]:
+    """Return why a copy would still use modules of the original: an attribute is a function that refers to one.
+
+    The reason is empty if a copy uses none; the second value tells whether a global variable holds the module.
+    """
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
-        for held in vars(module).values():
-            for each in held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else [held]:
-                enclosed = getclosurevars(each).nonlocals.values() if isinstance(each, FunctionType) else ()
-                if any(id(value) in modules for value in enclosed):
-                    return f"{each.__qualname__} of module {name!r} refers to the original"
-    return ""
+        for each in (each for held in vars(module).values() for each in _entries(held)):
+            for variable, value in _outside(each, set()):
+                if id(value) in modules:
+                    return f"{each.__qualname__} of module {name!r} refers to the original", variable
+    return "", False
+
+
+def _entries(held: Any) -> Iterable[Any]:
+    return held.values() if isinstance(held, Mapping) else held if isinstance(held, list | tuple) else (held,)
+
+
+def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
+    """Yield the objects from outside that a function and the functions of its module that it calls refer to.
+
+    Each has a flag whether it is held by a global variable.
+    """
+    if not isinstance(function, FunctionType) or function in seen:
+        return
+    seen.add(function)
+    found = getclosurevars(function)
+    for variable, values in ((False, found.nonlocals.values()), (True, found.globals.values())):
+        for value in (each for held in values for each in _entries(held)):
+            yield variable, value
+            if getattr(value, "__globals__", None) is function.__globals__:
+                yield from _outside(value, seen)
 
 
 Kind = Literal["trained", "frozen", "statistic", "buffer"]

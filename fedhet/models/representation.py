@@ -1,7 +1,7 @@
 """The representation of a network, which is the input of its head, and other values inside networks."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
@@ -278,8 +278,8 @@ class RandomStream:
 
 
 @contextmanager
-def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
-    """Return a context in which forward passes change neither buffers nor the global random generators.
+def isolated(model: nn.Module, stream: RandomStream | None = None) -> Iterator[None]:
+    """Return a context in which forward passes change neither buffers nor, with `stream`, the global generators.
 
     Dropout draws from `stream`. Buffers are replaced by copies, so that autograd graphs remain valid.
     """
@@ -288,7 +288,7 @@ def isolated(model: nn.Module, stream: RandomStream) -> Iterator[None]:
     for current, originals in buffers:
         current.update({name: buffer.clone() for name, buffer in originals.items() if buffer is not None})
     try:
-        with stream.active({device for device in devices if device.type == "cuda"}):
+        with stream.active({device for device in devices if device.type == "cuda"}) if stream else nullcontext():
             yield
     finally:
         for current, originals in buffers:

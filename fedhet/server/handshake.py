@@ -1,5 +1,6 @@
 """The handshake: it admits clients, and initialises the arrays that clients share."""
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.toml import toml_value
 from fedhet.config.validation import effective, is_complete
 from fedhet.data import PublicDataset
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.insides import simulated
 from fedhet.messages import Arrays, Payload, Reply, Report, Spec, bytes_of, check, check_finite, check_room, narrowed
@@ -23,6 +24,9 @@ from fedhet.utils.text import log
 
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""
+
+MANY, TELL = 1000, 30.0
+"""Number of clients from which a handshake is announced; seconds between reports of its progress."""
 
 UNSEEN = 2**26
 """Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
@@ -79,8 +83,15 @@ class Handshake:
             self.run.apply_train_config()
         config = self.run.config
         chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
-        if not is_complete(config.chosen):
-            effective(config, self.run.traits, chosen, self._own)
+        if is_complete(config.chosen):
+            return
+        effective(config, self.run.traits, chosen, self._own)
+        statistics = any(reply.report.normalised for reply in known)
+        if "batch-norm" in chosen and config.batch_norm != "aggregate" and not statistics:
+            raise ConfigError(
+                f"batch-norm = {config.batch_norm} has no effect, since no client's network has running statistics, as "
+                "BatchNorm has: leave it out"
+            )
 
     # ---- admission
 
@@ -92,6 +103,9 @@ class Handshake:
         request = federation.request(question=HANDSHAKE, begun=bool(run.state.clients))
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
         opened: dict[int, tuple[Hashable, Reply]] = {}
+        started = told = time.monotonic()
+        if len(new) >= MANY:
+            log.info("asking %d clients to take part, which can take minutes", len(new))
 
         def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:
@@ -99,7 +113,11 @@ class Handshake:
             who = name if name and name not in roster.nodes else f"at node {node}"
             round.fail(who, reason_of(who, error))
 
-        for node, message in by_node(federation.send(messages), round, roster, run.config.timeout):
+        answers = by_node(federation.send(messages), round, roster, run.config.timeout)
+        for number, (node, message) in enumerate(answers, 1):
+            if (now := time.monotonic()) - told > TELL:
+                log.info("%d of %d clients have answered after %.0f s", number, len(new), now - started)
+                told = now
             try:
                 reply = read_reply(message)
                 if not unseen and _comes_last(reply.report, run.config.unseen_clients):
@@ -125,6 +143,7 @@ class Handshake:
             else:
                 round.down[reply.client] += payload.nbytes
                 round.up[reply.client] += reply.payload.nbytes
+        roster.sort()
 
     def _check_size(self, node: int, reply: Reply) -> None:
         """Check that the server has memory for a client's network, and have the client send a large network."""
@@ -176,7 +195,9 @@ class Handshake:
     def _agree(self, reply: Reply, *, joining: bool) -> None:
         """Let the method admit a client, and initialise shared arrays if the method draws their values."""
         state, traits, spec = self.run.state, self.run.traits, reply.report.spec
-        state.common = agree(state.common, self.hooks.common(reply))
+        remedy = "return the same examples as `common` for all clients, or leave it out"
+        brought = {"common test set": Common(reply.report.common, remedy)} if reply.report.common else {}
+        state.common = agree(state.common, {**self.hooks.common(reply), **brought})
         if reply.client not in state.clients:
             if traits.public != "none":
                 public, labelled = self.hooks.public_dataset(), traits.public == "labelled"

@@ -92,11 +92,11 @@ class Roster:
                 "run need the same task; set it with task="
             )
         if networks in ("equal", "widths") and self.known:
-            first = self.known[min(self.known, key=client_order)]
             theirs, spec = first.report.spec, report.spec
             if networks == "widths":
                 theirs, spec = without_widths(theirs), without_widths(spec)
             if spec != theirs:
+                first = self.known[min(self.known, key=client_order)]
                 but = " except for their widths" * (networks == "widths")
                 raise FedhetError(
                     f"{method} {UNLIKE}{but}, and this client's differs from client {first.client}'s: "
@@ -147,11 +147,14 @@ class Roster:
                 raise WireError(f"the client's metric {name} is negative, which is impossible for {metric}")
 
     def admit(self, reply: Reply, node: int) -> None:
-        """Add a client that passed the checks."""
+        """Add a client that passed the checks; `nodes` has it at the end until it is sorted (`sort`)."""
         self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
         for key, (shape, dtype) in reply.report.spec.items():
             self.keys.setdefault(key, (shape, dtype, reply.client))
         self.nodes[reply.client] = node
+
+    def sort(self) -> None:
+        """Sort `nodes` by client name."""
         self.nodes = {client: self.nodes[client] for client in in_order(self.nodes)}
 
 

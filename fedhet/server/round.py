@@ -106,7 +106,8 @@ class Hooks(Generic[P, S]):
         """Return the values in a client's report that must be the same for all clients.
 
         Clients with the most frequent values are admitted first. By default, these are the task, the shapes of networks
-        that must be equal, the public dataset if clients provide it, and the method's `common` values.
+        that must be equal, the public dataset and common test set if clients provide them, and the method's `common`
+        values.
         """
         report, networks = reply.report, self.traits.alike
         kinds = {"equal": report.spec, "widths": without_widths(report.spec)}.get(networks, {})
@@ -118,6 +119,7 @@ class Hooks(Generic[P, S]):
             tuple(kinds.items()),
             report.groups,
             public,
+            report.common,
             tuple(self.common(reply).items()),
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedhet.errors import ConfigError, nearest
+from fedhet.errors import ConfigError, check_kinds, nearest
 from fedhet.tasks.outputs import (
     IGNORED,
     Binary,
@@ -127,6 +127,7 @@ class Task:
         class_weights: Sequence[float] = (),
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
+        check_kinds(task=(name, (str,)))
         if name and name not in OUTPUTS:
             raise ConfigError(nearest("task", name, OUTPUTS))
         self.name, self.own_loss, self.ignored = name, loss, _ignored(loss)
@@ -290,4 +291,4 @@ def _name(loss: object) -> str:
 
 def as_task(task: str | Task | None) -> Task:
     """Convert a user's `task` to a Task: it is a Task, a name, or None for a task that is inferred from the data."""
-    return task if isinstance(task, Task) else Task(task or "")
+    return task if isinstance(task, Task) else Task("" if task is None else task)

@@ -5,10 +5,11 @@ from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedhet.data import Examples
-from fedhet.data.reading import LazyInputs
+from fedhet.data.reading import LazyInputs, spans
+from fedhet.errors import ModelError
 from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
 from fedhet.tasks import Score, Task
@@ -39,22 +40,39 @@ def forward(
         learns: whether to build an autograd graph.
         stream: the random stream for dropout, in a pass that leaves the network's buffers unchanged.
         bf16: whether to compute in bfloat16 where `torch.autocast` does so; results are float32.
+
+    Raises:
+        ModelError: BatchNorm would have to normalise a single example by its own statistics.
     """
-    if not (captures or bf16 or stream) and learns:  # most training steps
-        return (until or model)(inputs), {}
-    with ExitStack() as stack:
-        if stream:
-            stack.enter_context(isolated(model, stream))
-        if not learns:
-            stack.enter_context(torch.no_grad())
-        if bf16:
-            stack.enter_context(torch.autocast(inputs.device.type, torch.bfloat16))
-        sites = {name: stack.enter_context(site.capture()) for name, site in captures.items()}
-        outputs = (until or model)(inputs)
+    try:
+        if not (captures or bf16 or stream) and learns:  # most training steps
+            return (until or model)(inputs), {}
+        with ExitStack() as stack:
+            if stream:
+                stack.enter_context(isolated(model, stream))
+            if not learns:
+                stack.enter_context(torch.no_grad())
+            if bf16:
+                stack.enter_context(torch.autocast(inputs.device.type, torch.bfloat16))
+            sites = {name: stack.enter_context(site.capture()) for name, site in captures.items()}
+            outputs = (until or model)(inputs)
+    except ValueError as error:
+        if len(inputs) > 1 or not uses_batch_statistics(model):
+            raise
+        raise ModelError(
+            "BatchNorm cannot normalise one example by its own statistics: set batch-size to at least 2 and give every "
+            "part of a client's data at least 2 examples, or replace BatchNorm by GroupNorm"
+        ) from error
     captured = {name: site.features for name, site in sites.items()}
     if not bf16:
         return outputs, captured
     return outputs.float(), {name: value.float() for name, value in captured.items()}
+
+
+def uses_batch_statistics(model: nn.Module) -> bool:
+    """Return whether a network in its current mode has a BatchNorm layer that normalises by statistics of the batch."""
+    layers = (each for each in model.modules() if isinstance(each, _BatchNorm))
+    return any(each.training or each.running_mean is None for each in layers)
 
 
 def evaluate(
@@ -101,9 +119,9 @@ def read(
     """
     model.eval()
     values = []
-    for start in range(0, len(inputs), rows):
-        part = forward(model, transform(inputs[start : start + rows]), until=until, learns=False)[0]
-        values.append(part if tokens is None else of_tokens(part, tokens[start : start + rows]))
+    for span in spans(len(inputs), rows):
+        part = forward(model, transform(inputs[span]), until=until, learns=False)[0]
+        values.append(part if tokens is None else of_tokens(part, tokens[span]))
     return torch.cat(values)
 
 
@@ -144,11 +162,12 @@ def reestimate(
         layer.train()
     try:
         seen = 0
-        for batch in (part for part in inputs.split(BATCH) if len(part) > 1):
+        for span in spans(len(inputs), BATCH):
+            batch = transform(inputs[span])
             seen += len(batch)
             for layer in layers:
                 layer.momentum = len(batch) / seen  # the mean over all examples
-            forward(model, transform(batch), learns=False)
+            forward(model, batch, learns=False)
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.eval()

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.tasks import LARGEST, Task
-from fedhet.training.evaluation import forward
+from fedhet.training.evaluation import forward, uses_batch_statistics
 from fedhet.training.phases import Phase, Step, Trained
 from fedhet.training.privacy import Hidden, Privacy
 from fedhet.utils.machine import brought
@@ -49,7 +50,7 @@ def train(
     """
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
-    least = max(phase.optimisation.least, 1 + _uses_batch_norm(model.train()))  # which cannot train on one example
+    least = max(phase.optimisation.least, 1 + uses_batch_statistics(model.train()))  # which cannot train on one example
     size = phase.optimisation.batch_size
     rows, total = _rows(examples, size, phase.epochs, phase.steps, generator, least=least)
     if privacy is not None:
@@ -64,8 +65,8 @@ def train(
         steps = _passes(model, named, phase, examples, task, lambda inputs: prepare(inputs, augmenting), rows, privacy)
         for step in steps:
             loss = _loss(step, phase, recorded)
-            if loss.requires_grad:  # or its gradients are set already
-                loss.backward()
+            if privacy is None or loss.requires_grad:  # or its gradients are set already
+                _backward(loss)
             if phase.optimisation.clip_gradients:
                 nn.utils.clip_grad_norm_(parameters, phase.optimisation.clip_gradients)
             if schedule is not None:
@@ -85,6 +86,18 @@ def train(
     epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
     work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
+
+
+def _backward(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise ModelError("the network's outputs have no gradients: leave torch.no_grad and detach out of its forward")
+    try:
+        loss.backward()
+    except CheckpointError as error:
+        raise ModelError(
+            "the method reads values inside the network, which torch.utils.checkpoint computes again with other "
+            "tensors: leave the checkpoint out of forward, or choose another method"
+        ) from error
 
 
 def _passes(
@@ -113,16 +126,7 @@ def _passes(
             hidden: Any = Hidden(mean)
             yield Step(number, model, parameters, hidden, hidden, hidden, hidden, hidden, phase.optimisation.bf16, task)
             continue
-        try:
-            outputs, captured = forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16)
-        except ValueError as error:
-            if len(index) > 1 or not _uses_batch_norm(model):
-                raise
-            few = "there is one training example" if len(examples) == 1 else "batch-size is 1"
-            raise ModelError(
-                f"BatchNorm cannot train on a batch of one example, but {few}: set batch-size to at least 2 and give "
-                "every client at least 2 training examples, or replace BatchNorm by GroupNorm"
-            ) from error
+        outputs, captured = forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16)
         yield Step(number, model, parameters, inputs, labels, index, outputs, captured, phase.optimisation.bf16, task)
 
 
@@ -174,11 +178,6 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
             "a training phase continues a phase that trains other parameters: let both train the same parameters"
         )
     return before.optimizer
-
-
-def _uses_batch_norm(model: nn.Module) -> bool:
-    """Return whether a network has BatchNorm layers in training mode, which normalise by statistics of the batch."""
-    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training for each in model.modules())
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def process_restored() -> Iterator[None]:
     """Context in which clients can be trained, and after which the settings of the process are restored.
 
     These are torch's number of threads, the global random generators of torch, NumPy and Python, and how glibc returns
-    freed memory to the system.
+    freed memory to the system. Within the context, torch records gradients.
     """
     import numpy as np
     import torch
@@ -211,7 +211,7 @@ def process_restored() -> Iterator[None]:
     kept_before = keep_freed_memory.cache_info().currsize
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     try:
-        with torch.random.fork_rng(gpus):
+        with torch.random.fork_rng(gpus), torch.enable_grad():
             yield
     finally:
         random.setstate(python)

@@ -43,10 +43,13 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
-    """Context in which the global generators are seeded for one purpose (see `derive_seed`) and then restored."""
+    """Context in which the global generators are seeded for one purpose (see `derive_seed`) and then restored.
+
+    Whether torch records gradients is restored, too, since user code may switch it off.
+    """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy, gradients = random.getstate(), np.random.get_state(), torch.is_grad_enabled()
     seed_everything(derive_seed(seed, *purpose))
     try:
         yield
@@ -55,3 +58,4 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
             generator.set_state(state)
         random.setstate(python)
         np.random.set_state(numpy)
+        torch.set_grad_enabled(gradients)

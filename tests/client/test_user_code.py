@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, random_split
 
 from fedhet.client.app import make_client_app
-from fedhet.client.model_check import ROWS, unsaved_state
+from fedhet.client.model_check import ROWS, random_state, unsaved_state
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.running import run_locally
@@ -188,6 +188,65 @@ def test_networks_with_closures() -> None:
     assert separated(network) is network
     with pytest.raises(ModelError, match="shares modules with another client's network and cannot be copied"):
         separated(nn.Sequential(network))
+    PATCHED.forward = call_patched  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match="call_patched of module '' refers to the original"):  # that of any client
+        separated(PATCHED)
+
+
+PATCHED = model()
+
+
+def call_patched(inputs: Tensor) -> Tensor:
+    return body_of_patched(inputs)
+
+
+def body_of_patched(inputs: Tensor) -> Tensor:
+    return PATCHED[2](PATCHED[0](inputs).relu())
+
+
+class Averaging(nn.Sequential):
+    """Changes its buffer in each mode; the buffer `drawn` is drawn at random and not saved."""
+
+    mean: Tensor
+    drawn: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(*model())
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("drawn", torch.randn(4), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.mean = self.mean / 2 + inputs.mean(0) / 2
+        return super().forward(inputs * self.drawn - self.mean)
+
+
+def test_evaluations_change_no_network(trained: Callable[..., dict[str, Tensor]]) -> None:
+    """However often it is evaluated, a network that changes in evaluation mode is trained to the same bytes."""
+    every = trained(Averaging, rounds=3)
+    assert bool(every["0.mean"].any())
+    assert same(every, trained(Averaging, rounds=3, **{"evaluate-every": 3}))
+
+
+def test_gradients_are_recorded_whatever_user_code_sets(trained: Callable[..., dict[str, Tensor]]) -> None:
+    def off(value: Any) -> Any:
+        torch.set_grad_enabled(False)
+        return value
+
+    rows = [*zip(INPUTS, LABELS, strict=True)]
+
+    class Off(Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            return off(rows[index])
+
+    def without(client: ClientInfo) -> Any:
+        return off({"train": Off(), "test": rows[40:], "augment": off})
+
+    saved = trained(lambda client: off(model()), without)
+    assert torch.is_grad_enabled()
+    assert same(saved, trained(data=lambda client: {"train": rows[:40], "test": rows[40:]}))
 
 
 def wrappers() -> Iterator[Callable[[nn.Module], nn.Module]]:
@@ -243,6 +302,8 @@ def test_state_outside_the_state_dict() -> None:
             return super().forward(inputs) * self.scale
 
     assert "training changes 0.steps in the client's Sequential" in unsaved_state(nn.Sequential(Counting(4, 3)), INPUTS)
+    assert "Averaging draws drawn at random, which is not" in random_state(Averaging(), Averaging, INPUTS)
+    assert not random_state(model(), model, INPUTS)
     assert "training changes scale in the client's Scaling" in unsaved_state(Scaling(), INPUTS)
     normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
     assert [unsaved_state(each, INPUTS) for each in (normal, Caching())] == ["", ""]

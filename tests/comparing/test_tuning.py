@@ -124,7 +124,7 @@ def test_validation_on_the_common_labels(comparison):
 
 def test_validation_labels_are_noted(comparison):
     def data(client):
-        part = torch.rand(12, 8), torch.arange(12) % 3
+        part = torch.ones(12, 8), torch.arange(12) % 3
         return {"train": part, "test": part, "common": part}
 
     settings = {"clients": 2, "rounds": 1, "test-on": "global", "report": False}
@@ -177,6 +177,8 @@ def test_a_method_without_a_completed_configuration(comparison):
         (Tuning({"learning-rate": [-1]}), {}, "learning-rate = -1"),
         (Tuning({"learnin-rate": [1.0]}), {}, "did you mean"),
         (Tuning(RATES, ()), {}, "at least one seed"),
+        (Tuning({"momentum": [0.0, 0.9]}), {"optimizer": "adam"}, "momentum has no effect with optimizer = adam"),
+        (Tuning({"momentum": [0.9]}), {"optimizer": "adam"}, "momentum has no effect with optimizer = adam"),
     ],
 )
 def test_invalid_tuning_is_refused(comparison, tuning, settings, message):
@@ -204,6 +206,14 @@ def test_test_labels_do_not_matter(comparison, monkeypatch):
         accuracies.append([float(row["personal_accuracy"]) for row in comparison.rows() if row["seed"] == "0"])
     assert records[0] == records[1]
     assert all(right > wrong for right, wrong in zip(*accuracies, strict=True))
+
+
+def test_a_key_without_effect_on_one_method(comparison):
+    tuning = Tuning(RATES | {"momentum": [0.5, 0.9]}, (9,))
+    text = comparison.go(methods=("local", "adam=fedavg,optimizer=adam"), seeds=(0,), tuning=tuning)
+    assert "chosen for adam: learning-rate = 0.4 (" in text
+    assert "; momentum has no effect with optimizer = adam" in text
+    assert {row["momentum"] for row in tried(comparison, "local")} == {"0.5", "0.9"}
 
 
 def test_fixed_keys_are_not_tuned(comparison):

@@ -147,7 +147,7 @@ def test_rows_are_read_on_demand():
     assert data.train.inputs[torch.tensor([1])].shape == (1, 2)
     assert len(rows.read) == 1
     rows.read.clear()
-    assert torch.equal(torch.cat(list(data.train.inputs.split(2)))[:, 0].long(), data.train.labels)
+    assert torch.equal(torch.cat([inputs for inputs, _ in data.train.batches(2)])[:, 0].long(), data.train.labels)
     assert len(rows.read) == 3
 
 
@@ -183,12 +183,33 @@ def test_random_transforms_stay_random():
             Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
             r"is a Subset whose indices are a mask of booleans: give row numbers \(mask.nonzero",
         ),
+        (
+            Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]),
+            "is a Subset whose indices are a mask",
+        ),
+        (
+            [(INPUTS, LABELS)] * 3,
+            "is a list of pairs, each with 3 inputs and 3 labels, which may be batches or examples",
+        ),
+        ((INPUTS.to("meta"), LABELS), "has inputs on the device meta"),
         (iter([]), "is of type list_iterator, whose rows cannot be read by number"),
     ],
 )
 def test_unusable_rows_are_refused(part, message):
     with pytest.raises(DataError, match=f"client 3: train {message}"):
         as_client_data("3", (part, (INPUTS, LABELS))).train.inputs[:]
+
+
+def test_data_have_no_gradients():
+    network = torch.nn.Linear(INPUTS.shape[1], 2)
+    with torch.inference_mode():
+        inferred = INPUTS.float() * 2
+    rows = Rows(lambda row: (network(INPUTS[row % 3].float()), row % 3))
+    parts = {"train": (network(INPUTS.float()), LABELS), "test": (inferred, LABELS), "validation": rows}
+    data = as_client_data("3", parts)
+    for part in (data.train, data.test, data.validation):
+        inputs = part.inputs[:]
+        assert (inputs.requires_grad, inputs.is_inference()) == (False, False)
 
 
 def test_labels_become_what_a_task_takes():
@@ -203,13 +224,24 @@ def test_a_misspelt_part_is_refused():
         as_client_data("3", {"train": 1, "test": 1, "trian": 1})
 
 
+SEEN: list[object] = []
+
+
+def noted(inputs, *arguments):
+    SEEN[:] = arguments
+    return inputs
+
+
 AUGMENTS = {
-    "a default": (lambda x, p=0.5: p, 0.5),
-    "a keyword": (lambda x, *, p=0.5: p, 0.5),
-    "partial": (partial(lambda x, p=0.5, generator=1: (p, generator), p=0.3, generator=2), (0.3, 2)),
-    "by name": (lambda x, p=0.5, generator=None: (p, generator), (0.5, "given")),
-    "an object": (type("Shift", (), {"__call__": lambda self, x, p=0.5: p})(), 0.5),
-    "a module": (type("Noise", (torch.nn.Module,), {"forward": lambda self, x, generator: generator})(), "given"),
+    "a default": (lambda x, p=0.5: noted(x, p), [0.5]),
+    "a keyword": (lambda x, *, p=0.5: noted(x, p), [0.5]),
+    "partial": (partial(lambda x, p=0.5, generator=1: noted(x, p, generator), p=0.3, generator=2), [0.3, 2]),
+    "by name": (lambda x, p=0.5, generator=None: noted(x, p, generator), [0.5, "given"]),
+    "an object": (type("Shift", (), {"__call__": lambda self, x, p=0.5: noted(x, p)})(), [0.5]),
+    "a module": (
+        type("Noise", (torch.nn.Module,), {"forward": lambda self, x, generator: noted(x, generator)})(),
+        ["given"],
+    ),
 }
 
 
@@ -217,7 +249,23 @@ AUGMENTS = {
 def test_arguments_of_an_augmentation(form):
     augment, expected = AUGMENTS[form]
     data = as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
-    assert data.augment(INPUTS, "given") == expected
+    assert data.augment(INPUTS, "given") is INPUTS
+    assert expected == SEEN
+
+
+@pytest.mark.parametrize(
+    ("augment", "words"),
+    [
+        (lambda x: None, "returned nothing for a batch of torch.float32 of shape"),
+        (lambda x: x[:1], r"returned torch.float32 of shape \(1, "),
+        (lambda x: x.byte(), "returned torch.uint8"),
+        (lambda x: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_an_augmentation_that_returns_no_batch(augment, words):
+    data = as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
+    with pytest.raises(DataError, match=f"the augment function {words}"):
+        data.augment(INPUTS, None)
 
 
 @pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x, lambda x, p: x])

@@ -94,6 +94,8 @@ def test_groups_as_json():
     assert groups_from_json(groups_to_json(groups)).axes == groups.axes
     with pytest.raises(ValueError, match="permutation groups"):
         groups_from_json("{}")
+    with pytest.raises(ValueError, match="the text does not describe permutation groups"):
+        groups_from_json("[" * 100_000)
 
 
 def test_average_of_statistics():

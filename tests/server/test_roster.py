@@ -31,6 +31,7 @@ def test_clients_are_ordered_by_name():
     for node, name in ((7, "10"), (8, "2"), (9, "north")):
         roster.check("fedthis", handshake(name), networks="equal", averaged=True)
         roster.admit(handshake(name), node)
+    roster.sort()
     assert list(roster.nodes.items()) == [("2", 8), ("10", 7), ("north", 9)]
     assert roster.specs["north"] == WEIGHT
 

@@ -185,11 +185,13 @@ def test_last_rounds_that_do_not_count(start, failing, rounds, last):
 
 
 def test_clients_without_test_examples(start, tiny, caplog):
+    common = torch.ones(4, 4), torch.arange(4) % 3
+
     def without(*names):
         def data(client):
             train, (inputs, labels) = tiny.data(client)
             count = 0 if client.name in names else len(labels)
-            return {"train": train, "test": (inputs[:count], labels[:count]), "common": train}
+            return {"train": train, "test": (inputs[:count], labels[:count]), "common": common}
 
         return tiny.app(data=data)
 

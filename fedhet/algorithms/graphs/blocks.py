@@ -256,7 +256,8 @@ class Exits(nn.Module):
     def add_exits(self, groups: PermutationGroups) -> None:
         """Add the linear layers of the exits, with PyTorch's initial weights; `groups` is from `groups_by_depth`."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
-        shapes, like = groups.shapes(groups.widths), next(self.network.parameters(), torch.empty(0))
+        floats = filter(torch.is_floating_point, self.network.parameters())
+        shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
         for number in range(len(self.ends)):
             classes, width = shapes[f"{EXITS}.{number}.weight"]
             self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))

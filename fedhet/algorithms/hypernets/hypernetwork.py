@@ -18,6 +18,7 @@ from torch.func import functional_call
 from fedhet.algorithms.graphs import LayerGraph, LayerNode
 from fedhet.algorithms.hypernets.design import STEPS, WIDTH, Catalogue, Design, slots_of, start
 from fedhet.algorithms.hypernets.heads import Latents, Tiled, Tiles, head, tiling
+from fedhet.models.copies import tied_names
 
 with warnings.catch_warnings():  # PyTorch Geometric uses torch.jit, which PyTorch has deprecated
     warnings.simplefilter("ignore")
@@ -188,9 +189,10 @@ class Written(nn.Module):
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:
         super().__init__()
         self.hypernetwork, self.network, self.reading = hypernetwork, network, reading
-        everything = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
-        self._tied = len({id(tensor) for _, tensor in everything}) < len(everything)
-        self._dtypes = {name: tensor.dtype for name, tensor in everything if tensor.is_floating_point()}
+        tensors, modules = network.state_dict(keep_vars=True), dict(network.named_modules())
+        tied = tied_names(network).items()  # a module with two names is written once
+        self._tied = {name: first for name, first in tied if name.rpartition(".")[0] in modules}
+        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
 
     def write(self) -> dict[str, Tensor]:
         """Generate the network's arrays and return them by name, in the network's dtypes."""
@@ -201,6 +203,7 @@ class Written(nn.Module):
         """Return the network's outputs with newly generated weights."""
         with torch.autocast(inputs.device.type, enabled=False):  # weights are float32 in mixed precision, too
             written = self.write()
+        written |= {name: written[first] for name, first in self._tied.items() if first in written}
         # Looking for tied tensors in each call takes a twentieth of a small network's step.
-        outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=self._tied)
+        outputs: Tensor = functional_call(self.network, written, (inputs,), tie_weights=False)
         return outputs

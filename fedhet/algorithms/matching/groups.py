@@ -327,7 +327,7 @@ def groups_from_json(text: str) -> PermutationGroups:
         needs = {name: (int(group), int(least)) for name, (group, least) in description["needs"].items()}
         groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
         return PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the text does not describe permutation groups: {error!r}") from error
 
 
