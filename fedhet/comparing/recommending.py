@@ -121,8 +121,7 @@ def recommend(
     if data is None:
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
-    names = registry.methods()
-    wanted = distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
+    wanted = _wanted(methods)
     execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
     asking = began + ASKING * seconds
     candidates = ask(wanted, base, functions, seed=SEED, allow=allow, labels=public_labels, deadline=asking)
@@ -133,10 +132,9 @@ def recommend(
     choices, late = _in_time(tuner, candidates, seconds, began)
     tuner = replace(tuner, execute=replace(execute, deadline=began + TRYING * seconds))
     searches, left = _try_out(tuner, choices, most)
-    left |= late
     compared = replace(tuner, folder=out / "compared", execute=execute)
     runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
-    return _conclude(searches, candidates.alone, candidates.refused | left, runs, failed, compared)
+    return _conclude(searches, candidates.alone, candidates.refused | late | left, runs, failed, compared)
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
@@ -146,6 +144,12 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
     if not match or match[2].lower() not in factors or not float(match[1]):
         raise ConfigError(f"{name} = {given}: write a number above 0 and one of {', '.join(units)}, such as {example}")
     return float(match[1]) * factors[match[2].lower()]
+
+
+def _wanted(methods: Sequence[str]) -> list[str]:
+    """Return the methods to ask in their order; without exchange all, and with exchange all by default."""
+    names = registry.methods()
+    return distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
 
 
 def _tell_answers(candidates: Candidates, execute: Execution) -> None:
