@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from fedhet.algorithms.hypernets.personal import begin_of
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.messages import Payload, to_arrays
-from fedhet.methods.included.averaging import FedProxOptions, FedRepOptions, LayerAverageOptions, LocalOptions
+from fedhet.methods.included.averaging import FedProxOptions, FedRepOptions, LocalOptions
 from fedhet.methods.included.hypernetworks import PFedHNOptions
 from fedhet.training import Loss, Phase, Step, Term
 
@@ -48,19 +47,6 @@ class FedRep(ClientSide[FedRepOptions]):
 
     def end(self, payload: Payload) -> Payload:
         return Payload() if self.client.request.closing else super().end(payload)
-
-
-class LayerAverage(ClientSide[LayerAverageOptions]):
-    """Trains the whole network; with `by = prefix`, only the first layers that all networks have in common are sent."""
-
-    takes_any_loop = True
-
-    def end(self, payload: Payload) -> Payload:
-        reply = super().end(payload)
-        if "common" not in payload.values:
-            return reply
-        common = dict(islice(reply.arrays.get("model", {}).items(), payload.values["common"]))
-        return Payload({"common": common} if common else {})
 
 
 class Local(ClientSide[LocalOptions]):

@@ -613,8 +613,8 @@ class LabelSpreading(FederatedStrategy[Any, Any]):
     ) -> None: ...
 
 class LayerAverageKeys(Keys, total=False):
-    by: Literal["type-order", "prefix", "max-common", "architecture"]
-    """layers averaged together: same type and order, equal first layers (FlexiFed's two), or same architecture"""
+    by: Literal["type-order", "max-common", "architecture"]
+    """layers averaged together: same type and order, equal first layers (FlexiFed), or same architecture"""
 
 class LayerAverage(FederatedStrategy[Any, Any]):
     def __init__(

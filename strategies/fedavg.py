@@ -8,13 +8,11 @@ over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples 
 
 from collections.abc import Mapping
 
-from fedhet.messages import Payload, Reply, check, narrowed
+from fedhet.messages import Reply
 from fedhet.methods.included.averaging import (
     FedRepOptions,
-    LayerAverageOptions,
     fedavg,
     fedrep,
-    layer_average,
     lg_fedavg,
 )
 from fedhet.methods.options import Options
@@ -47,37 +45,3 @@ class FedRep(FederatedStrategy[FedRepOptions, State]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         return {} if self.run.round.closing else super().aggregate_fit(round, replies)
-
-
-class LayerAverage(FederatedStrategy[LayerAverageOptions, State]):
-    """Averages like FedAvg, but each layer over the clients that have it.
-
-    With `by = prefix`, only the layers that all clients have are sent and averaged.
-    """
-
-    method = layer_average
-
-    def payload_for(self, client: str) -> Payload:
-        payload = super().payload_for(client)
-        if self.options.by != "prefix":
-            return payload
-        common = self._common
-        model = {key: array for key, array in payload.arrays.get("model", {}).items() if key in common}
-        return Payload({"model": model} if model else {}, {"common": len(common)})
-
-    def check_reply(self, reply: Reply) -> None:
-        if self.options.by != "prefix":
-            return super().check_reply(reply)
-        spec = {key: of for key, of in self.federation.specs[reply.client].items() if key in self._common}
-        check(reply.arrays.get("common", {}), narrowed(spec, self.config.wire_dtype), "the client's common layers")
-
-    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        for reply in replies.values():
-            if "common" in reply.arrays:
-                reply.arrays["model"] = reply.arrays.pop("common")
-        return super().aggregate_fit(round, replies)
-
-    @property
-    def _common(self) -> frozenset[str]:
-        """The names of the shared arrays that all clients have."""
-        return frozenset.intersection(*map(frozenset, self.federation.specs.values()))

@@ -40,7 +40,6 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
     "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),
     "fedharm-cka": Case.of("fedharm", OF_METHOD["fedharm"] | {"fedharm.align": "cka", "fedharm.alpha": 0.0}),
     "layer-average-architecture": Case.of("layer-average", {"layer-average.by": "architecture"}),
-    "layer-average-prefix": Case.of("layer-average", {"layer-average.by": "prefix"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")
 QUICK = {

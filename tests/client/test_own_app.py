@@ -102,7 +102,7 @@ def started(strategy, app):
         ("FedAvg", {}),
         ("FedProx", {"fedprox.mu": 0.5}),
         ("LGFedAvg", {}),
-        ("LayerAverage", {"layer-average.by": "prefix"}),
+        ("LayerAverage", {"layer-average.by": "max-common"}),
     ],
 )
 def test_own_functions_agree_with_fedhets_loop(name, more):

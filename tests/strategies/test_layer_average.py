@@ -4,11 +4,9 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from fedhet.data import load
-from fedhet.utils.files import read_tensors
 
 WIDTHS = {"0": (12, 12, 12), "1": (12, 12), "2": (12, 5, 12)}
 """Of each client's layers between the images and the ten classes."""
@@ -37,18 +35,15 @@ def layers(arrays):
     return list(zip(values[::2], values[1::2], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("by", "groups"), [("type-order", TYPE_ORDER), ("max-common", MAX_COMMON), ("prefix", MAX_COMMON[:1])]
-)
+@pytest.mark.parametrize(("by", "groups"), [("type-order", TYPE_ORDER), ("max-common", MAX_COMMON)])
 def test_averages_of_layers(federate, by, groups):
     own = {"layer-average.by": by, "rounds": 2}
     done = federate("layer-average", model=network, data=of_unequal_numbers, **own)
     assert done.failures == []
-    group = "common" if by == "prefix" else "model"
-    sent = {client: layers(done.sent[1, client][group]) for client in WIDTHS}
+    sent = {client: layers(done.sent[1, client]["model"]) for client in WIDTHS}
     received = {client: layers(done.received[2, client]["model"]) for client in WIDTHS}
     together = {layer for group in groups for layer in group}
-    assert all(len(sent[client]) == len(groups) if by == "prefix" else len(WIDTHS[client]) + 1 for client in WIDTHS)
+    assert all(len(sent[client]) == len(WIDTHS[client]) + 1 for client in WIDTHS)
     for group in groups:
         for part in (0, 1):  # weight and bias
             own = [sent[client][int(place)][part].astype(np.float64) for client, place in group]
@@ -59,17 +54,6 @@ def test_averages_of_layers(federate, by, groups):
     for client in WIDTHS:
         expected = [place for place in range(len(sent[client])) if f"{client}{place}" in together]
         assert len(received[client]) == len(expected)
-
-
-def test_by_prefix_other_layers_stay(federate, phases):
-    done = federate("layer-average", model=network, data=of_unequal_numbers, **{"layer-average.by": "prefix"})
-    clients = len(WIDTHS)
-    for client, (_, _, after), (_, before, _) in zip(WIDTHS, phases[:clients], phases[clients:], strict=True):
-        common = {name for name in before if not torch.equal(before[name], after[name])}
-        assert common == {"1.weight", "1.bias"}
-        assert read_tensors(done.folder / "state" / "clients" / client / "2.safetensors").keys() == {
-            f"model/{name}" for name in before
-        }
 
 
 def test_averages_within_architectures(federate):

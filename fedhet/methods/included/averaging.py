@@ -72,16 +72,14 @@ class LayerAverageOptions(Options):
 
     by: str = option(
         "type-order",
-        "layers averaged together: same type and order, equal first layers (FlexiFed's two), or same architecture",
-        choices=("type-order", "prefix", "max-common", "architecture"),
+        "layers averaged together: same type and order, equal first layers (FlexiFed), or same architecture",
+        choices=("type-order", "max-common", "architecture"),
     )
 
 
 def _layer_average(options: LayerAverageOptions) -> Traits:
-    shares = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES}.get(options.by, BY_FIRST_LAYERS)
-    if options.by != "prefix":
-        return Traits(shares=shares, common_init=True)
-    return Traits(shares=shares, keeps="model", scored="trained", common_init=True, sends={"common": "weights"})
+    maps = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES, "max-common": BY_FIRST_LAYERS}
+    return Traits(shares=maps[options.by], common_init=True)
 
 
 layer_average = Method(
