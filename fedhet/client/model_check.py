@@ -208,7 +208,7 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
         scores = head.features
     except ModelError:  # it did not run
         return False
-    if scores.ndim == outputs.ndim + 1:  # for each token, of which the network uses one
+    if scores.ndim == outputs.ndim + 1 == 3:  # for each token, of which the network uses one
         return bool(torch.isclose(scores, outputs[:, None]).all(-1).any(1).all())
     if scores.shape != outputs.shape:
         return scores.numel() == outputs.numel()
