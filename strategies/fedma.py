@@ -50,7 +50,10 @@ class FedMAState(MatchedState):
 
 
 class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
-    """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes."""
+    """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes.
+
+    The global model is wider than the clients': `global_model()` builds the network for the arrays of `evaluate_fn`.
+    """
 
     method = fedma
     state_class = FedMAState

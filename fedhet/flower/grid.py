@@ -13,27 +13,20 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, no_handler, only_run
+from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, no_handler
 from fedhet.utils.text import log
 
 FIRST_NODE = 100
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class LocalGrid(Grid):
-    """A Flower Grid that answers messages by calling a ClientApp in this process.
+    """A Flower Grid that answers messages by calling a ClientApp in this process, for one message at a time.
 
-    Args:
-        client_app: the ClientApp, called for one message at a time.
-        clients: number of nodes; node i has partition id i.
-        node_config: values for each node's `node_config`, in addition to its partition.
+    There are `clients` nodes, of which node i has partition id i and further values `node_config`.
     """
 
-    def __init__(
-        self,
-        client_app: ClientApp,
-        clients: int,
-        node_config: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, client_app: ClientApp, clients: int, node_config: Mapping[str, str] = EMPTY) -> None:
         be_server()
         self._client_app = client_app
         self._contexts = {
@@ -53,7 +46,7 @@ class LocalGrid(Grid):
     @property
     def run(self) -> Run:
         """Flower's description of the run, of which only the run id is set."""
-        return only_run()
+        return Run.create_empty(RUN_ID)
 
     def set_run(self, run: Run) -> None:
         """Do nothing, since a LocalGrid has a single run."""
@@ -79,23 +72,20 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Handle the stored messages with these ids, one after the other, and return the replies."""
-        return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
+        replies = []
+        for message in (self._waiting.pop(key) for key in message_ids if key in self._waiting):
+            context = self._contexts[message.metadata.dst_node_id]
+            replies.append(handled(self._client_app, message, context, self._logged))
+            identify(replies[-1], self._ids)
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Handle messages and return the replies; `timeout` is ignored."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _handle(self, message: Message) -> Message:
-        reply = handled(self._client_app, message, self._contexts[message.metadata.dst_node_id], self._logged)
-        identify(reply, self._ids)
-        return reply
-
 
 def handled(app: ClientApp, message: Message, context: Context, logged: set[str]) -> Message:
-    """Call the ClientApp and return its reply, or an error message if it raises.
-
-    Errors in `logged`, which other clients have raised before, are not logged again.
-    """
+    """Call the ClientApp and return its reply, or an error if it raises, which is logged unless it is in `logged`."""
     try:
         return app(message, context)
     except Exception as error:

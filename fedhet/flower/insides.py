@@ -1,23 +1,22 @@
 """Access to undocumented parts of Flower; each has a test, which fails if a new version of Flower changes it."""
 
 import gc
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import update_console_handler
-from flwr.server.strategy.aggregate import aggregate_krum, aggregate_median, aggregate_trimmed_avg
+from flwr.server.strategy.aggregate import aggregate_krum as aggregate_krum
+from flwr.server.strategy.aggregate import aggregate_median as aggregate_median
+from flwr.server.strategy.aggregate import aggregate_trimmed_avg as aggregate_trimmed_avg
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
 from flwr.supercore.differential_privacy import KEY_NORM_BIT
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.errors import ConfigError
@@ -27,10 +26,13 @@ R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 RUN_ID = 1
 SERVER_ID = 1
 
-_NO_HANDLER = "function registered with name"
-
 NORM_BIT = KEY_NORM_BIT
 """Metric of `adaptiveclipping_mod` that Flower's wrapper reads: whether a client's update was clipped."""
+
+LEGACY = (
+    "its ClientApp is made from a client_fn (Client, NumPyClient): move fit and evaluate into functions @app.train() "
+    "and @app.evaluate() of a ClientApp(), and add the line app = fedhet.wrap(app, model)"
+)
 
 PrivateWrapper = DifferentialPrivacyAdaptiveBase | DifferentialPrivacyFixedClippingBase
 """Flower's strategies for differential privacy, which wrap another one."""
@@ -66,11 +68,6 @@ def be_server() -> None:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
 
 
-def only_run() -> Run:
-    """Return Flower's description of a run (`Run`) of which only the run id is set."""
-    return Run.create_empty(RUN_ID)
-
-
 def failure(message: Message, reason: str) -> Message:
     """Return the error reply that Flower's runtime sends for a ClientApp that raised."""
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
@@ -78,7 +75,7 @@ def failure(message: Message, reason: str) -> Message:
 
 def no_handler(reason: str) -> bool:
     """Return whether a ClientApp failed for lack of a handler for the message, which every ClientApp of fedhet has."""
-    return _NO_HANDLER in reason
+    return "function registered with name" in reason
 
 
 def legacy(reason: str) -> bool:
@@ -89,18 +86,12 @@ def legacy(reason: str) -> bool:
 def mods_of(app: ClientApp) -> list[Any]:
     """Return the mods of a ClientApp that apply to all messages; raises a ConfigError for an app from a `client_fn`."""
     if app._call is not None:
-        raise ConfigError(
-            "fedhet.wrap needs functions @app.train() and @app.evaluate(), but this ClientApp is made from a client_fn "
-            "(Client, NumPyClient): move fit and evaluate into such functions of a ClientApp()"
-        )
+        raise ConfigError(LEGACY)
     return [*app._mods]
 
 
 def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
-    """Return the Flower strategy for differential privacy that wraps this one, or None.
-
-    Raises a ConfigError if several wrap it, since only one of them can be running.
-    """
+    """Return the Flower strategy for differential privacy that wraps this one, or None; there may be only one."""
     # Flower's wrappers hold the strategy in their attribute `strategy`, and do not tell it.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
     holders = gc.get_referrers(strategy, *attributes)
@@ -114,22 +105,3 @@ def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
 def simulated(grid: Grid | None) -> bool:
     """Return whether Flower simulates the clients of a grid on this machine."""
     return type(grid).__name__ == "InMemoryGrid"
-
-
-def robust(clients: list[list[np.ndarray[Any, Any]]], rule: str, share: float) -> list[np.ndarray[Any, Any]]:
-    """Aggregate the clients' arrays by a rule that tolerates Byzantine clients; all clients have the same weight.
-
-    Args:
-        clients: the arrays of each client, with equal shapes for all clients.
-        rule: `median` or `trimmed-mean` of each entry (Yin et al., ICML 2018); `krum` or `multi-krum`, which select
-            whole clients (Blanchard et al., NeurIPS 2017).
-        share: fraction of Byzantine clients to tolerate; the median ignores it.
-    """
-    count, weighted = len(clients), [(arrays, 1) for arrays in clients]
-    # At least one if any are expected, but fewer than half, since no rule tolerates more.
-    byzantine = min(math.ceil(share * count), (count - 1) // 2)
-    if rule == "median":
-        return aggregate_median(weighted)
-    if rule == "trimmed-mean":
-        return aggregate_trimmed_avg(weighted, (byzantine + 0.1) / count)
-    return aggregate_krum(weighted, byzantine, 0 if rule == "krum" else count - byzantine)

@@ -7,13 +7,10 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.errors import FedhetError
-from fedhet.flower.insides import NORM_BIT, filled, legacy, no_handler
+from fedhet.flower.insides import LEGACY, NORM_BIT, filled, legacy, no_handler
 from fedhet.flower.records import Encoder, decode, decode_arrays, encode_arrays
 from fedhet.messages import Arrays, Fields, LostReply, Refusal, Reply, Report, Request, WireError
 from fedhet.utils.files import plain_name
-
-LONGEST_REASON = 2000
-"""Number of characters of a refusal that are kept."""
 
 OURS = ("settings", "request")
 """Entries of a request's record that fedhet's server writes; other entries are for mods and a user's own app."""
@@ -21,11 +18,6 @@ OURS = ("settings", "request")
 NOT_OURS = (
     "its ClientApp is not fedhet's: add the line app = fedhet.wrap(app, model) below its functions @app.train() and "
     "@app.evaluate(), or create it with fedhet.make_client_app"
-)
-
-LEGACY = (
-    "its ClientApp is made from a client_fn (Client, NumPyClient): move fit and evaluate into functions @app.train() "
-    "and @app.evaluate() of a ClientApp(), and add the line app = fedhet.wrap(app, model)"
 )
 
 PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names."
@@ -48,21 +40,13 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
     return {key.removeprefix(TRAIN): value for key, value in kept.items()}, names
 
 
-def write_request(
-    record: RecordDict, request: Request, settings: str, further: Mapping[str, Any] | None = None
-) -> None:
-    """Put a request and a run's settings (`Config.text`) into the records of a message.
-
-    `further` are additional entries, for Flower's mods and a user's own app (`sent_along`).
-    """
-    record["request"] = ConfigRecord({**(further or {}), "settings": settings, "request": request.to_json()})
+def write_request(record: RecordDict, request: Request, settings: str, further: Mapping[str, Any] = {}) -> None:
+    """Put a request, a run's settings (`Config.text`) and further entries (`sent_along`) into a message's records."""
+    record["request"] = ConfigRecord({**further, "settings": settings, "request": request.to_json()})
 
 
 def read_request(record: RecordDict) -> tuple[Request, str]:
-    """Return the request and the settings in the records of a message.
-
-    Raises a WireError if the message is not from a fedhet server, or if it has a name that is not a valid file name.
-    """
+    """Return the request and the settings in the records of a message; raise a WireError if it is not fedhet's."""
     request = record.get("request")
     if not isinstance(request, ConfigRecord):
         raise WireError(
@@ -88,10 +72,7 @@ def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
 
 
 def read_reply(message: Message) -> Reply:
-    """Return the reply in a message.
-
-    Raises a FedhetError if the message is an error, a refusal, or the reply of a ClientApp that is not fedhet's.
-    """
+    """Return the reply in a message; raise a FedhetError if it is an error, a refusal, or not fedhet's."""
     if message.has_error():
         reason = message.error.reason or f"error code {message.error.code}"
         if legacy(reason) or no_handler(reason):
@@ -103,7 +84,7 @@ def read_reply(message: Message) -> Reply:
         raise WireError(NOT_OURS)
     if "refusal" in report:
         reason = str(report["refusal"])
-        refusal = (LostReply if report.get("lost") is True else FedhetError)(reason[:LONGEST_REASON])
+        refusal = (LostReply if report.get("lost") is True else FedhetError)(reason[:2000])
         refusal.may_pass = report.get("again") is True
         raise refusal
     if not isinstance(metrics, MetricRecord):
@@ -118,22 +99,11 @@ class AppError(FedhetError):
 def ask_app(
     app: ClientApp, action: str, message: Message, context: Context, model: Arrays, settings: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, Any], str]:
-    """Call a user's own ClientApp with a message like Flower's strategies send.
+    """Call the `train` or `evaluate` function (`action`) of a user's own ClientApp, as Flower's strategies do.
 
-    Args:
-        app: the user's ClientApp, with functions for `train` and `evaluate`.
-        action: `train` or `evaluate`.
-        message: the message that the node received; its content is restored afterwards.
-        context: the node's context.
-        model: the arrays of the client's network.
-        settings: values for the record of settings, which entries of `train_config` or `evaluate_config` replace.
-
-    Returns:
-        The arrays and the metrics of its reply, and the name of the metric that weighs the client.
-
-    Raises:
-        FedhetError: the app has no such function, returned an error or no message, or its reply does not have exactly
-            one record of arrays (after training) and one of metrics.
+    It receives the arrays of `model` and the `settings`, which entries of `train_config` or `evaluate_config` replace.
+    Return the arrays and metrics of its reply, and the name of the metric that weighs the client.
+    Raises a FedhetError if the reply is an error, or does not have one record of arrays (of training) and of metrics.
     """
     content, kind = message.content, message.metadata.message_type
     entries, names = _came_along(content.config_records["request"], action)

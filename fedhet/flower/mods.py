@@ -1,7 +1,7 @@
 """Checks for Flower's mods around a client and wrappers around a strategy, such as those for differential privacy."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
@@ -10,7 +10,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedhet.errors import ConfigError
 from fedhet.flower.insides import PrivateWrapper
 from fedhet.flower.records import decode_arrays, encode_arrays
-from fedhet.messages import Payload, Spec
+from fedhet.messages import Spec
 from fedhet.methods.method import Traits
 
 
@@ -52,14 +52,7 @@ def in_flowers_format(message: Message, context: Context, call_next: ClientAppCa
 def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec]) -> None:
     """Check that clients share one averaged model of floating arrays, since nothing else can be clipped.
 
-    Args:
-        name: name of the mod or wrapper.
-        method: name of the method.
-        traits: the method's traits.
-        specs: shapes and dtypes of each client's shared arrays, at least one.
-
-    Raises:
-        ConfigError: the clients do not share such a model; the message names methods or settings that work.
+    Raises a ConfigError for the mod or wrapper `name` otherwise; `specs` are each client's shared arrays, at least one.
     """
     others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
@@ -76,27 +69,16 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
         raise ConfigError(f"{name} cannot clip the array {whole[0]}, which holds integers: set batch-norm = local")
 
 
-def check_hooks(
-    wrapper: PrivateWrapper | None,
-    method: str,
-    traits: Traits,
-    specs: Sequence[Spec],
-    arrays: ArrayRecord,
-    wire_dtype: str,
-    payloads: Mapping[str, Payload],
+def check_wrapper(
+    wrapper: PrivateWrapper, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord
 ) -> None:
-    """Check before training that a Flower wrapper around the strategy can process the arrays that clients send.
+    """Check before training that a wrapper for differential privacy can process the arrays that clients send.
 
-    A wrapper for differential privacy compares the arrays of each reply with its own arrays, one by one. Therefore a
-    ConfigError is raised unless clients share one model and send nothing else.
+    It compares the arrays of each reply with those of `start`, by position, so a ConfigError is raised unless clients
+    share one model of these arrays, and receive nothing else.
     """
-    if wrapper is None:
-        return
-    name = type(wrapper).__name__
+    name, shared = type(wrapper).__name__, list(specs[0])
     check_one_model(name, method, traits, specs)
-    if wire_dtype != "float32":
-        raise ConfigError(f"{name} needs wire-dtype = float32, not {wire_dtype}")
-    shared = list(specs[0])
     if list(arrays) != shared:
         further = ", ".join([key for key in arrays if key not in shared][:2])
         raise ConfigError(
@@ -104,5 +86,3 @@ def check_hooks(
             f"of {method} share, in their order: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
             + (f"; leave out {further}" if further else "")
         )
-    if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-        raise ConfigError(f"{name} needs clients that receive only the model, and {method} sends more: use fedavg")

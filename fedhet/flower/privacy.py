@@ -4,15 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    NeighboringRelation,
-    PrivacyAccountant,
-    PrivacyConfig,
-    RdpAccountant,
-    SamplingMethod,
-)
+from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
 
 from fedhet.flower.insides import DifferentialPrivacyAdaptiveBase, PrivateWrapper
 from fedhet.messages import Arrays, Reply
@@ -28,29 +20,20 @@ ROUNDING = 0.01
 LEAST_NOISE = 0.01
 """Noise multipliers below this count as no noise: epsilon would be in the thousands."""
 
-NO_MEAN = (
-    "the server does not take the mean of clients' models, weighted by examples (aggregation = mean, no clip-norm)"
-)
+NO_MEAN = "the server does not take the mean of models, weighted by examples (aggregation = mean, no clip-norm)"
 
 NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
 """Takes the replies of a round and the shared model before and after it; returns the noise multiplier, or why not."""
 
 
 class PrivacyLedger:
-    """The privacy budget (epsilon) that a run has spent, or the reason why it is unknown.
+    """The privacy budget (epsilon) that a strategy's runs have spent, or the reason why it is `unknown`.
 
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
     greatest change that one client's update can make. Flower's `RdpAccountant` composes the rounds, without
     amplification by sampling. Two runs are neighbours if all updates of one client are zero in one of them, so
-    participation and numbers of examples count as public.
-
-    Args:
-        name: name of the wrapper or mod that adds the noise.
-        traits: the method's traits.
-        noise_multiplier: a function that returns the noise multiplier of a round.
-        unknown: the reason why epsilon is unknown, or an empty string.
-        against: addition to the note, which says whom the noise protects from.
-        before: the ledger of the strategy's earlier run, whose budget is added.
+    participation and numbers of examples count as public. `name` is that of the wrapper or mod that adds the noise,
+    `against` says in the note whom the noise protects from, and `before` is the ledger of earlier runs.
     """
 
     def __init__(
@@ -68,7 +51,7 @@ class PrivacyLedger:
         shared = "the model" if traits.whole else "the shared part of the model"
         self._note = f"for all examples of a client{against}; covers {shared}, not metrics or numbers of examples"
         self._noise_multiplier = noise_multiplier
-        self._accountant: PrivacyAccountant | None = None
+        self._accountant: RdpAccountant | None = None
         if not self.unknown:
             neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
             try:
@@ -81,12 +64,9 @@ class PrivacyLedger:
             self._log()
 
     def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
-        """Add the privacy cost of a round, and log the total.
+        """Add the privacy cost of a round, in which clients trained the shared model `before`, and log the total.
 
-        Args:
-            replies: replies of the clients that trained the model `before`.
-            before: the shared model that clients received, without parts that they do not share.
-            after: the shared model that the server aggregated, before the server adds noise.
+        The server aggregated the model `after`, and adds its own noise later.
         """
         if self.unknown or self._accountant is None:
             return
@@ -125,13 +105,7 @@ def wrapper_ledger(
     In a weighted mean of updates of norm at most C, a client with the share s of all examples moves the mean by s C at
     most, and Flower adds noise of standard deviation z C / n with n = `num_sampled_clients`. So the noise multiplier is
     z / (n s), with the greatest share s; with equal shares it is z. (McMahan et al. 2018,
-    https://arxiv.org/abs/1710.06963.)
-
-    Args:
-        wrapper: the Flower strategy that wraps fedhet's strategy.
-        traits: the method's traits.
-        mean: whether the server aggregates by the mean, without clipping.
-        before: the ledger of the strategy's earlier run, if any.
+    https://arxiv.org/abs/1710.06963.) `mean` says whether the server aggregates by the mean, without clipping.
     """
     name = type(wrapper).__name__
     if isinstance(wrapper, DifferentialPrivacyAdaptiveBase):
@@ -153,8 +127,7 @@ def wrapper_ledger(
             return NO_MEAN
         return float(z / (sampled * shares.max()))
 
-    unknown = "" if mean else NO_MEAN
-    unknown = unknown if z else "noise_multiplier is 0"
+    unknown = "noise_multiplier is 0" if not z else "" if mean else NO_MEAN
     return PrivacyLedger(name, traits, noise_multiplier, unknown=unknown, before=before)
 
 
@@ -164,13 +137,8 @@ def mod_ledger(
     """Return the ledger of a run whose clients use Flower's `LocalDpMod`, for the client with the least noise.
 
     The mod clips an update to `clipping_norm` and adds noise before sending, so epsilon holds against the server, too.
-    A client that missed rounds has spent less.
-
-    Args:
-        noise: the clients' noise multipliers by name, 0 for a client without the mod; later clients may be added.
-        traits: the method's traits.
-        rounds: number of rounds before the run was resumed.
-        before: the ledger of the strategy's earlier run, if any.
+    A client that missed rounds has spent less. `noise` has each client's noise multiplier, 0 without the mod, and may
+    get further clients; `rounds` is the number of rounds before the run was resumed.
     """
 
     def noise_multiplier(*_: object) -> float | str:
@@ -179,9 +147,7 @@ def mod_ledger(
             return f"client {without[0]} adds no noise: make its ClientApp with mods=[LocalDpMod(...)]"
         return min(noise.values())
 
-    ledger = PrivacyLedger(
-        LocalDpMod.__name__, traits, noise_multiplier, against=", from the server, too", before=before
-    )
+    ledger = PrivacyLedger("LocalDpMod", traits, noise_multiplier, against=", from the server, too", before=before)
     for _ in range(rounds):
         ledger.spend({}, {}, {})
     return ledger

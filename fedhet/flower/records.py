@@ -41,9 +41,7 @@ class Encoder:
         """Return the record of a payload; raises a ValueError if a group of arrays has a reserved name."""
         if taken := RESERVED & payload.arrays.keys():
             raise ValueError(f"groups of arrays cannot be called {', '.join(sorted(taken))}: choose other names")
-        record = RecordDict()
-        for name, group in payload.arrays.items():
-            record[name] = self._record(group)
+        record = RecordDict({name: self._record(group) for name, group in payload.arrays.items()})
         if payload.values:
             record["values"] = ConfigRecord(payload.values)
         return record
@@ -56,10 +54,7 @@ class Encoder:
 
 
 def decode(record: RecordDict) -> Payload:
-    """Return the payload of a record; arrays are read-only views of the message's bytes.
-
-    Raises a WireError if an array's bytes do not fit its dtype and shape, or have a format that cannot be read.
-    """
+    """Return the payload of a record, with arrays that are read-only views; raise a WireError if it is damaged."""
     arrays = {name: decode_arrays(group) for name, group in record.items() if isinstance(group, ArrayRecord)}
     values = record["values"] if "values" in record else ConfigRecord()
     if RESERVED & arrays.keys() or not isinstance(values, ConfigRecord):

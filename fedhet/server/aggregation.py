@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-from fedhet.flower.insides import robust
+from fedhet.flower.insides import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from fedhet.messages import Arrays, Spec
 from fedhet.messages import cast as cast_arrays
 from fedhet.methods.options import Config
@@ -184,3 +184,22 @@ def _norm(arrays: Arrays, before: Arrays) -> float:
             moved = array.astype(np.float64) - before.get(name, 0.0)
             squares, entries = squares + float(np.vdot(moved, moved)), entries + array.size
     return math.sqrt(squares / entries) if entries else 0.0
+
+
+def robust(clients: list[list[Array]], rule: str, share: float) -> list[Array]:
+    """Aggregate the clients' arrays by a rule that tolerates Byzantine clients; all clients have the same weight.
+
+    Args:
+        clients: the arrays of each client, with equal shapes for all clients.
+        rule: `median` or `trimmed-mean` of each entry (Yin et al., ICML 2018); `krum` or `multi-krum`, which select
+            whole clients (Blanchard et al., NeurIPS 2017).
+        share: fraction of Byzantine clients to tolerate; the median ignores it.
+    """
+    count, weighted = len(clients), [(arrays, 1) for arrays in clients]
+    # At least one if any are expected, but fewer than half, since no rule tolerates more.
+    byzantine = min(math.ceil(share * count), (count - 1) // 2)
+    if rule == "median":
+        return aggregate_median(weighted)
+    if rule == "trimmed-mean":
+        return aggregate_trimmed_avg(weighted, (byzantine + 0.1) / count)
+    return aggregate_krum(weighted, byzantine, 0 if rule == "krum" else count - byzantine)

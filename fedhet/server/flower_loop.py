@@ -20,7 +20,7 @@ from fedhet.flower import (
     encode_arrays,
 )
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
-from fedhet.flower.mods import check_hooks
+from fedhet.flower.mods import check_wrapper
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Reply
 from fedhet.results.observers import Observer
@@ -189,8 +189,13 @@ class FlowerLoop(Hooks[P, S], Strategy):
             self._handshake.admit()
             self._prepare()
             payloads = self._choose()
-            specs, wrapper = [federation.specs[client] for client in federation.present], self.private_wrapper
-            check_hooks(wrapper, self.method.name, run.traits, specs, arrays, run.config.wire_dtype, payloads)
+            if wrapper := self.private_wrapper:
+                specs, name = [federation.specs[client] for client in federation.present], type(wrapper).__name__
+                check_wrapper(wrapper, self.method.name, run.traits, specs, arrays)
+                if run.config.wire_dtype != "float32":
+                    raise ConfigError(f"{name} needs wire-dtype = float32, not {run.config.wire_dtype}")
+                if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
+                    raise ConfigError(f"{name} needs clients that receive only the model: use fedavg")
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 

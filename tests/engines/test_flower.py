@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -188,18 +189,62 @@ def simulating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
     """The environment of a SuperLink that simulates, the same for several runs."""
     work = tmp_path_factory.mktemp("superlink")
     environment = environment_of_commands() | {"FLWR_HOME": str(work / "flower"), "OMP_NUM_THREADS": "1"}
+    environment["HOME"] = str(work)
     with superlink(work / "flower", work / "empty", environment, work / "superlink.log"):
         yield environment
 
 
 @pytest.mark.slow
 def test_flower_runs_what_fedhet_new_writes(simulating: dict[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    new_project.write(folder, flower=True)
-    out = folder / "server_app.py"
-    out.write_text(out.read_text().replace('"runs/first"', repr(str(tmp_path / "run"))))
-    simulate(folder, simulating, "num-server-rounds=1", flower._federation(3, 1, "cpu")[1])
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    """Every run prints its rounds, and has a folder of its own in the user's home, which it prints."""
+    new_project.write(tmp_path / "mine", flower=True)
+    for name in ("first", "first-2"):
+        printed = simulate(tmp_path / "mine", simulating, "num-server-rounds=1", flower._federation(3, 1, "cpu")[1])
+        folder = Path(simulating["HOME"]) / ".fedhet" / "runs" / name
+        assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+        assert f"results go to {folder}\n" in printed
+        assert "round 1/1: 3 clients" in printed
+
+
+FAILING = """
+from flwr.app import MetricRecord, RecordDict, Message
+from flwr.clientapp import ClientApp
+from torch import nn
+
+import fedhet
+
+app = ClientApp()
+
+
+@app.train()
+def train(msg, context):
+    raise ValueError("\\x1b[31mthe scanner\\nis broken")
+
+
+@app.evaluate()
+def evaluate(msg, context):
+    metrics = MetricRecord({"eval_acc": 0.5, "eval_loss": 1.0, "num-examples": 4})
+    return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+
+app = fedhet.wrap(app, lambda: nn.Linear(2, 2))
+"""
+
+
+@pytest.mark.slow
+def test_a_client_that_raises_is_one_line(simulating: dict[str, str], tmp_path: Path) -> None:
+    new_project.write(tmp_path / "mine", flower=True)
+    (tmp_path / "mine" / "client_app.py").write_text(FAILING)
+    server = (tmp_path / "mine" / "server_app.py").read_text()
+    server = re.sub(r"strategy = .*", "strategy = FedAvg()", server).replace("import FedHeNN", "import FedAvg")
+    (tmp_path / "mine" / "server_app.py").write_text(server)
+    printed = simulate(tmp_path / "mine", simulating, "num-server-rounds=1", flower._federation(3, 1, "cpu")[1])
+    log = Path(simulating["HOME"]) / ".fedhet" / "clients.log"
+    reason = f"ValueError: \\x1b[31mthe scanner is broken (traceback in {log})"
+    assert f"  3 clients (0, 1, 2): failed: {reason}" in printed
+    assert printed.count("the scanner is broken") <= 3
+    assert "in train" not in printed.partition("ServerApp")[0]
+    assert log.read_text().count("raise ValueError") == 3
 
 
 ONE_AFTER_THE_OTHER = """

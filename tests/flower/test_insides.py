@@ -150,10 +150,6 @@ def test_flowers_log_has_colours_on_a_terminal_only(monkeypatch, terminal, colou
     assert line.count("\x1b[92m") == colours
 
 
-def test_a_run_with_a_number_alone():
-    assert insides.only_run().run_id == insides.RUN_ID
-
-
 def test_rules_of_aggregation():
     groups = [[np.array([value, -value]), np.array(2 * value)] for value in (0.0, 1.0, 2.0, 4.0, 100.0)]
     weighted = [(arrays, 1) for arrays in groups]
