@@ -72,16 +72,16 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Handle the stored messages with these ids, one after the other, and return the replies."""
-        replies = []
-        for message in (self._waiting.pop(key) for key in message_ids if key in self._waiting):
-            context = self._contexts[message.metadata.dst_node_id]
-            replies.append(handled(self._client_app, message, context, self._logged))
-            identify(replies[-1], self._ids)
-        return replies
+        return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Handle messages and return the replies; `timeout` is ignored."""
         return self.pull_messages(self.push_messages(messages))
+
+    def _handle(self, message: Message) -> Message:
+        reply = handled(self._client_app, message, self._contexts[message.metadata.dst_node_id], self._logged)
+        identify(reply, self._ids)
+        return reply
 
 
 def handled(app: ClientApp, message: Message, context: Context, logged: set[str]) -> Message:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -137,29 +137,6 @@ def test_metrics_keep_their_names():
     assert first["metrics"] | {"hours": 2.0, "sensitivity": 0.75} == first["metrics"]
     assert first["train_loss"] == pytest.approx(first["metrics"]["train_loss"])
     assert last["received"]["accuracy"]["weighted"] == pytest.approx(last["metrics"]["eval_acc"])
-
-
-@pytest.mark.parametrize("name", ["LGFedAvg"])
-def test_metrics_with_one_name(name):
-    app = fedhet.wrap(hospital(trained={"eval_acc": -1.0, "sensitivity": -2.0}), network, counts)
-    _, rows = started(getattr(fedhet, name)(**SETTINGS, evaluate_every=1), app)
-    metrics = rows[1]["metrics"]
-    assert [metrics[f"train_{each}"] for each in ("eval_acc", "sensitivity")] == [-1.0, -2.0]
-    assert metrics["sensitivity"] == 0.75
-    assert 0 <= metrics["eval_acc"] <= 1
-
-
-def test_config_like_flowers_strategies():
-    sent = []
-    strategy = fedhet.FedProx(**SETTINGS, **{"fedprox.mu": 0.5})
-    strategy.start(
-        LocalGrid(fedhet.wrap(hospital(sent), network, counts), 3),
-        train_config=ConfigRecord({"lr": 0.25, "ward": "north"}),
-    )
-    assert {(each["lr"], each["proximal-mu"], each["local-epochs"], each["ward"]) for each in sent} == {
-        (0.25, 0.5, 2, "north")
-    }
-    assert sorted({each["server-round"] for each in sent}) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["FedHeNN", "HeteroFL"])

@@ -191,12 +191,13 @@ def test_train_config_and_evaluate_config_arrive_unchanged():
     evaluate = {"batch-size": 512, "local-epochs": 9}
     configs = {"train_config": ConfigRecord(train), "evaluate_config": ConfigRecord(evaluate)}
     found = {}
-    strategy = fedhet.FedAvg(local_epochs=2, batch_size=8)
+    strategy = fedhet.FedProx(local_epochs=2, batch_size=8, proximal_mu=0.5)
     for run, app, each in ((ours, wrapped, strategy), (theirs, hospital, None)):
         seen = []
         run(app(seen=seen), each, **{name: ConfigRecord(dict(record)) for name, record in configs.items()})
         found[run] = {kind: records["config"] for kind, records in seen}
-    assert found[ours]["train"] == {"local-epochs": 2, "batch-size": 8, "lr": 0.01} | found[theirs]["train"]
+    own = {"local-epochs": 2, "batch-size": 8, "lr": 0.01, "mu": 0.5, "proximal-mu": 0.5}
+    assert found[ours]["train"] == own | found[theirs]["train"]
     assert found[ours]["evaluate"].items() >= found[theirs]["evaluate"].items()
     assert {"momentum", "local_epochs"} & found[ours]["evaluate"].keys() == set()
     assert (strategy.config.local_epochs, strategy.config.batch_size, strategy.config.seed) == (2, 8, 0)
@@ -430,7 +431,7 @@ def of_context(context):
         (lambda: fedhet.make_client_app(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
         (lambda: wrapped(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
         (lambda: fedhet.wrap(hospital(), network, examples=(10, 5)), "examples must be a function, such as lambda"),
-        (lambda: fedhet.wrap(legacy()[0], network), r"needs functions @app.train\(\) and @app.evaluate\(\), but this"),
+        (lambda: fedhet.wrap(legacy()[0], network), "is made from a client_fn .*: move fit and evaluate into"),
         (
             lambda: ours(wrapped(), evaluate_fn=lambda round, arrays: (0.5, {})),
             "MetricRecord or None, but returned a tup",

@@ -4,10 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
-from flwr.serverapp import ServerApp
 from flwr.serverapp import strategy as flower
 from torch import nn
 
@@ -23,44 +21,6 @@ NORM = 0.05
 def distance(one: ArrayRecord, other: ArrayRecord) -> float:
     pairs = zip(one.to_numpy_ndarrays(), other.to_numpy_ndarrays(), strict=True)
     return float(np.sqrt(sum(np.square(a - b).sum() for a, b in pairs)))
-
-
-def run_server(main, app, run_config, clients=3):
-    """A ServerApp as Flower calls it."""
-    server = ServerApp()
-    server.main()(main)
-    server(LocalGrid(app, clients), Context(1, 1, {}, RecordDict(), run_config))
-
-
-def test_the_server_code_of_flowers_quickstart(tiny, tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    results = []
-
-    def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model = tiny.model()
-        model.load_state_dict(arrays.to_torch_state_dict())
-        return MetricRecord({"accuracy": float(server_round)})
-
-    def main(grid, context):
-        fraction_evaluate = context.run_config["fraction-evaluate"]
-        arrays = ArrayRecord(tiny.model().state_dict())
-        strategy = fedhet.FedAvg(fraction_evaluate=fraction_evaluate, min_train_nodes=2, min_available_nodes=3)
-        assert strategy.config.min_clients == 1
-        result = strategy.start(
-            grid=grid,
-            initial_arrays=arrays,
-            train_config=ConfigRecord({"lr": context.run_config["learning-rate"]}),
-            num_rounds=context.run_config["num-server-rounds"],
-            evaluate_fn=global_evaluate,
-        )
-        assert strategy.config.learning_rate == 0.25
-        torch.save(result.arrays.to_torch_state_dict(), "final_model.pt")
-        results.append(result)
-
-    run_server(main, tiny.app(), {"fraction-evaluate": 0.5, "num-server-rounds": 2, "learning-rate": 0.25})
-    assert {name: tuple(t.shape) for name, t in torch.load("final_model.pt").items()}["0.weight"] == (6, 4)
-    assert sorted(results[0].evaluate_metrics_serverapp) == [0, 1, 2]
-    assert "all clients are evaluated" in caplog.text
 
 
 @pytest.mark.parametrize(

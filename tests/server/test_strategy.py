@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
 
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import decode_arrays
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import Payload
 from fedhet.server import roster
@@ -31,41 +29,6 @@ def start(tmp_path, tiny, new_watch):
         return strategy, watch, result
 
     return start
-
-
-def test_use_like_flowers_fedavg(tiny):
-    initial = tiny.model()
-    grid = LocalGrid(tiny.app(), 3)
-    strategy = fedhet.FedAvg(learning_rate=0.05)
-    assert isinstance(strategy, Strategy)
-    seen = []
-
-    def evaluate_fn(round, arrays):
-        seen.append((round, decode_arrays(arrays)["0.weight"].copy()))
-        return MetricRecord({"accuracy": round / 10})
-
-    result = strategy.start(
-        grid, initial_arrays=ArrayRecord(initial.state_dict()), num_rounds=2, timeout=5, evaluate_fn=evaluate_fn
-    )
-    assert [round for round, _ in seen] == [0, 1, 2]
-    assert np.array_equal(seen[0][1], initial.state_dict()["0.weight"].numpy())
-    assert {round: dict(record) for round, record in result.evaluate_metrics_serverapp.items()} == {
-        0: {"accuracy": 0.0},
-        1: {"accuracy": 0.1},
-        2: {"accuracy": 0.2},
-    }
-    assert list(result.arrays) == list(initial.state_dict())
-    assert set(result.train_metrics_clientapp) == {1, 2}
-    assert result.evaluate_metrics_clientapp[2]["received-accuracy"] > 0
-    # `load_state_dict` takes what the result holds.
-    initial.load_state_dict({name: torch.tensor(array) for name, array in decode_arrays(result.arrays).items()})
-
-
-def test_configurations_of_start(start):
-    strategy, _, _ = start(arguments={"train_config": ConfigRecord({"learning-rate": 0.5, "local-epochs": 3})})
-    assert (strategy.config.learning_rate, strategy.config.local_epochs) == (0.5, 3)
-    with pytest.raises(ConfigError, match="did you mean 'learning-rate'"):
-        start(arguments={"train_config": ConfigRecord({"learning-rat": 0.5})})
 
 
 def test_unknown_settings_are_refused():
