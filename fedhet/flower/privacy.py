@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
+from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
 
-from fedhet.flower.insides import DifferentialPrivacyAdaptiveBase, PrivateWrapper
+from fedhet.flower.insides import PrivateWrapper
 from fedhet.messages import Arrays, Reply
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.utils.text import log
@@ -46,8 +47,9 @@ class PrivacyLedger:
         against: str = "",
         before: "PrivacyLedger | None" = None,
     ) -> None:
-        self.name, self.unknown = name, (before and before.unknown) or unknown or _unprotected(traits)
-        self._multipliers = [*before._multipliers] if before else []
+        self.name = name
+        self.unknown: str = (before.unknown if before else "") or unknown or _unprotected(traits)
+        self._multipliers: list[float] = [*before._multipliers] if before else []
         shared = "the model" if traits.whole else "the shared part of the model"
         self._note = f"for all examples of a client{against}; covers {shared}, not metrics or numbers of examples"
         self._noise_multiplier = noise_multiplier
@@ -108,7 +110,7 @@ def wrapper_ledger(
     https://arxiv.org/abs/1710.06963.) `mean` says whether the server aggregates by the mean, without clipping.
     """
     name = type(wrapper).__name__
-    if isinstance(wrapper, DifferentialPrivacyAdaptiveBase):
+    if not isinstance(wrapper, DifferentialPrivacyFixedClippingBase):
         unknown = "the noise of adaptive clipping depends on a norm that clients' updates determine; use fixed clipping"
         return PrivacyLedger(name, traits, lambda *_: unknown, unknown=unknown)
     z, norm, sampled = wrapper.noise_multiplier, wrapper.clipping_norm, wrapper.num_sampled_clients
