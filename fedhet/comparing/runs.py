@@ -39,13 +39,6 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 """Folders that comparisons write."""
 
 
-def check_out(out: Path) -> None:
-    """Raise a `ConfigError` if a folder cannot be written to, or contains links to places outside of it."""
-    check_place(out)
-    for path in chain.from_iterable(map(out.glob, WRITTEN)):
-        check_links(path, out)
-
-
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
     """Raise a `FedhetError` if folders contain other runs, or if data or models are not available."""
     runs = list(runs)
@@ -111,7 +104,9 @@ def prepared(
     children.prepare("matplotlib.backends.backend_agg")  # imported while the arguments are checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     settings = configuration.completed(config, functions.words.keys())
-    check_out(Path(out))
+    check_place(Path(out))
+    for path in chain.from_iterable(map(Path(out).glob, WRITTEN)):
+        check_links(path, Path(out))
     own = {"model": functions.model, "data": functions.data, "task": functions.task}
     run = partial(running.run, **own) if functions else running.run
     jobs = jobs or runs_at_once(device_of(str(settings.get("device", "auto"))))

@@ -98,7 +98,8 @@ def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> lis
     for name in _shown(results):
         heading = "after training" if name == "trained_accuracy" else name.removesuffix("_accuracy")
         columns[heading] = [_accuracy(result, name) for result in results]
-    columns[f"minus {baseline.variant}"] = [_difference(result, baseline) for result in results]
+    found = [None if each is baseline else each.difference(baseline, "personal_accuracy") for each in results]
+    columns[f"minus {baseline.variant}"] = ["-" if each is None else str(each) for each in found]
     if p_values := corrected_p_values(results, baseline):
         columns["p"] = [
             _cell(p_values.get(each.variant), lambda p: f"{p:.3f}" if p >= 0.001 else "< 0.001") for each in results
@@ -127,12 +128,6 @@ def _shown(results: Sequence[VariantResult]) -> list[str]:
 def _accuracy(result: VariantResult, measure: str) -> str:
     mean, spread = result.mean(measure), result.spread(measure)
     return "-" if mean is None else f"{format_value(mean)} ± {format_value(spread)}"
-
-
-def _difference(result: VariantResult, baseline: VariantResult) -> str:
-    """Return the paired difference in personal accuracy with its interval, or `-` for the baseline itself."""
-    difference = None if result is baseline else result.difference(baseline, "personal_accuracy")
-    return "-" if difference is None else str(difference)
 
 
 def gains(results: Sequence[VariantResult]) -> list[list[str]]:

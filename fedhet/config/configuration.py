@@ -58,7 +58,10 @@ def resolve(
         if not isinstance(wanted.get(key, ""), str):
             raise ConfigError(f"{key}: must be text, not {type(wanted[key]).__name__}")
     if extra := wanted.pop(EXTRA, None):
-        wanted |= _extra(extra)
+        try:
+            wanted |= toml.chosen(tomllib.loads(extra))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{EXTRA} = {extra!r}: must be TOML, such as 'mine.weight = 0.1': {error}") from error
     layers = {**preset_settings(wanted.get("preset", "")), **wanted}
     layers.pop("preset", None)
     problems: list[str] = []
@@ -154,13 +157,6 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
 def _key(key: str) -> str:
     prefix, dot, name = key.rpartition(".")
     return f"{prefix}{dot}{kebab(name)}"
-
-
-def _extra(text: str) -> dict[str, Any]:
-    try:
-        return toml.chosen(tomllib.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{EXTRA} = {text!r}: must be TOML, such as 'mine.weight = 0.1': {error}") from error
 
 
 # ---- presets and files

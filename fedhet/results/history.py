@@ -104,19 +104,14 @@ def learning_curve(
         values = (evaluated or {}).get(measure)
         value = values.get(statistic) if isinstance(values, Mapping) else values
         if value is not None and math.isfinite(value):
-            curve[models_round(row, which)] = float(value)
+            before = which == "received" or row.get("final", False)  # the models of the previous round
+            curve[row["round"] - before] = float(value)
     return sorted(curve.items())
 
 
 def last_round(rows: Iterable[Row]) -> int:
     """Return the number of the last round, not counting the evaluation at the end; 0 if there are no rounds."""
     return max((row["round"] for row in rows if not row.get("final")), default=0)
-
-
-def models_round(row: Row, which: Which) -> int:
-    """Return the round whose models a row evaluates; received models are those of the previous round."""
-    before = which == "received" or row.get("final", False)
-    return row["round"] - 1 if before else row["round"]
 
 
 def scored_curve(
@@ -186,14 +181,10 @@ class RunFiles:
         return self.summary is None or self.summary.get("global_accuracy") is not None
 
     @property
-    def has_personal(self) -> bool:
-        """Whether the method is scored by the clients' personal models, not by the global model."""
-        return self.personal != "received" or not self.has_global
-
-    @property
     def scores(self) -> list[str]:
         """The kinds of accuracy that the run has, `personal`, `global` or both; the first one is its score."""
-        return ["personal"] * self.has_personal + ["global"] * self.has_global
+        personal = self.personal != "received" or not self.has_global  # else the global model scores the method
+        return ["personal"] * personal + ["global"] * self.has_global
 
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
         """Return a statistic of one accuracy in the summary (such as `personal`, `global`, `received` or `trained`)."""
