@@ -16,7 +16,7 @@ from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
-from fedhet.testing import Case, Run, Tampering, at
+from fedhet.testing import Case, Run, Tampering
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
@@ -193,36 +193,6 @@ def test_claimed_architectures_are_checked_without_memory(tmp_path, monkeypatch)
     done = Run(tmp_path / "run")
     assert [client for _, client in done.failures] == ["1"]
     assert [where for name, where in built if name == "mlp-100"] == [{"meta"}]
-
-
-@pytest.mark.parametrize("client", ["0", "1"])
-def test_two_nodes_of_one_name_are_refused(client, tmp_path):
-    """Whichever comes first: both are refused, each by a reason that names the other."""
-    config = Case.of("fedavg", {}).config(rounds=1, clients=4)
-    run_locally(config, tmp_path / "run", app=saying(client, client="1" if client == "0" else "0"))
-    done = Run(tmp_path / "run")
-    assert done.failures == [(0, "at node 100"), (0, "at node 101")]
-    reasons = [failure["reason"] for failure in done.rows[0]["failures"]]
-    assert all(f"claimed by node {other}" in reason for other, reason in zip((101, 100), reasons, strict=True))
-    assert done.row(1)["participants"] == ["2", "3"]
-
-
-HARM = {"fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slots": "4,4", "public-samples": 8}
-
-
-@pytest.mark.parametrize("lost", [True, False, 0, "no", [1]])
-def test_false_report_of_a_lost_state(lost, tmp_path):
-    """In FedMA's first round of a pass nobody was; a client that says so is refused, as one that says it otherwise."""
-
-    def after(message, name, reply):
-        if name == "1" and at([1], "1")(message, name):
-            reply.content["values"] = ConfigRecord({"lost": lost})
-
-    config = Case.of("fedma", {}).config(rounds=0)
-    run_locally(config, tmp_path / "run", app=Tampering(after=after))
-    done = Run(tmp_path / "run")
-    assert done.summary["status"] == "completed"
-    assert done.failures[:1] == [(1, "1")] * (lost is not False)
 
 
 def test_robust_choice_of_first_weights(around):

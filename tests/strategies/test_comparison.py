@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedhet.config import client_setup
 from fedhet.methods import registry
 from fedhet.training import evaluate
+from fedhet.utils.files import read_tensors
 from tests.small import SMALL
 
 OF_METHOD = SMALL | {
+    "ensemble": {"test_on": "local"},
     "fedharm": {"fedharm.blocks": "body.1,body.2,head", "fedharm.slots": "32,32,10"},
     "fedmd": {"fedmd.public-epochs": 1, "fedmd.private-epochs": 0},
     "flha-ghn": {"learning-rate": 0.01},
@@ -21,10 +24,15 @@ OTHERS = {"fedma", "nearest-neighbour", "logistic-regression", "label-spreading"
 
 @pytest.mark.parametrize("method", sorted(set(registry.own_methods()) - OTHERS))
 def test_equal_numbers_of_steps(federate, method):
+    """Also with networks in float64, which stay so."""
     own = OF_METHOD.get(method, {})
-    done = federate(method, rounds=1, local_epochs=3, public_samples=64, **own)
+    model = lambda client: client_setup.model_of(client).double()  # noqa: E731
+    done = federate(method, model=model, rounds=1, local_epochs=3, public_samples=64, **own)
     assert done.failures == []
     assert done.rows[1]["work"]["private_steps"] == 3 * 3 * 2
+    saved = [read_tensors(path) for path in (done.folder / "models").glob("[0-9]*.safetensors")]
+    own = {each.dtype for tensors in saved for name, each in tensors.items() if not name.startswith("shared.")}
+    assert own <= {torch.float64}
 
 
 @pytest.mark.parametrize("test_on", ["local", "global", "both"])

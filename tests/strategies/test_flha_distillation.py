@@ -49,16 +49,6 @@ def test_final_teacher(federate):
     assert [row["bytes_up"] for row in done.rows if row["round"] in (3, 4)] == [0, 0]
 
 
-def test_teacher_of_absent_clients(federate):
-    done = federate("flha-distillation", clients=4, fraction_train=0.5, **OWN | {"rounds": 8})
-    held = set()
-    for round in range(5, 9):
-        for client in done.rows[round]["participants"]:
-            assert ("model" in done.received[round, client]) == (client not in held)
-            held.add(client)
-    assert set(done.state.taught) == held
-
-
 def test_loss_of_the_student(federate, phases):
     done = federate("flha-distillation", clients=1, **OWN)
     phase, *_ = phases[2]

@@ -1,6 +1,5 @@
 """Clients that come after the last round: what they receive, and what they make of it alone."""
 
-import json
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from fedhet.config import client_setup
 from fedhet.data import ClientData, DataSet
 from fedhet.flower.grid import LocalGrid
 from fedhet.messages import load_into
-from fedhet.results.history import read_history
 from fedhet.training import Optimisation, Phase, evaluate, reestimate, train
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
@@ -102,30 +100,6 @@ def test_unseen_clients_do_not_train(federate: Any) -> None:
     assert record_of(done)["clients"]["3"]["received"][0] == score.metric.value
     received = done.summary["unseen_clients"]["received_accuracy"]
     assert received == [each["accuracy"]["weighted"] for each in record_of(done)["own"]["received"]]
-
-
-def test_unseen_clients_of_a_resumed_run(tmp_path: Any, monkeypatch: Any) -> None:
-    settings = {"method": "layer-average", "architectures": "cnn-2-2,cnn-3-2", "assign": "blocks", "clients": 3}
-    settings |= {"unseen-clients": 1, "unseen-epochs": 1, "samples-per-client": 32, "rounds": 2, "learning-rate": 0.1}
-    settings |= {"device": "cpu"}
-    whole = fedhet.run(settings, out=tmp_path / "whole")
-    stop = fedhet.FedAvg.evaluate_last
-    strategy = "fedhet.server.strategy.FederatedStrategy.evaluate_last"
-
-    def crash(*_: Any) -> None:
-        raise RuntimeError("out of order")
-
-    monkeypatch.setattr(strategy, crash)
-    with pytest.raises(RuntimeError, match="out of order"):
-        fedhet.run(settings, out=tmp_path / "cut")
-    monkeypatch.setattr(strategy, stop)
-    fedhet.run(resume=tmp_path / "cut")
-    first, second = (read_history(tmp_path / name)[-1]["unseen_clients"] for name in ("whole", "cut"))
-    assert first == second
-    assert first["clients"]["2"]["received"] != first["clients"]["2"]["scratch"]
-    assert (
-        whole.summary["unseen_clients"] == json.loads((tmp_path / "cut" / "summary.json").read_text())["unseen_clients"]
-    )
 
 
 def test_nothing_to_send(federate: Any) -> None:
