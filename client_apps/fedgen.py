@@ -15,8 +15,8 @@ from fedhet.methods.included.prototypes import FedGenOptions
 from fedhet.models.generator import Generator, draw
 from fedhet.training import Loss, Step, Term
 
-from .fedproto import SameWidth  # noqa: TID251 - this folder is fedhet.client_apps
-from .pfnm import class_counts  # noqa: TID251
+from .fedproto import SameWidth
+from .pfnm import class_counts
 
 
 class FedGen(SameWidth[FedGenOptions]):

@@ -14,13 +14,7 @@ from torch import Tensor
 from fedhet.algorithms.alignment.descriptors import describe, gathered, summarised
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.alignment.targets import Kind, compress, distance_of
-from fedhet.algorithms.graphs import (
-    UnsupportedArchitecture,
-    architecture_graph,
-    blocks,
-    channel_means,
-    output_features,
-)
+from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, channel_means, output_features
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
@@ -29,7 +23,7 @@ from fedhet.methods.included.fedharm import FedHARMOptions
 from fedhet.models.representation import Capturing, Output
 from fedhet.training import Loss, Phase, Step, Term, reestimate
 
-from ._received import check_rows, reading_request  # noqa: TID251 - this folder is fedhet.client_apps
+from ._received import check_rows, reading_request
 
 
 class FedHARM(ClientSide[FedHARMOptions]):

@@ -23,7 +23,7 @@ from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representat
 from fedhet.training import Loss, Step, Term, of_tokens
 from fedhet.utils.randomness import numpy_generator, torch_generator
 
-from ._received import PublicRows, check_rows, reading_request, row_tokens, rows_in  # noqa: TID251 - our own folder
+from ._received import PublicRows, check_rows, reading_request, row_tokens, rows_in
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):

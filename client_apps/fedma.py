@@ -21,7 +21,7 @@ from fedhet.messages import Arrays, Payload, cast, to_arrays
 from fedhet.methods.included.matching import FedMAOptions
 from fedhet.training import Optimisation, Phase
 
-from .pfnm import Matched  # noqa: TID251 - this folder is fedhet.client_apps
+from .pfnm import Matched
 
 LAST_WEIGHT_DECAY = 1e-4
 """Weight decay in the output layer's round, as in the authors' code."""

@@ -21,7 +21,7 @@ from fedhet.methods.included.distillation import FedMRLOptions
 from fedhet.models.representation import by_name
 from fedhet.training import Loss, Step, Term
 
-from .fml import SMALL, Pair, Projected  # noqa: TID251 - this folder is fedhet.client_apps
+from .fml import SMALL, Pair, Projected
 
 
 class Fused(Pair):

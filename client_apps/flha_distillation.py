@@ -14,7 +14,7 @@ from fedhet.messages import Payload
 from fedhet.methods.included.distillation import FLHADistillationOptions
 from fedhet.training import Loss, Optimisation, Phase, Step, Term
 
-from .fml import AuxiliaryModel  # noqa: TID251 - this folder is fedhet.client_apps
+from .fml import AuxiliaryModel
 
 ALPHA, TEMPERATURE = 0.7, 20.0
 """The paper's weight of the distillation and temperature T, by which logits are divided."""

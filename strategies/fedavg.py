@@ -9,12 +9,7 @@ over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples 
 from collections.abc import Mapping
 
 from fedhet.messages import Reply
-from fedhet.methods.included.averaging import (
-    FedRepOptions,
-    fedavg,
-    fedrep,
-    lg_fedavg,
-)
+from fedhet.methods.included.averaging import FedRepOptions, fedavg, fedrep, lg_fedavg
 from fedhet.methods.options import Options
 from fedhet.server import FederatedStrategy, State
 

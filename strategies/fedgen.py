@@ -22,12 +22,7 @@ from fedhet.server import ArraysBy, FederatedStrategy, State
 from fedhet.training import Optimisation, Phase, Step
 from fedhet.utils.randomness import torch_generator
 
-from ._common import (  # noqa: TID251 - this folder is fedhet.strategies
-    MOST_CLASSES,
-    build_at_server,
-    class_counts,
-    train_at_server,
-)
+from ._common import MOST_CLASSES, build_at_server, class_counts, train_at_server
 
 
 @dataclass

@@ -26,8 +26,8 @@ from fedhet.methods.included.prototypes import FedGHOptions, FedTGPOptions, Lear
 from fedhet.server import Common
 from fedhet.training import Loss, Optimisation, Phase, Step
 
-from ._common import MOST_CLASSES, build_at_server, train_at_server  # noqa: TID251 - this folder is fedhet.strategies
-from .fedproto import ByClass, ClassState  # noqa: TID251
+from ._common import MOST_CLASSES, build_at_server, train_at_server
+from .fedproto import ByClass, ClassState
 
 COPIES = 8
 """The largest number of copies of its network at the server: weights, gradients, optimiser, states."""

@@ -21,7 +21,7 @@ from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import torch_generator
 
-from ._common import mean_distance  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import mean_distance
 
 
 @dataclass

@@ -27,7 +27,7 @@ from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import numpy_generator, torch_generator
 
-from ._common import mean_distance, packed_rows, public_rows, tokens_of  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import mean_distance, packed_rows, public_rows, tokens_of
 
 
 @dataclass

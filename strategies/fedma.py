@@ -23,7 +23,7 @@ from fedhet.server import ArraysBy
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
 
-from .pfnm import MatchedState, MatchedStrategy  # noqa: TID251 - this folder is fedhet.strategies
+from .pfnm import MatchedState, MatchedStrategy
 
 
 @dataclass

@@ -34,7 +34,7 @@ from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft
 from fedhet.utils.machine import device_of, one_thread
 from fedhet.utils.randomness import numpy_generator
 
-from ._common import build_at_server, mean_distance, packed_rows, public_rows, tokens_of, train_at_server  # noqa: TID251 - this folder is fedhet.strategies  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import build_at_server, mean_distance, packed_rows, public_rows, tokens_of, train_at_server
 
 
 @dataclass

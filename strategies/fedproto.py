@@ -15,7 +15,7 @@ from fedhet.methods.included.prototypes import FDOptions, FedProtoOptions, fd, f
 from fedhet.methods.options import Options
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 
-from ._common import MOST_CLASSES, class_means  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import MOST_CLASSES, class_means
 
 
 @dataclass

@@ -20,7 +20,7 @@ from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.server.submodel import read_network
 from fedhet.utils.randomness import derive_seed
 
-from ._common import class_counts  # noqa: TID251 - this folder is fedhet.strategies
+from ._common import class_counts
 
 
 @dataclass

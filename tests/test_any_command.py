@@ -173,10 +173,7 @@ def any_command(*names: str, examples: int) -> Any:
     """Runs a test with command lines of these commands."""
     lines = st.sampled_from(names).flatmap(lambda name: COMMANDS[name].map(lambda words: [name, *words]))
     limits = settings(
-        max_examples=examples,
-        derandomize=examples < 1000,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
+        max_examples=examples, derandomize=examples < 1000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     return lambda test: limits(given(command=lines)(test))
 

@@ -106,10 +106,7 @@ class TestInstalled:
         [
             ({"mine": "nowhere:method"}, r"'mine' of an installed package \(nowhere:method\) cannot be imported: "),
             ({"mine": "of_mine:nothing"}, r"\(of_mine:nothing\) cannot be imported: .*nothing"),
-            (
-                {"mine": "of_mine:something_else"},
-                "installed package .* is a int, not a fedhet.methods.method.Method",
-            ),
+            ({"mine": "of_mine:something_else"}, "installed package .* is a int, not a fedhet.methods.method.Method"),
             ({"yours": "of_mine:method"}, "the entry point 'yours' is a method named 'mine': give both the same name"),
         ],
     )

@@ -234,11 +234,7 @@ def test_parameters_of_a_users_functions():
 @pytest.mark.parametrize(
     ("supplied", "kind", "message"),
     [
-        (
-            {"model": lambda width, depth: Net()},
-            ConfigError,
-            "requires the arguments width, depth, but is called",
-        ),
+        ({"model": lambda width, depth: Net()}, ConfigError, "requires the arguments width, depth, but is called"),
         (
             {"data": lambda cid=0: cid},
             ConfigError,

@@ -160,10 +160,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a budget without a unit": (lambda: fedhet.recommend(budget="x"), "budget = x: write a number above 0"),
     "a preset that is none": (lambda: fedhet.run("nosuch/preset"), "unknown method or preset 'nosuch/preset'"),
     "resnet18": (lambda: fedhet.run({"architectures": "resnet18"}), "torchvision/resnet18 is torchvision's"),
-    "a model that is a name": (
-        lambda: run("mlp"),
-        "model must be a network, a class of networks",
-    ),
+    "a model that is a name": (lambda: run("mlp"), "model must be a network, a class of networks"),
     "labels beyond outputs": (lambda: run(data=many), "its network has 2 outputs, for classes 0 to 1"),
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
     "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures fit only"),
@@ -249,10 +246,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fedhet.recommend({"clients": 2}, methods=["local"], budget=0.01, jobs=1),
         "the budget of 0.0 s is too short for a verdict",
     ),
-    "data that raise": (
-        lambda: run(data=lambda c: 1 / 0),
-        "client 0: the data function raised ZeroDivisionError",
-    ),
+    "data that raise": (lambda: run(data=lambda c: 1 / 0), "client 0: the data function raised ZeroDivisionError"),
 }
 
 

@@ -156,13 +156,7 @@ class Policy:
         return ", ".join([*kinds, *sorted(told - bytes_of.keys()), "numbers of examples"])
 
     def measured(
-        self,
-        metric: Metric,
-        loss: float,
-        *,
-        examples: int,
-        ranked: bool,
-        behind: Sequence[int] | None = None,
+        self, metric: Metric, loss: float, *, examples: int, ranked: bool, behind: Sequence[int] | None = None
     ) -> Measured:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 

@@ -282,11 +282,7 @@ def test_size_measured_within_limit(federate):
 @pytest.mark.parametrize(
     ("method", "allow", "reason"),
     [
-        (
-            "FedAvg",
-            "features, prototypes",
-            "allows only features, prototypes (allow), but fedavg sends weights",
-        ),
+        ("FedAvg", "features, prototypes", "allows only features, prototypes (allow), but fedavg sends weights"),
         ("FedProto", "", "allows nothing to be sent"),
         ("FedProto", "prototype", "did you mean 'prototypes'"),
         ("PFNM", "weights", "pfnm sends statistics"),

@@ -9,11 +9,7 @@ from fedhet.testing import Case, Run, Tampering, at
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
-HARM = {
-    "learning-rate": 0.01,
-    "fedharm.blocks": "body.1,body.2,head; body.2,body.4,head",
-    "fedharm.slots": "32,32,10",
-}
+HARM = {"learning-rate": 0.01, "fedharm.blocks": "body.1,body.2,head; body.2,body.4,head", "fedharm.slots": "32,32,10"}
 MD = {"optimizer": "sgd", "fedmd.public-epochs": 0, "fedmd.private-epochs": 0, "fedmd.public-batch": 32}
 CASES = {"fedhenn": ({"fedhenn.eta0": 1.0}, "target", ""), "fedharm": (HARM, "target", "0/"), "fedmd": (MD, "mean", "")}
 

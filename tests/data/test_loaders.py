@@ -58,11 +58,7 @@ class TestMnist:
     @pytest.mark.parametrize(
         ("file", "content", "message"),
         [
-            (
-                "t10k-images-idx3-ubyte",
-                idx(np.zeros((20, 28, 28), np.uint8))[:-1],
-                "has 15679 values, but its",
-            ),
+            ("t10k-images-idx3-ubyte", idx(np.zeros((20, 28, 28), np.uint8))[:-1], "has 15679 values, but its"),
             ("t10k-images-idx3-ubyte", b"<html>not found</html>", "not an idx file of bytes"),
             ("t10k-images-idx3-ubyte", idx(np.zeros((20, 27, 28), np.uint8)), "images must be 28 x 28"),
             ("t10k-labels-idx1-ubyte", idx(np.zeros(19, np.uint8)), "with a label each"),

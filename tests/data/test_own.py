@@ -168,17 +168,11 @@ def test_random_transforms_stay_random():
             "has rows with different numbers or names of inputs",
         ),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "has 2 inputs but 3 labels: give one label"),
-        (
-            Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
-            "has columns height, width, label: rename the inputs",
-        ),
+        (Rows(lambda i: {"height": 1, "width": 2, "label": 3}), "has columns height, width, label: rename the inputs"),
         (Rows(lambda i: (torch.ones(i + 1), i)), r"has inputs of different shapes, \[1\] and \[2\]"),
         (Rows(lambda i: (torch.ones(1), "cat")), "has labels of type str: number the classes from 0"),
         ((INPUTS, np.array(["a", "b", "a"])), "has labels of type str: number the classes from 0"),
-        (
-            (np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS),
-            "has masked inputs, which networks cannot",
-        ),
+        ((np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS), "has masked inputs, which networks cannot"),
         (
             Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
             r"is a Subset whose indices are a mask of booleans: give row numbers \(mask.nonzero",
@@ -404,10 +398,7 @@ def test_a_collate_function_that_drops_rows_is_refused():
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
             "image and pixel_values, each of .* input",
         ),
-        (
-            ({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE),
-            "label and labels, each of which can be the label",
-        ),
+        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "label and labels, each of which can be the label"),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows \(input, label\) or the inputs and the labels"),
     ],
 )

@@ -12,11 +12,7 @@ from fedhet.data import DataSet, Examples, Owners
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 
-OPTIONS: dict[str, dict[str, float]] = {
-    "iid": {},
-    "classes": {"classes_per_client": 3},
-    "dirichlet": {"alpha": 0.5},
-}
+OPTIONS: dict[str, dict[str, float]] = {"iid": {}, "classes": {"classes_per_client": 3}, "dirichlet": {"alpha": 0.5}}
 
 
 def made(train: int = 1000, test: int = 300, classes: int = 10, seed: int = 0) -> DataSet:

@@ -166,11 +166,7 @@ def federation(
 ) -> Iterator[Federation]:
     work = tmp_path_factory.mktemp("deployment")
     port, home = _free_port(), work / "flower"
-    environment = environment_of_commands() | {
-        "FLWR_HOME": str(home),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = environment_of_commands() | {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     federation = Federation(work, port, environment, printed)
     for line in printed(PAGE, "(openssl|echo)"):
         federation.do(line)

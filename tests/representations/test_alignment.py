@@ -127,6 +127,5 @@ def test_distances() -> None:
     alignment = Alignment("rbf", mean_rbf_blocks([target], 20), generator=generator())
     rows = alignment.rows()
     torch.testing.assert_close(
-        alignment.distance(x[rows], rows),
-        1 - kernel_cka(rbf_kernel(x[rows]), rbf_kernel(target[rows]), debiased=True),
+        alignment.distance(x[rows], rows), 1 - kernel_cka(rbf_kernel(x[rows]), rbf_kernel(target[rows]), debiased=True)
     )

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.algorithms.alignment.descriptors import (
-    agreement,
-    cosine,
-    describe,
-    mean_descriptor,
-    strongest,
-    summarised,
-)
+from fedhet.algorithms.alignment.descriptors import agreement, cosine, describe, mean_descriptor, strongest, summarised
 from fedhet.algorithms.graphs import blocks, channel_means
 from fedhet.models.representation import Output
 

@@ -40,10 +40,7 @@ EVALUATED = st.tuples(st.floats(0, 1), st.floats(0, 1e6), st.integers(1, 10**6))
 )
 
 
-@given(
-    st.dictionaries(st.text(), EVALUATED, min_size=1),
-    st.randoms(use_true_random=False),
-)
+@given(st.dictionaries(st.text(), EVALUATED, min_size=1), st.randoms(use_true_random=False))
 def test_statistics_do_not_depend_on_order(values, shuffler: random.Random):
     shuffled = list(values.items())
     shuffler.shuffle(shuffled)

@@ -64,10 +64,7 @@ def refusal(method, own, folder, *, client="1", rounds=1, **said):
 
 @pytest.mark.parametrize(
     ("method", "own", "key", "shape"),
-    [
-        ("flha-ghn", GHN, "zz", "float32,1000000000,0"),
-        ("pfedhn", {}, "zz", "float32,3,0"),
-    ],
+    [("flha-ghn", GHN, "zz", "float32,1000000000,0"), ("pfedhn", {}, "zz", "float32,3,0")],
 )
 def test_empty_arrays_are_refused(method, own, key, shape, tmp_path):
     assert "whole numbers of at least 1" in refusal(method, own, tmp_path, **{f"spec.{key}": shape})

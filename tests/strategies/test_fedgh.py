@@ -102,9 +102,7 @@ def test_three_rounds_of_fedgh_by_hand(federate, who):
 
 
 @pytest.mark.parametrize(
-    ("threshold", "who"),
-    [(100.0, "all"), (0.3, "all"), (100.0, "two")],
-    ids=["widest", "threshold", "two of three"],
+    ("threshold", "who"), [(100.0, "all"), (0.3, "all"), (100.0, "two")], ids=["widest", "threshold", "two of three"]
 )
 def test_three_rounds_of_fedtgp_by_hand(federate, threshold, who):
     keys = {"width": WIDTH, "server-learning-rate": RATE, "server-epochs": 5, "weight": WEIGHT}

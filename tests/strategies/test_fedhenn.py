@@ -197,12 +197,7 @@ def test_no_term_is_fedavg_or_local(setting: str, other: str, tmp_path: Path) ->
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
     ("setting", "kernel"),
-    [
-        ("heterogeneous", "linear"),
-        ("heterogeneous", "rbf"),
-        ("homogeneous", "linear"),
-        ("homogeneous", "procrustes"),
-    ],
+    [("heterogeneous", "linear"), ("heterogeneous", "rbf"), ("homogeneous", "linear"), ("homogeneous", "procrustes")],
 )
 def test_round_follows_the_equation(setting: str, kernel: str, tmp_path: Path) -> None:
     eta0, rate = 0.7, 0.2

@@ -68,9 +68,7 @@ def plain_rounds(done, rounds):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [SMALL, UNLABELLED, {**UNLABELLED, "fedmd.subset": 30}],
-    ids=["labelled", "unlabelled", "subset"],
+    "settings", [SMALL, UNLABELLED, {**UNLABELLED, "fedmd.subset": 30}], ids=["labelled", "unlabelled", "subset"]
 )
 @pytest.mark.usefixtures("exact")
 def test_three_rounds_by_hand(federate, settings):

@@ -168,13 +168,7 @@ def test_late_client(federate, phases):
 
 @pytest.mark.parametrize(("refine", "moves"), [("head", {"head.weight", "head.bias"}), ("all", None)])
 def test_refinement(federate, phases, changed, refine, moves):
-    done = federate(
-        "flha-ghn",
-        architectures="mlp",
-        rounds=1,
-        learning_rate=0.002,
-        **{"flha-ghn.refine": refine},
-    )
+    done = federate("flha-ghn", architectures="mlp", rounds=1, learning_rate=0.002, **{"flha-ghn.refine": refine})
     refined = [each for each in phases if each[0].module is None]
     trained = [each for each in phases if each[0].module is not None]
     assert len(trained) == 3
