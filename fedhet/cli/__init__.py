@@ -17,9 +17,9 @@ from fedhet.cli.arguments import (
     Jobs,
     Named,
     Settings,
+    Source,
     Tune,
     TuneRuns,
-    known_names,
     method_names,
     numbers,
     path_of,
@@ -59,14 +59,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 @app.command()
 def run(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CONFIG]",
-            help="A TOML file, a preset or a method (`fedhet list`); by default fedhenn/digits.",
-            autocompletion=known_names,
-        ),
-    ] = None,
+    config: Source = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     out: Annotated[Path | None, place("Run directory; by default a new one in runs/.")] = None,
@@ -131,21 +124,10 @@ def compare(
 
 @app.command()
 def recommend(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CONFIG]",
-            help="The clients: a TOML file, a preset or a method; by default fedhenn/digits.",
-            autocompletion=known_names,
-        ),
-    ] = None,
+    config: Source = None,
     settings: Settings = None,
     allow: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KINDS",
-            help="Kinds of values that clients may send; by default all.",
-        ),
+        str | None, typer.Option(metavar="KINDS", help="Kinds of values that clients may send; by default all.")
     ] = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Maximum size of a client's messages in a round, such as 500KB.")

@@ -38,6 +38,14 @@ def place(help: str, metavar: str = "DIR") -> Any:
     return typer.Option(metavar=metavar, help=help, parser=path_of)
 
 
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="A TOML file, a preset or a method (`fedhet list`); by default fedhenn/digits.",
+        autocompletion=known_names,
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key (`fedhet keys`); repeatable.", autocompletion=_settings),
