@@ -6,7 +6,6 @@ client raises.
 
 import itertools
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -17,7 +16,6 @@ from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, 
 from fedhet.utils.text import log
 
 FIRST_NODE = 100
-EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class LocalGrid(Grid):
@@ -26,14 +24,14 @@ class LocalGrid(Grid):
     There are `clients` nodes, of which node i has partition id i and further values `node_config`.
     """
 
-    def __init__(self, client_app: ClientApp, clients: int, node_config: Mapping[str, str] = EMPTY) -> None:
+    def __init__(self, client_app: ClientApp, clients: int, node_config: Mapping[str, str] | None = None) -> None:
         be_server()
         self._client_app = client_app
         self._contexts = {
             FIRST_NODE + index: Context(
                 run_id=RUN_ID,
                 node_id=FIRST_NODE + index,
-                node_config={**node_config, "partition-id": index, "num-partitions": clients},
+                node_config={**(node_config or {}), "partition-id": index, "num-partitions": clients},
                 state=RecordDict(),
                 run_config={},
             )

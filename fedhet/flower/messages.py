@@ -93,7 +93,7 @@ def read_reply(message: Message) -> Reply:
 
 
 class AppError(FedhetError):
-    """Raised if a user's own app, or a mod of it, answered with an error."""
+    """An error reply of a user's own app, or of one of its mods."""
 
 
 def ask_app(
@@ -115,7 +115,7 @@ def ask_app(
         reply = app(message, context)
     except ValueError as error:
         if no_handler(str(error)):
-            raise WireError(f"your ClientApp has no function for {action}: add one with @app.{action}()") from error
+            raise AppError(f"your ClientApp has no function for {action}: add one with @app.{action}()") from error
         raise
     finally:
         message.content, message.metadata.message_type = content, kind

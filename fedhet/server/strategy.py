@@ -306,4 +306,5 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     def summary(self) -> None:
         """Log the method's name and its parameters."""
-        log.info("%s: %s", self.method.name, self.options)
+        level = logging.DEBUG if self.reporter.observers else logging.INFO
+        log.log(level, "%s: %s", self.method.name, self.options)

@@ -131,14 +131,6 @@ def test_fedrep_keeps_heads(tmp_path):
     assert rows[-1]["received"]["accuracy"]["mean"] > 0.6
 
 
-def test_metrics_keep_their_names():
-    _, rows = started(fedhet.FedAvg(**SETTINGS), fedhet.wrap(hospital(), network, counts))
-    first, last = rows[1], rows[-1]
-    assert first["metrics"] | {"hours": 2.0, "sensitivity": 0.75} == first["metrics"]
-    assert first["train_loss"] == pytest.approx(first["metrics"]["train_loss"])
-    assert last["received"]["accuracy"]["weighted"] == pytest.approx(last["metrics"]["eval_acc"])
-
-
 @pytest.mark.parametrize("name", ["FedHeNN", "HeteroFL"])
 def test_methods_that_need_fedhets_loop(name):
     strategy = getattr(fedhet, name)(**SETTINGS)

@@ -86,12 +86,13 @@ def said(caplog):
 # ---- runs
 
 
-def test_every_start_is_a_run_from_the_given_arrays():
+def test_every_start_is_a_run_from_the_given_arrays_and_prints_its_rounds(capsys):
     strategy, other = fedhet.FedAvg(), flower.FedAvg()
     for rounds in (1, 2):
         one, two = ours(wrapped(), strategy, num_rounds=rounds), theirs(hospital(), other, num_rounds=rounds)
         assert level(one) == pytest.approx(level(two)) == pytest.approx(rounds * 14 / 6, abs=1e-3)
         assert set(one.train_metrics_clientapp) == set(two.train_metrics_clientapp) == {*range(1, rounds + 1)}
+    assert re.findall(r"round (./.): 3 clients", capsys.readouterr().out) == ["1/1", "1/2", "2/2"]
     earlier = strategy.state.run
     strategy.state = strategy.state  # to continue
     assert level(ours(wrapped(), strategy, num_rounds=3)) == pytest.approx(3 * 14 / 6, abs=1e-3)
@@ -174,13 +175,6 @@ def test_hooks_without_a_use_are_refused_by_name():
 
     with pytest.raises(ConfigError, match="aggregate_train returned arrays of its own, which fedproto cannot use"):
         Other(clients=2, dataset="digits").start(LocalGrid(fedhet.make_client_app(), 2), num_rounds=1)
-
-
-def test_flowers_lines_of_rounds(capsys):
-    ours(wrapped(), num_rounds=2)
-    printed = capsys.readouterr().out
-    assert "round 1/2: 3 clients" in printed
-    assert "round 2/2: 3 clients" in printed
 
 
 # ---- settings
