@@ -296,6 +296,13 @@ def test_a_metric_that_is_none_is_dropped_and_the_arrays_count(accuracy, said):
     assert re.search("eval_acc (is .*, must be from 0 to 1|of its evaluate function is not a finite number)", said.text)
 
 
+def test_an_app_without_an_evaluate_function_trains(said):
+    inner, app = hospital(), ClientApp()
+    app.train()(lambda msg, context: inner(msg, context))
+    assert level(ours(fedhet.wrap(app, network))) == pytest.approx(14 / 6, abs=1e-3)
+    assert "your ClientApp has no function for evaluate: add one with @app.evaluate(); its metrics are mis" in said.text
+
+
 # ---- mods and wrappers
 
 
