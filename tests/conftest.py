@@ -1,17 +1,5 @@
 """Fixtures that every part's tests share.
 
-- `watch`, `new_watch`: an observer that keeps what it is told, and the class of it, to make several.
-- `no_report`: runs write no report, which takes longer than a small run and has tests of its own.
-- `home`: a home folder of the test's own, for clients without a `state-dir`.
-- `tiny`: a tiny model and data as functions of a client, and a client app of them.
-- `around`: a client app with something done to a message or to its reply.
-- `failing`: a client app that raises where it is told to.
-- `in_a_run`: messages can be made by hand, outside a run.
-- `stand_ins`: a folder with tiny synthetic files of every data set that is not embedded.
-- `reference`: the cases of the reference implementations, `reference_matching`: FedMA's own matching.
-
-Networks that are built alike are exported once in a session (`_exported_once`).
-
 Use those that only set the scene with `pytestmark = pytest.mark.usefixtures("home", "no_report")`.
 """
 

@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 import shlex
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -198,16 +197,6 @@ def test_the_table_of_traits_is_true() -> None:
 def test_strategies_are_found_by_their_class_names() -> None:
     assert {registry.strategy(name).__name__ for name in registry.own_methods()} <= {*dir(fedhet)}
     assert "FederatedStrategy" not in dir(fedhet)
-
-
-@pytest.mark.slow
-def test_the_contract_elsewhere_has_its_mark(app: Path) -> None:
-    """A project with the page's conftest and test: no warning of the mark, and slow tests can be left out."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", "--strict-markers"]
-    command += ["-W", "error", "-W", "ignore::DeprecationWarning", "-m", "not slow", "test_lg.py"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"[1-9]\d*/\d+ tests collected \(\d+ deselected\)", done.stdout)
 
 
 def test_the_steps_of_a_round_name_functions_that_exist() -> None:

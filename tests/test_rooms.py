@@ -54,7 +54,6 @@ def test_no_file_is_too_long():
 
 @pytest.mark.slow
 def test_lower_rooms_do_not_need_flower():
-    """They are usable where Flower is not installed."""
     command = [sys.executable, "-c", WITHOUT_FLOWER, *BELOW_FLOWER]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

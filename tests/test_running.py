@@ -1,13 +1,10 @@
 """`fedhet.run` in Python: the command line's defaults and names, and models and data of one's own."""
 
 import random
-import re
 import subprocess
 import sys
 import tomllib
 from functools import partial
-from pathlib import Path
-from statistics import fmean
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +17,7 @@ from fedhet.config import configuration
 from fedhet.config.user_functions import data_function, model_function
 from fedhet.engines.running import _configured
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
-from fedhet.results.history import final_clients, read_clients, scored_curve
 from fedhet.results.observers import Observer
-from fedhet.results.report import write_report
 from fedhet.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -160,34 +155,15 @@ def test_an_extended_run_equals_a_long_one(run, tiny, method, closing):
     assert rows == wanted
 
 
-@pytest.mark.parametrize("model", [Net, Net(), lambda: Net(7), lambda client: Net(), "tuple", "logits"])
+class Wrapped(Net):
+    def forward(self, inputs):
+        return SimpleNamespace(logits=super().forward(inputs))
+
+
+@pytest.mark.parametrize("model", [Net, Net(), lambda: Net(7), lambda client: Net(), Wrapped])
 def test_models_in_the_forms_that_users_hold(run, model):
-    class Wrapped(Net):
-        def forward(self, inputs):
-            logits = super().forward(inputs)
-            return (logits, 0) if model == "tuple" else SimpleNamespace(logits=logits)
-
-    done = run({"rounds": 1}, model=Wrapped if isinstance(model, str) else model)
+    done = run({"rounds": 1}, model=model)
     assert done.summary["trained_accuracy"]["weighted"] > 0
-
-
-def test_scores_on_the_common_set_are_shown(run, tiny, capsys):
-    common = tiny.data(SimpleNamespace(partition_id=0))[1]
-
-    def data(client):
-        train, test = tiny.data(client)
-        return {"train": train, "test": test, "common": common}
-
-    done = run({"method": "local", "test_on": "global", "closing_epochs": 1}, data=data)
-    last = [row.accuracy for row in final_clients(read_clients(done.folder))]
-    assert fmean(last) == pytest.approx(done.summary["personal_accuracy"]["mean"])
-    assert scored_curve(done.history, "trained")[-1] == (3, done.summary["personal_accuracy"]["weighted"])
-    assert f"accuracy {done.summary['personal_accuracy']['weighted']:.3f}" in " ".join(
-        capsys.readouterr().out.split()[-40:]
-    )
-    page = write_report(done.folder).read_text()
-    assert "Completed: 3 of 3 rounds, the last of them of closing epochs" in page
-    assert all(f'<figure id="{name}">' in page for name in ("accuracy", "clients", "losses"))
 
 
 def test_progress_of_a_run_in_python(run, capsys):
@@ -199,17 +175,6 @@ def test_progress_of_a_run_in_python(run, capsys):
     assert str(done).endswith(f"\n{done.folder}")
     run(out="quiet", progress=False)
     assert capsys.readouterr().out == ""
-
-
-def test_a_presets_width_is_remarked(run, caplog):
-    def model(partition_id):
-        return Net(6 + partition_id)
-
-    assert run({"method": "fedproto", "rounds": 1}, model=model).summary["clients"] == 3
-    assert "fedproto.width = 32, to which a further layer before the head brings each client's" in caplog.text
-    caplog.clear()
-    run({"method": "fedproto", "rounds": 1, "fedproto.width": 8}, model=model, out="chosen")
-    assert "fedproto.width" not in caplog.text
 
 
 def test_all_clients_start_from_a_given_network(run):
@@ -269,29 +234,6 @@ def test_labels_that_do_not_fit_outputs(run, labels, task, message):
 
     with pytest.raises(FedhetError, match=f"3 clients .*{message}"):
         run(data=data, task=task)
-
-
-def test_the_pages_code_for_tokens_and_masks(run):
-    page = Path(fedhet.__file__).parent / "data" / "README.md"
-    code = re.search(r"```python\n(def rows.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
-    exec(code, names := {"torch": torch, "nn": nn})
-
-    class Transformer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.classifier = nn.Embedding(9, 4), nn.Linear(4, 3)
-
-        def forward(self, input_ids=None, attention_mask=None, labels=None):
-            mean = (self.embedding(input_ids) * attention_mask[..., None]).sum(1) / attention_mask.sum(1)[:, None]
-            return SimpleNamespace(logits=self.classifier(mean))
-
-    def data(client):
-        ids, mask = torch.arange(9), torch.tensor([1, 1, 0])
-        tokenized = [{"input_ids": ids.roll(k)[:3], "attention_mask": mask, "label": k % 3} for k in range(9)]
-        return names["rows"](tokenized), names["rows"](tokenized)
-
-    done = run({"local_epochs": 20}, data=data, model=lambda: names["Apart"](Transformer()))
-    assert done.summary["trained_accuracy"]["weighted"] > 0.6
 
 
 def test_a_wrongly_guessed_head_is_remarked(run, caplog):

@@ -287,7 +287,6 @@ def test_programs_that_work(what: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_client_whose_data_function_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not by the number of a node; the file and the line are those of the user's function."""
     monkeypatch.chdir(tmp_path)
     (failure,) = run(data=broken, clients=3).history[0]["failures"]
     assert failure["client"] == "1"

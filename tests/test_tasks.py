@@ -237,23 +237,6 @@ def test_methods_refuse_tasks_with_the_reason(method, task, reason, run):
     assert re.search(reason, text)
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("fjord", {"fjord.widths": "1,0.5", "fjord.distil": False}),
-        ("inclusivefl", {"inclusivefl.depths": "2,1", "inclusivefl.blocks": "2"}),
-    ],
-)
-def test_numbers_without_distillation(method, settings, run):
-    def model(client):
-        return nn.Sequential(
-            *(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
-        )
-
-    summary = run(method, model, with_public(targets), settings=settings)
-    assert (summary["metric"], summary["failures"]) == ("r2", 0)
-
-
 # ---- shapes of outputs and labels
 
 
@@ -323,30 +306,6 @@ def test_rows_of_a_public_dataset_are_tokens(new_watch):
     assert len(rows) == 40 == len(set(rows.tolist()))
     assert 30 < rows.max() < 150
     assert watch.rows[-1]["failures"] == []
-
-
-def test_digests_of_tokens_converge(new_watch):
-    """With labels of no meaning and the mean's own weight alone, clients come to agree on the public tokens."""
-    grid = LocalGrid(make_client_app(tagger, tagged), 3)
-    watch = new_watch()
-    strategy = fedhet.FedMD(
-        observers=[watch], rounds=8, public_epochs=0, digest_epochs=20, private_epochs=1, local_epochs=0, subset=150,
-        learning_rate=0.01, optimizer="adam",
-    )  # fmt: skip
-    strategy.start(grid)
-    distances = [row["metrics"]["distance"] for row in watch.rows if "distance" in row.get("metrics", {})]
-    assert distances[-1] < 0.2 * distances[0]
-
-
-def test_other_numbers_of_tokens_are_refused(run):
-    def data(client):
-        supplied = tagged(client)
-        short = 4 if client.partition_id == 2 else 5
-        return {name: tuple(each[:, :short] for each in supplied[name]) for name in supplied}
-
-    settings = {"public-samples": 0, "fedmd.public-epochs": 0}
-    text = refusal(run, "fedmd", tagger, data, settings=settings | {"min-clients": 3})
-    assert "client 2" in text
 
 
 def test_one_hot_labels_are_pointed_out(run, caplog):
@@ -459,15 +418,6 @@ def test_class_weights_match_classes(run):
 
 
 # ---- apps and the page
-
-
-@pytest.mark.parametrize(("name", "model", "data"), [("FedAvg", convolutional(2), blobs), ("Local", tagger, tagged)])
-def test_apps_take_the_same_tasks(name, model, data, new_watch):
-    watch = new_watch()
-    strategy = getattr(fedhet, name)(observers=[watch], rounds=2, learning_rate=0.05, optimizer="adam")
-    strategy.start(LocalGrid(make_client_app(model, data), 3))
-    assert watch.rows[-1]["failures"] == []
-    assert strategy.run.metric in ("iou", "accuracy")
 
 
 def test_the_example_of_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):

@@ -1,12 +1,10 @@
 """The client side's runtime, with users' own models and data, on in-process nodes."""
 
 import pytest
-import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
 import fedhet
-from fedhet import training
 from fedhet.errors import FedhetError
 from fedhet.flower import read_reply
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
@@ -29,30 +27,6 @@ def federate(tmp_path, tiny, new_watch):
         return watch, tmp_path / "state"
 
     return federate
-
-
-THREE = (torch.ones(3, 4), torch.arange(3))
-NONE = (torch.ones(0, 4), torch.ones(0).long())
-
-
-def reasons(watch):
-    return [failure["reason"] for failure in watch.rows[0]["failures"]]
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "reason"),
-    [
-        (lambda client: "cnn", None, "client 0: the model function returned a str, not an nn.Module"),
-        (None, lambda client: None, "client 0: the data function must return (train, test)"),
-        (None, lambda client: ((torch.ones(3, 4), torch.ones(2)), None), "client 0: train has 3 inputs but 2 labels"),
-        (None, lambda client: (THREE, 5), "client 0: test is of type int, whose rows cannot be read by number"),
-        (None, lambda client: (NONE, THREE), "client 0: the client has no training examples"),
-    ],
-)
-def test_errors_name_the_client(federate, model, data, reason):
-    with pytest.raises(FedhetError) as caught:
-        federate(model, data, clients=1)
-    assert reason in str(caught.value)
 
 
 def test_networks_without_a_head(federate):
@@ -90,22 +64,6 @@ def test_name_without_partition(tiny):
     strategy = fedhet.FedAvg(rounds=1)
     strategy.start(grid)
     assert list(strategy.state.clients) == [str(FIRST_NODE)]
-
-
-def test_initial_weights_by_client_and_seed(federate, monkeypatch):
-    starts, train = {}, training.train
-
-    def spying(model, *args, **keywords):
-        starts.setdefault(len(starts), model[0].weight.detach().clone())
-        return train(model, *args, **keywords)
-
-    monkeypatch.setattr("fedhet.training.train", spying)
-    for seed in (0, 0, 1):
-        federate(seed=seed)
-    assert torch.equal(starts[0], starts[2])
-    assert torch.equal(starts[1], starts[3])
-    assert not torch.equal(starts[0], starts[1])
-    assert not torch.equal(starts[0], starts[4])
 
 
 def test_different_models_and_classes(federate, tiny):
@@ -149,27 +107,6 @@ def test_message_of_another_strategy(tiny):
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
     with pytest.raises(FedhetError, match="the message is from another strategy: start a fedhet strategy"):
         read_reply(reply)
-
-
-def test_dropout_does_not_change_batches(federate):
-    def model(dropout):
-        return lambda client: nn.Sequential(nn.Linear(4, 6), nn.Dropout(dropout), nn.Linear(6, 3))
-
-    seen = []
-
-    def run(dropout):
-        seen.clear()
-
-        class Spy(nn.Sequential):
-            def forward(self, inputs):
-                if self.training:
-                    seen.append(inputs.clone())
-                return super().forward(inputs)
-
-        federate(lambda client: Spy(*model(dropout)(client)), batch_size=4, local_epochs=2)
-        return torch.cat(seen)
-
-    assert torch.equal(run(0.0), run(0.5))
 
 
 def test_caches_are_dropped_between_runs(tiny, tmp_path):

@@ -139,7 +139,6 @@ def test_hostile_names_in_requests(field, federate, monkeypatch):
 
 
 def test_server_paths_of_data_and_presets(tmp_path, in_a_run):
-    """Nor does a preset that leads out of the folder of presets."""
     (tmp_path / "secret.toml").write_text('password = "1234"')
     chosen = {"method": "fedmd", "public-samples": 9, "public-dataset": "digits", "public-data": str(tmp_path)}
     assert configuration.at_node(json.dumps(chosen), (), here=True).public_data == str(tmp_path)
@@ -264,18 +263,6 @@ def test_largest_size_in_memory(name, setting, keys, sizes, federate, monkeypatc
     assert [row["participants"] for row in watch.rows[1:3]] == [[str(n) for n in range(len(sizes))]] * 2
 
 
-def test_size_measured_within_limit(federate):
-    most = psutil.Process().memory_info().data / 1e9 + 1
-    nodes = {0: {"width": "auto", "memory-limit": most}, 1: {"width": "auto"}, 2: {"width": 0.5}}
-    watch, strategy = federate("HeteroFL", wide, nodes)
-    assert strategy.federation.specs["0"]["0.weight"][0] == (400, 4)
-    (refused,) = watch.rows[0]["failures"]
-    assert refused["client"] == "1"
-    assert "width is 'auto', the largest that fits in its memory-limit, but the node has no memory-limit" in str(
-        refused
-    )
-
-
 # ---- what leaves it
 
 
@@ -294,22 +281,6 @@ def test_disallowed_kinds_are_refused(method, allow, reason, federate):
     assert failure["client"] == "1"
     assert reason in failure["reason"]
     assert watch.rows[1]["participants"] == ["0", "2"]
-
-
-@pytest.mark.parametrize(("method", "allow"), [("PFNM", "weights,statistics"), ("Local", "metrics")])
-def test_allowed_kinds(method, allow, federate):
-    watch, _ = federate(method, nodes={1: {"allow": allow}})
-    assert all(row["failures"] == [] for row in watch.rows)
-
-
-def test_statistics_are_a_separate_kind(federate):
-    def model(client):
-        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-
-    watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, clients=3)
-    assert "fedavg sends statistics; set batch-norm = local" in watch.rows[0]["failures"][0]["reason"]
-    watch, _ = federate("FedAvg", model, {1: {"allow": "weights"}}, batch_norm="local")
-    assert watch.rows[0]["failures"] == []
 
 
 # ---- networks that diverge, and of other dtypes

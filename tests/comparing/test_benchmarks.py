@@ -1,8 +1,7 @@
 """Comparisons of result pages (`run_configs/studies`): each can be run, and the pages have what their csv files say."""
 
-import tomllib
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -50,55 +49,3 @@ def test_a_comparison_can_be_run(page: str, name: str) -> None:
     shared = shared_settings(variants, seeds=comparison.seeds, config=read.settings(comparison, Path()))
     for variant in variants:
         shared.settings(variant.name, comparison.seeds[0])
-
-
-@pytest.mark.slow
-def test_a_comparison_is_kept_and_tabulated(tmp_path: Path) -> None:
-    keys = {"rounds": 1, "clients": 8, "local-epochs": 1, "samples-per-client": 20, "evaluate-every": 1}
-    same = {
-        "preset": "local/digits",
-        "variants": ("local", "mu=fedprox,fedprox.mu=0.5"),
-        "seeds": (0, 1, 2),
-        "scores": {"personal_accuracy": "personal", "global_accuracy": "global"},
-        "printed": {"mu": "53.8"},
-    }
-    first = comparisons.Comparison(set=keys, tune={"learning-rate": (0.01, 0.1)}, tune_seeds=(10,), **same)
-    then = comparisons.Comparison(
-        set={**keys, "partition": "dirichlet", "classes-per-client": ""}, settings_of="first", **same
-    )
-    page = comparisons.Page("fedma")
-    page.comparisons, page.results = {"first": first, "then": then}, tmp_path / "results"
-    with pytest.raises(FileNotFoundError, match="run first first"):
-        page.run("then", tmp_path, tmp_path / "then")
-    for name in ("first", "then"):
-        page.run(name, tmp_path, tmp_path / name)
-    chosen = {row["method"]: row["learning-rate"] for row in page.rows_of("first_tuning") if row["result"] == "chosen"}
-    for method, rate in chosen.items():
-        settings = tomllib.loads((tmp_path / "then" / f"{method}-seed0" / "config.toml").read_text())
-        assert settings["learning-rate"] == float(rate)
-    rows = cells(page.table("then"))
-    found = dict(zip(rows["method"], rows["mu"], strict=True))
-    assert found["in the paper"] == "53.8"
-    assert found["minus local"].strip("*").startswith(("+", "-"))
-    assert " ± " in found["global"]
-    assert dict(zip(rows["method"], rows["local"], strict=True))["global"] == ""
-
-
-def cells(table: str) -> dict[str, list[str]]:
-    """The cells of a table's lines by the first one, without back quotes."""
-    split = [[cell.strip().replace("`", "") for cell in line.split("|")[1:-1]] for line in table.splitlines()]
-    return {name: values for name, *values in split}
-
-
-def test_clients_with_disjoint_labels() -> None:
-    disjoint = module_of(str(STUDIES / "disjoint.py"))
-    clients = [SimpleNamespace(partition_id=client, config=SimpleNamespace(seed=3)) for client in range(20)]
-    seen: set[bytes] = set()
-    for client in clients:
-        part = disjoint.data(client)
-        labels = disjoint.LABELS[client.partition_id % 3]
-        assert set(part["train"][1].tolist()) | set(part["test"][1].tolist()) == set(range(len(labels)))
-        train, test = ({bytes(row.numpy()) for row in part[name][0]} for name in ("train", "test"))
-        assert not train & (test | {bytes(row.numpy()) for row in part["public"]} | seen)
-        seen |= train
-        assert disjoint.model(client)(part["train"][0]).shape == (disjoint.EXAMPLES, len(labels))

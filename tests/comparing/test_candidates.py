@@ -146,5 +146,4 @@ def test_users_networks_replace_architectures(method, keys):
 
 
 def test_feddf_is_tried_with_a_server_that_teaches():
-    """Without, its clients train alone."""
     assert asked("feddf").choices["feddf"] == {"feddf.teach": True}

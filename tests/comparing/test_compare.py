@@ -7,9 +7,7 @@ from stand_in import ALL, SETTINGS
 
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration
-from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.utils.files import locked
 
 
 def plan(methods, *, seeds, config, out):
@@ -34,15 +32,6 @@ def test_shared_settings(tmp_path):
         assert by_name[f"fedavg-seed{seed}"]["architectures"] == "cnn"
     assert by_name["fedhenn-seed3"]["fedhenn.eta0"] == 0.1
     assert not any(key.startswith("fedhenn.") for key in by_name["local-seed3"])
-
-
-def test_all_methods_get_the_public_dataset(tmp_path):
-    chosen = {key: value for key, value in SETTINGS.items() if not key.startswith("public")}
-    for methods in (ALL, ALL[::-1]):
-        public_datasets = {
-            run.settings.flat()["public-samples"] for run in plan(methods, seeds=(0,), config=chosen, out=tmp_path)
-        }
-        assert len(public_datasets) == 1
 
 
 def test_chosen_architectures_stay(tmp_path):
@@ -130,13 +119,6 @@ def test_all_runs_fail(comparison):
     assert (comparison.folder / "comparison.csv").is_file()
 
 
-def test_a_run_killed_at_its_start(comparison):
-    with locked(comparison.folder / "local-seed0"):
-        pass
-    comparison.go(methods=("local",), seeds=(0,))
-    assert (comparison.folder / "local-seed0" / "summary.json").is_file()
-
-
 def test_runs_with_other_settings_stay(comparison):
     comparison.go(methods=("local",), seeds=(0,))
     before = {path: path.read_bytes() for path in (comparison.folder / "local-seed0").iterdir()}
@@ -176,11 +158,3 @@ def test_invalid_settings_are_refused_first(comparison, methods, settings, messa
     with pytest.raises(ConfigError, match=message):
         comparison.go(methods=methods, settings=settings)
     assert not comparison.folder.exists()
-
-
-def test_configurations_survive_their_file(tmp_path):
-    # What decides whether a run is kept: the settings read back from its config.toml equal those that were wanted.
-    (run,) = plan(("fedhenn",), seeds=(0,), config=SETTINGS, out=tmp_path)
-    (tmp_path / "config.toml").write_text(to_toml(run.settings.flat()))
-    wanted = {key: value for key, value in run.settings.flat().items() if value != ""}
-    assert configuration.read(tmp_path / "config.toml") == wanted

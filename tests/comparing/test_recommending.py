@@ -207,7 +207,6 @@ def test_sizes_have_units():
 
 @pytest.mark.slow
 def test_jobs_end_at_the_deadline(tmp_path):
-    """In processes, as they are."""
     jobs = [runs.Job(f"job {number}", Sleep(seconds), tmp_path / "log") for number, seconds in enumerate((0, 600, 0))]
     began = time.monotonic()
     assert list(runs.run_jobs(jobs, 1, began + 8)) == [("job 0", None)]

@@ -65,11 +65,6 @@ class TestVariants:
         assert (few.name, few.method, few.settings, many.name) == ("few", "fedavg", {"rounds": 2}, "fedavg")
         assert variants_of(["local", "local"]) == variants_of(["local"])
 
-    def test_without_a_name_a_variant_has_its_methods(self):
-        (variant,) = variants_of(["flha-ghn,learning-rate=.003,optimizer=adam"])
-        assert (variant.name, variant.method) == ("flha-ghn", "flha-ghn")
-        assert variant.settings == {"learning-rate": 0.003, "optimizer": "adam"}
-
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
@@ -140,16 +135,6 @@ def test_shared_keys_are_on_the_page():
     assert [key for key, names in several.items() if not names <= {*named[key]}] == []
 
 
-@pytest.mark.parametrize("methods", [["flha-ghn", "local"], ["local", "flha-ghn"]])
-def test_undisclosed_architectures_stay_so(methods):
-    for config in (configuration.completed({}), configuration.completed({"method": methods[0]})):
-        found = shared(methods, config)
-        disclosed = {name: found.settings(name, 0).disclose_architecture for name in methods}
-        assert disclosed == {"local": True, "flha-ghn": False}
-    found = shared(methods, {"disclose-architecture": True})
-    assert found.settings("flha-ghn", 0).disclose_architecture
-
-
 def test_hypernetworks_have_their_own_optimiser():
     own = 'optimizer = "adam", learning-rate = 0.005'
 
@@ -166,14 +151,6 @@ def test_hypernetworks_have_their_own_optimiser():
     values, notes = training(["local", "flha-ghn"], {"learning-rate": 0.1})
     assert values == [("sgd", 0.1), ("adam", 0.1)]
     assert training(["local", "flha-ghn"], {"preset": "flha-ghn/cifar10"}) == ([("sgd", 0.009)] * 2, [])
-
-
-def test_own_initial_weights_stay():
-    found = shared(["local", "pfnm", "fedavg"], {})
-    starts = {name: found.settings(name, 0).shared_init for name in found.own}
-    assert starts == {"local": True, "pfnm": False, "fedavg": True}
-    assert "pfnm: clients start from initial weights of their own (shared-init = false)" in found.notes
-    assert shared(["local", "pfnm"], {"shared-init": True}).settings("pfnm", 0).shared_init
 
 
 def test_ineffective_keys_are_noted():
@@ -238,15 +215,6 @@ def test_keys_without_effect_for_the_first_variant(order):
         assert config.clip_gradients == 2.0
     assert found.settings("label-spreading", 0).clip_gradients == 0.0, "it trains no network"
     assert (found.settings("fedavg", 0).aggregation, found.settings("local", 0).aggregation) == ("median", "mean")
-
-
-def test_new_keys_have_defaults_in_old_folders(tmp_path):
-    own = shared(["local"], {"preset": "local/digits"})
-    before = own.plan("local", 0, tmp_path).settings.flat()
-    (tmp_path / "config.toml").write_text(to_toml({key: before[key] for key in before.keys() - {"clip-gradients"}}))
-    check([own.plan("local", 0, tmp_path)])
-    with pytest.raises(ConfigError, match=r"other settings \(clip-gradients = 0.0 instead of 2.0\)"):
-        check([own.plan("local", 0, tmp_path, {"clip-gradients": 2.0})])
 
 
 def test_presets_ask_for_a_common_test_set():

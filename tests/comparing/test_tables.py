@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedhet.comparing import Comparison
 from fedhet.comparing.measures import (
     MEASURES,
     Difference,
@@ -146,12 +145,6 @@ def test_differences_and_counts():
     assert dict(zip(heading, fedavg, strict=True))["examples seen"] == "28,800"
 
 
-def test_validation_is_noted():
-    validated = result("fedavg", {0: 0.5, 1: 0.6}, validation=0.2)
-    notes = "\n".join(notes_below([validated], validated))
-    assert "20% of training examples were for validation only" in notes
-
-
 @pytest.mark.parametrize(("measure", "column"), [("common_accuracy", "common"), ("trained_accuracy", "after training")])
 def test_columns_of_other_accuracies(measure, column):
     assert f"| {column} |" not in markdown([LOCAL], LOCAL, [])
@@ -170,14 +163,6 @@ def test_missing_clients_are_noted():
     assert "local lacks" not in notes
 
 
-def test_diverged_clients_are_noted():
-    """They took part in the first round, but the last scores are of the others."""
-    short = result("fedproto", {0: 1.0, 1: 1.0}, diverged={"3": "training diverged"}, clients=4)
-    notes = "\n".join(notes_below([LOCAL, short], LOCAL))
-    assert "fedproto lacks 1 of 4 clients (seeds 0, 1)" in notes
-    assert "client 3: training diverged." in notes
-
-
 def test_a_cell_of_markdown_is_text():
     assert _in_markdown("a|b <script> [x](http://y) 0.1 [-0.2, +0.3]") == (
         r"a\|b \<script> [x]\(http://y) 0.1 [-0.2, +0.3]"
@@ -192,11 +177,6 @@ def test_names_stay_whole_in_narrow_tables(terminal):
     lines = console.file.getvalue().splitlines()
     assert any("nearest-neighbour" in line for line in lines)
     assert (len(lines) == 4) == (not terminal)
-
-
-def test_failures_are_grouped_by_reason():
-    failed = {"a-seed0": "no", "b-seed0": "never", "a-seed1": "no"}
-    assert [*Comparison(Path(), [], LOCAL, failed).reasons] == [("a-seed0, a-seed1", "no"), ("b-seed0", "never")]
 
 
 def with_clients(name, accuracies):

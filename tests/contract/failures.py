@@ -8,7 +8,7 @@ import pytest
 
 from fedhet.errors import FedhetError
 from fedhet.flower import Message
-from fedhet.testing import PARTIAL, Case, Run, Tampering, assert_same_but_for_the_fault, at, raising, resume, run
+from fedhet.testing import PARTIAL, Case, Run, Tampering, at, raising, resume, run
 
 from .normal import draws_every_round
 from .runs import RecordedRuns, Stop, infinite, run_on
@@ -22,22 +22,11 @@ class Failures:
 
     # ---- clients at fault
 
-    def test_a_lost_reply_equals_none(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
-        """The client has trained, and goes on from the state before."""
-
-        def lose(message: Message, client: str, reply: Message) -> None:
-            if at([2], "1")(message, client):
-                raise LookupError("the reply is lost")
-
-        done = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=lose))
-        assert_same_but_for_the_fault(done, cache("crash"))
-
     @pytest.mark.parametrize(
         ("number", "kind"),
         [(1, "train"), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(0, "query"), (4, "evaluate")])],
     )
     def test_a_crash_in_any_exchange(self, case: Case, number: int, kind: str, tmp_path: Path) -> None:
-        """The first client fails, of which others may need something."""
         app = Tampering(before=raising(at([number], "0", kind), RuntimeError("out of order")))
         done = run(tmp_path / "run", case.settings(rounds=3), app=app)
         assert done.summary["status"] == "completed"
@@ -46,7 +35,6 @@ class Failures:
         assert {failed for failed, _ in done.failures} <= ({0, 1, 2, 3, 4} if number == 0 else {number})
 
     def test_a_client_that_lost_its_state(self, case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        """It starts afresh, loudly."""
         logging.getLogger("flwr").addHandler(caplog.handler)
         folder, removed = tmp_path / "run", []
 
@@ -106,7 +94,6 @@ class Failures:
     # ---- nodes that come and go
 
     def test_late_clients_and_new_nodes(self, case: Case, tmp_path: Path) -> None:
-        """Wherever they are."""
         late = run_on(tmp_path / "late", case.settings(rounds=3), [0, 1, 2], between={2: (2, 99)})
         assert late.row(1)["participants"] == ["0", "1"]
         assert {row["client"] for row in late.clients if row["round"] == "2"} >= {"0", "1", "2"}

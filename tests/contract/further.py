@@ -31,7 +31,6 @@ from fedhet.flower import (
 )
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import to_tensor
-from fedhet.methods import registry
 from fedhet.testing import (
     Before,
     Case,
@@ -57,6 +56,8 @@ ATTACKS = [(40, 4), pytest.param(200, 20, marks=pytest.mark.slow), pytest.param(
 
 
 class Contract(NormalRuns, Failures, Privacy, MethodContract):
+    test_a_reply_with_nan_is_refused = None  # type: ignore[assignment]  # test_a_bad_reply_equals_silence has it
+
     @pytest.fixture
     def cache(self, case: Case, tmp_path_factory: pytest.TempPathFactory) -> RunCache:
         """Runs that several tests look at, recorded."""
@@ -65,7 +66,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
     # ---- the wire and the run directory
 
     def test_bytes_agree(self, cache: RecordedRuns) -> None:
-        """The bytes counted are those that travel."""
         done = cache("normal")
         for row in done.rows:
             own = [client for client in done.clients if int(client["round"]) == row["round"]]
@@ -75,7 +75,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert done.summary["bytes_down"] == sum(_sent_bytes(sent) for sent, _ in done.exchanges)
 
     def test_requests_and_replies_round_trip(self, cache: RecordedRuns) -> None:
-        """Nothing is lost on the way, and no array travels in a form that has to be unpickled."""
         exchanges = cache("normal").exchanges
         assert exchanges
         for sent, answer in exchanges:
@@ -87,17 +86,9 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
             assert dict(write_reply(read_reply(answer))) == dict(answer.content)
             assert _kinds(sent) | _kinds(answer.content) <= {STYPE}
 
-    def test_the_run_directory_names_the_method(self, case: Case, cache: RecordedRuns) -> None:
-        """So that the run is found again when it is resumed."""
-        named = configuration.read(cache("normal").folder / "config.toml")["method"]
-        assert named == case.reference
-        assert registry.method(str(named)) == case.method
-        assert cache("normal").summary["method"] == case.method.name
-
     # ---- Byzantine answers
 
     def test_a_bad_reply_equals_silence(self, case: Case, cache: RecordedRuns) -> None:
-        """At the server, whichever answer to training it is, and whatever is wrong with it."""
         recording, faults = _recording(case, cache), list(REPLIES.values())
         answers = recording.answers.items()
         places = [place for place, answer in answers if place[1] == "train" and answer.array_records]
@@ -144,7 +135,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
     def test_a_dropped_reply_undoes_the_training(
         self, case: Case, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It comes to the same as not having trained."""
         crash = Tampering(before=raising(at(rounds, "1"), RuntimeError("out of order")))
         expected = run(tmp_path / "expected", case.settings(rounds=rounds[-1] + 1), app=crash)
         monkeypatch.setattr(local, "LocalGrid", dropping(FIRST_NODE + 1, rounds))
@@ -154,7 +144,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
 
     @pytest.mark.slow
     def test_each_client_has_its_own_message(self, case: Case, tmp_path: Path) -> None:
-        """Each client's message is its own copy."""
 
         def scribble(message: Message, client: str, reply: Message) -> None:
             for group in message.content.array_records.values():

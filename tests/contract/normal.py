@@ -47,7 +47,6 @@ class NormalRuns:
         assert done.rows[-1][which]["clients"] == 4
 
     def test_participation_is_the_same_for_all_methods(self, case: Case, cache: RecordedRuns) -> None:
-        """Who takes part is drawn from the seed alone."""
         mine, alone = (
             [row["participants"] for row in RecordedRuns(each, cache.folders)("normal").rows]
             for each in (case, Case("local"))
@@ -57,7 +56,6 @@ class NormalRuns:
         assert mine[:rounds] == alone[:rounds]
 
     def test_models_of_a_run_are_whole_and_finite(self, case: Case, cache: RecordedRuns) -> None:
-        """Saved models can be used as they are."""
         done, config = cache("normal"), case.config(PARTIAL)
         for path in (done.folder / "models").glob("*.safetensors"):
             tensors = read_tensors(path)
@@ -71,7 +69,6 @@ class NormalRuns:
 
     @pytest.mark.parametrize("loop", [pytest.param("own", marks=pytest.mark.slow), "Flower's"])
     def test_it_starts_as_flowers_strategies_do(self, case: Case, loop: str, tmp_path: Path) -> None:
-        """Under the method's own loop and under that of Flower's base class."""
         config = case.config(state_dir=str(tmp_path / "state"))
         strategy = case.server(config, public=client_setup.public_dataset(config))
         model = client_setup.model_of(ClientInfo("0", 0, 3, config))
@@ -91,7 +88,6 @@ class NormalRuns:
     # ---- on disk and over the wire
 
     def test_the_state_is_the_same_from_disk(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
-        """A checkpoint gives the state that was saved, and that gives the same checkpoint."""
         done = cache("normal")
         ((name, saved),) = done.checkpoint.items()
         loaded = case.server.state_class.load(done.folder / "checkpoint" / name)

@@ -30,7 +30,7 @@ from fedhet.flower import (
     encode_arrays,
     write_reply,
 )
-from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
 from fedhet.messages import Refusal
 from fedhet.messages.protocol import JOIN
@@ -161,7 +161,6 @@ class Privacy:
     def test_private_data_do_not_influence_replies(
         self, attack: str, case: Case, cache: RecordedRuns, tmp_path: Path
     ) -> None:
-        """Of two nodes with other private data, replies differ in the kinds that are allowed, and in nothing else."""
         sends, kinds = case.traits.sends, sent_kinds(case)
         scale = 1.0 if attack == "as it was" else -30.0
         request = {} if attack == "as it was" else {"evaluate": True, "expected": -1}
@@ -181,7 +180,6 @@ class Privacy:
                     assert served, one["report"]
 
     def test_allowing_the_sent_kinds_is_enough(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
-        """A node that allows what a method sends, metrics or not, serves every message of a run from elsewhere."""
         kinds = sent_kinds(case)
         for allow in (kinds, kinds | {METRICS}):
             node = Node(same_data, ",".join(allow), tmp_path / str(len(allow)))
@@ -189,15 +187,3 @@ class Privacy:
                 assert "refusal" not in reply["report"], reply["report"]
                 metrics = [key for key in reply["metrics"] if key not in COUNTS]
                 assert not metrics or METRICS in allow
-
-    @pytest.mark.slow
-    def test_a_run_whose_nodes_tell_no_metrics_completes(self, case: Case, tmp_path: Path) -> None:
-        """All nodes allow what the method sends and nothing else; the accuracy of such a run is not known."""
-        config = case.config({"rounds": 3, "closing-epochs": 1, "validation": 0.2}, out=str(tmp_path / "run"))
-        grid = LocalGrid(make_client_app(), config.clients)
-        for context in grid._contexts.values():
-            context.node_config["allow"] = ",".join(sent_kinds(case))
-        case.server(config, public=client_setup.public_dataset(config)).start(grid)
-        summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-        assert (summary["status"], summary["failures"]) == ("completed", 0)
-        assert summary["personal_accuracy"] is None

@@ -1,7 +1,6 @@
 """ChestX-ray14 from generated tables and images."""
 
 import csv
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +141,6 @@ def test_decoded_images_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert 99 in loaded(8)[0][:, 0, 0, 0]
     monkeypatch.setenv("XDG_CACHE_HOME", str(changed))  # where no folder can be made
     assert loaded(6)[1]
-
-
-def test_the_table_of_the_first_edition_can_be_packed(tmp_path: Path) -> None:
-    table = write(tmp_path / "root" / "chestxray", table="Data_Entry_2017.csv") / "Data_Entry_2017.csv"
-    table.with_name("Data_Entry_2017.csv.gz").write_bytes(gzip.compress(table.read_bytes()))
-    table.unlink()
-    assert len(data.load("chestxray14", tmp_path / "root").test) == 6 * EACH
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,6 @@ class TestDigits:
         assert test_share.min() > 0.19
         assert test_share.max() < 0.21
 
-    def test_batch_is_between_0_and_1(self) -> None:
-        dataset = data.load("digits")
-        batch = dataset.transform(dataset.train.inputs[:50])
-        assert (batch.dtype, batch.shape) == (torch.float32, (50, 1, 8, 8))
-        assert (batch.min().item(), batch.max().item()) == (0, 1)
-        assert dataset.augment is None
-
 
 class TestNormalise:
     def test_by_channel(self) -> None:
@@ -33,12 +26,6 @@ class TestNormalise:
         mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
         expected = (images / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
         torch.testing.assert_close(Normalise(255.0, mean, std)(images), expected)
-
-    def test_one_channel_and_floats_left_alone(self) -> None:
-        images = torch.rand(4, 1, 5, 5)
-        before = images.clone()
-        torch.testing.assert_close(Normalise(2.0, (0.1,), (0.5,))(images), (images / 2 - 0.1) / 0.5)
-        assert torch.equal(images, before)
 
 
 def test_input_size() -> None:
@@ -63,13 +50,6 @@ class TestCropAndFlip:
         assert torch.all(straight.any(1) ^ mirrored.any(1))
         assert 16 < straight.any(1).sum() < 48
         assert len((straight | mirrored).int().argmax(1).unique()) > 30
-
-    def test_follows_its_generator_only(self) -> None:
-        images = torch.rand(8, 1, 12, 12)
-        first = crop_and_flip(images, torch.Generator().manual_seed(1))
-        torch.manual_seed(5)
-        assert torch.equal(first, crop_and_flip(images, torch.Generator().manual_seed(1)))
-        assert not torch.equal(first, crop_and_flip(images, torch.Generator().manual_seed(2)))
 
 
 def test_black_borders() -> None:

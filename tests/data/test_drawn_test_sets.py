@@ -77,12 +77,6 @@ def test_drawn_parts_share_no_example():
     assert rows(*(each.test for each in parts)) == rows(dataset.test)
 
 
-def test_drawn_test_sets_are_cached():
-    assert client_setup.dataset_of(settings(**{"test-split": "given"})) is data.load("digits")
-    assert client_setup.dataset_of(settings()) is client_setup.dataset_of(settings())
-    assert rows(client_setup.dataset_of(settings()).test) != rows(client_setup.dataset_of(settings(seed=1)).test)
-
-
 def test_test_share():
     digits = data.load("digits")
     dataset = client_setup.dataset_of(settings(**{"test-share": 0.25}))

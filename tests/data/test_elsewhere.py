@@ -6,7 +6,7 @@ import torch
 from fedhet import data
 from fedhet.config import client_setup, configuration
 from fedhet.data import DataSet, Examples
-from fedhet.errors import ConfigError, DataError
+from fedhet.errors import DataError
 from fedhet.methods.options import Config
 from fedhet.tasks import Task
 
@@ -57,8 +57,3 @@ def test_nothing_is_held_out_for_another_data_sets_images(monkeypatch):
     assert public is not None
     assert len(public) == 101
     assert examples(other) - examples(held) == 101
-
-
-def test_an_unknown_data_set_gets_its_neighbours():
-    with pytest.raises(ConfigError, match="mnist"):
-        configuration.resolve({"method": "fedmd", "public-samples": 10, "public-dataset": "mnits"})

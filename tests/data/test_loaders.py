@@ -278,29 +278,6 @@ class TestShakespeare:
         batch = dataset.transform(dataset.train.inputs[:3])
         assert batch.dtype == torch.int64
 
-    def test_errors(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="name a folder"):
-            data.load("shakespeare")
-        with pytest.raises(DataError, match=r"put t8\.shakespeare\.txt"):
-            data.load("shakespeare", tmp_path)
-        self.write(tmp_path, {"A": 2000})
-        with pytest.raises(DataError, match=r"tinyshakespeare-input\.txt: none of 1 roles has 10000 characters"):
-            data.load("shakespeare", tmp_path)
-        (tmp_path / "t8.shakespeare.txt").write_text("no play\n  at all")
-        with pytest.raises(DataError, match=r"t8\.shakespeare\.txt: this is neither the complete works"):
-            data.load("shakespeare", tmp_path)
-        (tmp_path / "t8.shakespeare.txt").unlink()
-        self.write(tmp_path, {"A": 15_000})
-        with pytest.raises(DataError, match="cannot be resized"):
-            data.load("shakespeare", tmp_path, input_size=8)
-
-
-def test_unknown_data_set() -> None:
-    with pytest.raises(DataError, match="unknown data set 'cifar'; did you mean 'cifar10'"):
-        data.load("cifar")
-    with pytest.raises(DataError, match="registered already"):
-        data.register_dataset("digits")(lambda folder: data.load("digits"))
-
 
 @pytest.mark.parametrize(
     ("name", "train", "test"),

@@ -120,14 +120,3 @@ def test_errors(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-25])
     with pytest.raises(DataError, match="row 2 is damaged"):
         data.load("sentiment140", tmp_path)
-
-
-@pytest.mark.parametrize("shape", [(25,), (25, 7)])
-def test_networks_read_words_and_vectors(shape: tuple[int, ...]) -> None:
-    inputs = torch.randint(9, shape) if len(shape) == 1 else torch.randn(shape)
-    for layers, name in enumerate(models.expand("word-lstm-family"), 1):
-        model = models.build(name, shape, 2)
-        outputs = model(torch.stack([inputs, inputs.roll(1, 0)]))
-        assert outputs.shape == (2, 2)
-        assert not torch.allclose(outputs[0], outputs[1]), "words are read in order"
-        assert model.lstm.num_layers == layers

@@ -10,7 +10,7 @@ from torchvision.models.swin_transformer import SwinTransformer
 
 from fedhet import models
 from fedhet.algorithms.alignment.descriptors import describe
-from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, output_features, stages
+from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, output_features
 
 SLOTS = (128, 256, 512, 1024)
 GIVEN = {
@@ -53,23 +53,6 @@ def test_torchvision_blocks(name: str) -> None:
 def test_small_networks_have_four_stages(name: str, size: int) -> None:
     model, images = built(name, size, 1)
     assert blocks(model, images) == ("stages.0", "stages.1", "stages.2", "stages" if "resnet" in name else "last")
-
-
-def test_stages() -> None:
-    model, images = built("vgg9", 32)
-    model.get_submodule("body.3").eval()
-    modes = [module.training for module in model.modules()]
-    found = stages(model, images)
-    sizes: list[int] = []
-    for name in found:
-        handle = model.get_submodule(name).register_forward_hook(
-            lambda module, args, value: sizes.append(value.shape[2])  # type: ignore[func-returns-value]
-        )
-        model(images)
-        handle.remove()
-    assert sizes == [32, 16, 8, 4][: len(found)]
-    assert [module.training for module in model.modules()] == modes
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def tiny_swin() -> nn.Module:

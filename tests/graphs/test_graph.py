@@ -47,16 +47,6 @@ def test_nodes() -> None:
     assert graph.unused == ()
 
 
-def test_batch_of_one() -> None:
-    model = Branchy()
-    model.body.eval()
-    modes = [module.training for module in model.modules()]
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert layers_in(architecture_graph(model, torch.zeros(1, 1, 8, 8)))[0].shape[1:] == (4, 6, 6)
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 def test_tied_weights() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
     model[1].weight = nn.Parameter(model[0].weight.detach())  # another Parameter, the same storage
@@ -105,37 +95,6 @@ def test_layers_and_their_parameters(model: nn.Module, shape: tuple[int, ...], l
     graph = architecture_graph(model, torch.zeros(shape))
     assert {node.operator: len(node.parameters) for node in layers_in(graph)} == layers
     assert_whole(graph, model)
-
-
-def test_computed_weight() -> None:
-    model = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
-    graph = architecture_graph(model, torch.zeros(2, 3))
-    assert_whole(graph, model)
-    (linear,) = layers_in(graph)
-    assert (linear.arguments, linear.parameters) == (("input", "weight"), {"bias": "bias"})
-    assert [graph[name].operator for name in graph[linear.inputs[1]].inputs] == ["parameter", "parameter"]
-
-
-def test_write_to_a_view() -> None:
-    class Writes(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            mask = x.new_ones(2, 3)
-            mask[:, 0] = super().forward(x)[:, 0]
-            mask *= 2
-            mask[1][0] += 1
-            return mask * x
-
-    graph = architecture_graph(Writes(3, 3), torch.zeros(2, 3))
-    assert_whole(graph, Writes(3, 3))
-    reached, waiting = set(), ["output"]
-    while waiting:
-        node = graph[waiting.pop()]
-        reached.add(node.operator)
-        waiting += node.inputs
-    assert {"linear", "copy", "mul", "add"} <= reached
-    written = [node for node in graph if node.operator == "as_strided_scatter"]
-    assert written
-    assert all(node.shape == graph[node.inputs[0]].shape for node in written)
 
 
 def test_export_fails() -> None:

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from fedhet.algorithms.graphs import (
     PermutationGroups,
     Segment,
-    StackedRecurrent,
     UnsupportedArchitecture,
     architecture_graph,
     columns,
@@ -118,68 +117,6 @@ class Text(nn.Module):
         return self.decoder(output if self.lstm.bidirectional else output[:, -1]), states
 
 
-class Grouped(nn.Module):
-    """A grouped convolution in the middle of a block, as in ResNeXt, and GroupNorm of some groups, of one, of all."""
-
-    def __init__(self, random: Random):
-        super().__init__()
-        a, b, groups, inner = random.integers(1, 5, 4)
-        groups = groups + 1
-        wide = int(groups * inner * b)
-        self.stem, self.stem_norm = nn.Conv2d(2, a, 3, padding=1), nn.GroupNorm(1, a)
-        self.up, self.up_norm = nn.Conv2d(a, wide, 1), nn.GroupNorm(int(groups), wide)
-        self.grouped = nn.Conv2d(wide, int(groups) * 3, 3, padding=1, groups=int(groups))
-        self.each, self.down = nn.GroupNorm(int(groups) * 3, int(groups) * 3), nn.Conv2d(int(groups) * 3, a, 1)
-        self.head = nn.Linear(4 * a, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem_norm(self.stem(x)))
-        y = F.relu(self.up_norm(self.up(x)))
-        x = x + self.down(F.relu(self.each(self.grouped(y))))
-        return self.head(F.adaptive_avg_pool2d(x, 2).flatten(1))
-
-
-class Transformer(nn.Module):
-    """A small vision transformer: a class token, positions, attention of PyTorch's and by hand, a gate, scales."""
-
-    def __init__(self, random: Random):
-        super().__init__()
-        heads, size, other, b = random.integers(1, 4, 4).tolist()
-        e, self.heads, self.size = heads * (size + (heads == 1)), other + 1, b + 1
-        self.patches, self.token = nn.Conv2d(2, e, 4, stride=4), nn.Parameter(torch.randn(1, 1, e))
-        self.places, self.scale = nn.Parameter(torch.randn(1, 5, e)), nn.Parameter(torch.randn(e))
-        self.norms = nn.ModuleList([nn.LayerNorm(e), nn.LayerNorm(e, bias=False), nn.RMSNorm(e)])
-        self.attention = nn.MultiheadAttention(e, heads, batch_first=True)
-        self.qkv, self.out = nn.Linear(e, 3 * self.heads * self.size), nn.Linear(self.heads * self.size, e)
-        self.up, self.down, self.head = nn.Linear(e, 2 * b), nn.Linear(b, e), nn.Linear(e, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
-        y = self.norms[0](x)
-        x = x + self.scale * self.attention(y, y, y)[0]
-        heads = self.qkv(self.norms[1](x)).reshape(len(x), 5, 3, -1, self.size).permute(2, 0, 3, 1, 4)
-        weights = (heads[0] @ heads[1].transpose(-2, -1) * 0.5).softmax(-1)
-        x = x + self.out((weights @ heads[2]).transpose(1, 2).flatten(2))
-        one, other = self.up(self.norms[2](x)).chunk(2, -1)
-        return self.head((x + self.down(one * F.gelu(other)))[:, 0])
-
-
-class Recurrent(nn.Module):
-    """A GRU of two layers in both directions, and an RNN."""
-
-    def __init__(self, random: Random):
-        super().__init__()
-        e, h, c = random.integers(1, 6, 3).tolist()
-        self.embedding, self.gru = nn.Embedding(TOKENS, e), nn.GRU(e, h, 2, batch_first=True, bidirectional=True)
-        self.rnn, self.decoder = nn.RNN(2 * h, c, nonlinearity="relu"), nn.Linear(2 * c + h, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, states = self.gru(self.embedding(x))
-        x, state = self.rnn(x.transpose(0, 1))
-        return self.decoder(torch.cat([x.mean(0), state[0], states[-1]], 1))
-
-
 class Tied(nn.Module):
     """A decoder that is the embedding, a layer that is run twice."""
 
@@ -203,12 +140,7 @@ NETWORKS: dict[str, Callable[[Random], nn.Module]] = {
     "text": Text,
     "text-both-ways": lambda random: Text(random, bidirectional=True),
     "tied": Tied,
-    "grouped": Grouped,
-    "transformer": Transformer,
-    "recurrent-text": Recurrent,
 }
-NORMALISED = ("grouped", "transformer")
-"""Networks that normalise over all units of a layer, so that units of zeros change what they compute."""
 
 
 def build(name: str, seed: int) -> tuple[nn.Module, Tensor, np.random.Generator]:
@@ -260,10 +192,7 @@ def test_permuting_and_widening_keep_the_function(name: str, seed: int) -> None:
     big = expand(state, groups, assignments, sizes)
     assert widths(big, groups) == tuple(sizes.values())
     assert {key: value.shape for key, value in big.items()} == groups.shapes(tuple(sizes.values()))
-    found = output(resize(model, big), x)
-    assert found.isfinite().all()
-    if name not in NORMALISED:
-        torch.testing.assert_close(found, output(model, x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(output(resize(model, big), x), output(model, x), rtol=1e-9, atol=1e-9)
     for key, value in cut_out(big, groups, assignments).items():
         np.testing.assert_array_equal(value, state[key].numpy())
 
@@ -321,33 +250,6 @@ def test_groups_of_lenet() -> None:
     np.testing.assert_array_equal(rows(state, groups, 1), expected)
 
 
-def test_groups_of_a_residual_network() -> None:
-    model, x, _ = build("residual", 0)
-    groups = groups_of(model, x)
-    stem, inner, block, stream = groups
-    assert groups_along(groups, "two.weight", 0) == [(stem.index, 1)]
-    assert {slot.parameter for slot in stem.rows} == {
-        "stem.weight", "stem_norm.weight", "stem_norm.bias", "two.bias", "two_norm.weight", "two_norm.bias",
-    }  # fmt: skip
-    assert "two.weight" in {slot.parameter for slot in inner.completes}
-    assert block.name == "three"
-    # Both branches read groups that come before, so both are matched.
-    assert {"four.weight", "shortcut.0.weight"} <= {slot.parameter for slot in stream.rows}
-
-
-def test_depthwise_convolution() -> None:
-    model, x, _ = build("mobile", 0)
-    groups = groups_of(model, x)
-    wide = groups[1]
-    assert wide.name == "wide"
-    matched = {slot.parameter for slot in wide.rows}
-    assert {"depthwise.weight", "twofold.weight"} <= matched
-    assert groups_along(groups, "depthwise.weight", 0) == [(wide.index, 1)]
-    assert groups_along(groups, "twofold.weight", 0) == [(wide.index, 2)]
-    assert groups_along(groups, "excite.weight", 0) == [(wide.index, 1)]
-    assert "excite.weight" not in matched
-
-
 def test_rows_of_an_lstm() -> None:
     model, x, _ = build("text", 0)
     groups, state = groups_of(model, x), model.state_dict()
@@ -358,22 +260,6 @@ def test_rows_of_an_lstm() -> None:
     np.testing.assert_array_equal(rows(state, groups, 1), expected)
     np.testing.assert_array_equal(rows(state, groups, 0), state["embedding.weight"].numpy().T)
     assert {slot.parameter for slot in groups[1].completes} == {"lstm.weight_hh_l0", "lstm.bias_hh_l0"}
-
-
-def test_unequal_lstm_layers() -> None:
-    model, x, _ = build("text-both-ways", 3)
-    groups = groups_of(model, x)
-    assignments = {group.index: np.arange(group.width) for group in groups}
-    sizes = {group.index: group.width + group.index for group in groups}
-    big = resize(model, expand(model.state_dict(), groups, assignments, sizes))
-    assert isinstance(big.lstm, StackedRecurrent)
-    again = groups_of(big, x)
-    assert again.widths == tuple(sizes.values())
-    assert [group.rows for group in again if group.index == 0] == [group.rows for group in groups if group.index == 0]
-    states = model(x)[1]
-    for mine, theirs in zip(big(x)[1], states, strict=True):
-        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-            torch.testing.assert_close(one[:, : groups.widths[1 + index]], other)
 
 
 def test_adding_the_input_fixes_units() -> None:
@@ -466,23 +352,6 @@ def test_unused_parameters() -> None:
     model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
     with pytest.raises(UnsupportedArchitecture, match=r"auxiliary\.weight"):
         groups_of(model, torch.zeros(2, 3))
-
-
-def test_wrong_states_and_assignments() -> None:
-    model, x, _ = build("plain", 5)
-    groups, state = groups_of(model, x), model.state_dict()
-    width = groups.widths[0]
-    with pytest.raises(ValueError, match=r"'one'.*different integers below"):
-        expand(state, groups, {0: np.full(width + 1, 0)}, {0: width})
-    with pytest.raises(ValueError, match=r"'one'.*different integers below"):
-        cut_out(state, groups, {0: [width]})
-    with pytest.raises(ValueError, match=r"'one' must have shape .*, 19\)"):
-        set_rows(state, groups, 0, np.zeros((width, 3)))
-    with pytest.raises(ValueError, match=r"one\.bias has shape .*'one' has"):
-        widths({**state, "one.bias": torch.zeros(width + 1)}, groups)
-    with pytest.raises(ValueError, match="strange"):
-        widths({"strange": torch.zeros(2)}, groups)
-    assert widths({"one.bias": torch.zeros(9)}, groups)[0] == 9
 
 
 @pytest.mark.parametrize("behind", [True, False])

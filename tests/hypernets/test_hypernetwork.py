@@ -72,20 +72,6 @@ def assert_written_at_scale(model: nn.Module, graph: LayerGraph, head: str) -> N
     assert off == {}
 
 
-def test_tiled_head_for_new_types() -> None:
-    """Depthwise convolutions, squeeze and excitation: names, shapes, and outputs that are numbers."""
-    model, graph = network("small-mobilenet-a")
-    example = torch.randn(2, 1, 8, 8)
-    made = hypernetwork(family("flha-small"), head="tiled")
-    reading = made.read(graph)
-    with torch.no_grad():
-        written = made.write(reading)
-        outputs = Written(made, model.eval(), reading)(example)
-    assert {key: array.shape for key, array in written.items()} == parameters(model)
-    assert reading.unknown == ()
-    assert outputs.isfinite().all()
-
-
 class Attention(nn.Module):
     """A class token, positions, an attention layer with LayerNorm, and an embedding tied to the head."""
 
@@ -187,17 +173,6 @@ def test_initial_values() -> None:
         assert torch.equal(value, start(key, tuple(value.shape), 0))
     other = hypernetwork([network("flha-small-1")[1]], seed=1).state_dict()
     assert not torch.equal(other["heads.l32_10.weight.base"], common["heads.l32_10.weight.base"])
-
-
-def test_base_weight_and_rank() -> None:
-    graphs = family("flha-small")
-    made = hypernetwork(graphs)
-    written = made.write(made.read(graphs[1]))
-    layers = [node.parameters["weight"] for node in graphs[1] if node.type == "c32_32_k3_s1"]
-    assert len(layers) == 4
-    assert all(torch.allclose(written[name], written[layers[0]]) for name in layers)
-    most = max(sum(node.type == "c32_32_k3_s1" for node in graph) for graph in graphs)
-    assert made.state_dict()["heads.c32_32_k3_s1.weight.basis"].shape == (16, 32, min(32, 4 * most))
 
 
 def test_initialisation_of_the_paper() -> None:

@@ -138,20 +138,3 @@ def test_attach_uses_each_row_once():
     np.testing.assert_array_equal(np.sort(late), np.arange(size))
     with pytest.raises(ValueError, match=rf"{size + 1} rows, but the match has only {size}"):
         attach(np.zeros((size + 1, 5)), match)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        (
-            [np.ones((2, 3)), np.ones((2, 4))],
-            r"client 1: .* same number of columns .* got shape \(2, 4\), and \(2, 3\) for client 0",
-        ),
-        ([np.ones((2, 3)), np.ones((0, 3))], r"client 1: .* got shape \(0, 3\)"),
-        ([np.ones(3)], "client 0: "),
-        ([np.ones((2, 3)), np.full((2, 3), np.nan)], "client 1: .* finite"),
-    ],
-)
-def test_wrong_weights(weights, message):
-    with pytest.raises(ValueError, match=message):
-        match_layer(weights)

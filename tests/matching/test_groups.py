@@ -131,25 +131,6 @@ def test_average_of_outputs():
     assert not rest["head.bias"][9].any()
 
 
-@pytest.mark.parametrize("kind", ["resnet8", "lstm"])
-def test_identity_control(kind, controls_of):
-    """With equal widths every array is the plain mean over clients (BatchNorm's statistics: of all examples)."""
-    networks = [build(kind, seed) for seed in range(3)]
-    model, example = networks[0]
-    groups = permutation_groups(architecture_graph(model, example))
-    states = [arrays(network) for network, _ in networks]
-    plain = {name: np.mean([state[name] for state in states], axis=0) for name in states[0]}
-    for name in plain:
-        if name.endswith("running_var"):
-            mean = name.replace("var", "mean")
-            plain[name] = np.mean([state[name] + state[mean] ** 2 for state in states], axis=0) - plain[mean] ** 2
-    expected = resize(model, {name: array.astype(states[0][name].dtype) for name, array in plain.items()})
-    settled, outputs = merged(model, example, states, groups, controls_of("fedma").Identity(average="mean"))
-    assert [len(each.match.counts) for each in settled] == list(groups.widths)
-    with torch.no_grad():
-        np.testing.assert_allclose(outputs, expected.eval()(example).numpy(), atol=1e-5)
-
-
 def test_arrays_that_are_not_trained():
     """Frozen weights and BatchNorm that is kept in evaluation mode, in plain means; trained ones in posterior means."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))

@@ -83,28 +83,6 @@ def test_mini_batches_estimate_the_gradient(kernel: str) -> None:
     assert (mean - expected).norm() < 0.15 * expected.norm()
 
 
-def test_linear_rows() -> None:
-    target = normal(50, 4)
-    one, two = (Alignment("linear", target, batch=20, generator=generator(1)) for _ in range(2))
-    state = torch.get_rng_state()
-    first, second = one.rows(), one.rows()
-    assert isinstance(first, Tensor)
-    assert isinstance(second, Tensor)
-    assert len(first.unique()) == 20
-    assert not torch.equal(first, second)
-    assert torch.equal(first, torch.as_tensor(two.rows()))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_rbf_rows() -> None:
-    rad = normal(100, 10)
-    alignment = Alignment("rbf", mean_rbf_blocks(peers(rad, [5]), 10), generator=generator())
-    passes = [[alignment.rows() for _ in range(10)] for _ in range(2)]
-    starts = [[rows.start for rows in one if isinstance(rows, slice)] for one in passes]
-    assert sorted(starts[0]) == sorted(starts[1]) == list(range(0, 100, 10))
-    assert starts[0] != starts[1]
-
-
 def test_distances() -> None:
     target, x = normal(60, 6), normal(60, 6, seed=1) + normal(60, 6)
 

@@ -126,25 +126,6 @@ def test_constant_features(similarity: Any, dtype: torch.dtype, constant: float)
     assert torch.count_nonzero(gradient) == 0
 
 
-def test_debiased_gradient_is_bounded() -> None:
-    for seed in range(5):
-        x = torch.zeros(4, 3)
-        x[0, seed % 3] = 1
-        x.requires_grad_()
-        y = features(4, 5, seed, torch.float32)
-        for value in (debiased_linear_cka(x, y), kernel_cka(rbf_kernel(x), rbf_kernel(y), debiased=True)):
-            (gradient,) = torch.autograd.grad(value, x)
-            assert abs(value) < 1
-            assert gradient.norm() < 100
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_very_small_and_large_features(scale: float) -> None:
-    x, y = features(30, 8, dtype=torch.float32), features(30, 4, seed=1, dtype=torch.float32)
-    for similarity in SIMILARITIES:
-        torch.testing.assert_close(similarity(scale * x, y), similarity(x, y))
-
-
 def test_procrustes_distance() -> None:
     x, y = features(30, 6), features(30, 6, seed=1)
     a, b = (z - z.mean(0) for z in (x, y))

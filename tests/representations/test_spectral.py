@@ -60,14 +60,6 @@ def test_number_of_clusters(planted: int) -> None:
         assert rows.shape[1] in (planted - 1, planted)  # centred, clusters span one direction less
 
 
-def test_bounds_of_the_number_of_clusters() -> None:
-    ignorant = [torch.randn(200, 6, generator=drawn(seed)).softmax(1) for seed in range(8)]
-    assert cluster_rows(ignorant, generator=drawn()).shape[1] == 6
-    few = [client(seed, [[0, 1, 2], [3, 4, 5]]) for seed in range(3)]
-    assert cluster_rows(few, generator=drawn()).shape[1] == 1
-    assert cluster_rows(everyone(1), generator=drawn()).shape[1] == 5
-
-
 def test_target_after_packing() -> None:
     told = everyone()
     sent = [unpack(pack(own)) for own in told]

@@ -81,11 +81,6 @@ def test_auc_is_weighted_by_pairs():
     assert result["accuracy"]["mean"] == pytest.approx((0.625 + 1.0) / 2)
 
 
-def test_numbers_of_labels_must_agree():
-    with pytest.raises(ValueError, match="zip"):
-        summarise({"0": (Metric((0.5,), (1.0,)), 0.1, 2), "1": (Metric((0.5, 0.5), (1.0, 1.0)), 0.1, 2)})
-
-
 def test_rounds_of_learning_curves():
     rows = [
         {"round": 0, "bytes_up": 1},

@@ -1,7 +1,6 @@
 import json
 import tomllib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,19 +44,6 @@ def report(number, value=0.5, **more):
 def record(directory, *numbers):
     for number in numbers:
         directory.round(run_of(number), report(number, number / 10))
-
-
-def test_clients_are_written_before_the_round(tmp_path, monkeypatch):
-    directory, seen, dumps = RunDirectory(tmp_path / "run", CONFIG, "local"), [], json.dumps
-
-    def dumping(value, **options):
-        if "participants" in value:  # a row on its way into the history
-            seen.append([client.round for client in read_clients(directory.folder)])
-        return dumps(value, **options)
-
-    monkeypatch.setattr("fedhet.results.recorder.json", SimpleNamespace(dumps=dumping))
-    record(directory, 0, 1)
-    assert seen == [[0, 0], [0, 0, 1, 1]]
 
 
 def test_files_of_a_run(tmp_path):
@@ -125,19 +111,6 @@ def test_the_last_round_counts(tmp_path):
     assert summarised(read_history(tmp_path), run_of(2), CONFIG)["personal_accuracy"]["weighted"] == 0.3
 
 
-def test_accuracies_before_and_after_training(tmp_path):
-    directory = RunDirectory(tmp_path, CONFIG, "local")
-    directory.round(run_of(1), report(1, 0.2, trained=0.6))
-    directory.round(run_of(2), report(2, 0.5, trained=0.7))
-    directory.round(run_of(2), report(3, 0.55, final=True))
-    summary = summarised(read_history(tmp_path), run_of(2), CONFIG)
-    assert [summary[f"{which}_accuracy"]["weighted"] for which in ("personal", "received", "trained")] == [
-        0.55,
-        0.55,
-        0.7,
-    ]
-
-
 def test_earlier_runs_are_never_overwritten(tmp_path):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -190,12 +163,6 @@ def test_resuming_before_the_first_checkpoint(tmp_path):
     assert resumed.state(State) is None
     assert read_history(tmp_path) == []
     assert read_clients(tmp_path) == []
-
-
-def test_changed_settings_are_written(tmp_path):
-    record(RunDirectory(tmp_path, CONFIG, "local"), 0)
-    RunDirectory(tmp_path, CONFIG.replace(rounds=9), "local", resume=True)
-    assert configuration.read(tmp_path / "config.toml")["rounds"] == 9
 
 
 def test_personal_models_are_collected(tmp_path):

@@ -50,7 +50,6 @@ def test_chosen_weights_with_metrics_reveal_an_example(tmp_path):
 
 @pytest.mark.slow
 def test_scores_reveal_the_last_batch_without_a_policy(tmp_path):
-    """A figure of the deployment page, of a node without a policy."""
     assert nearest(*last_batch(0, tmp_path)).max() > 0.9
 
 

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import fedhet
-from fedhet.config import configuration
-from fedhet.errors import ConfigError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.server.aggregation import average_shared, cut_to_bound
 from fedhet.testing import Case, Tampering, run
@@ -97,18 +95,6 @@ def test_history_names_clipped_updates(around, home, watch):
     (cut,) = json.loads(json.dumps(watch.rows[2]["cut"]))
     assert cut["client"] == "1"
     assert 49 < cut["norm"] < 51 > 1 > cut["to"]
-
-
-def test_rules_without_effect_are_refused():
-    for settings in (
-        {"method": "local", "aggregation": "krum"},
-        {"method": "fedma", "aggregation": "median"},
-        {"method": "fedhenn", "clip-norm": 3.0},
-    ):
-        with pytest.raises(ConfigError, match="has no effect with method"):
-            configuration.resolve(settings)
-    with pytest.raises(ConfigError, match="byzantine has no effect with aggregation = median"):
-        configuration.resolve({"method": "fedavg", "aggregation": "median", "byzantine": 0.3})
 
 
 def test_scalars_are_clipped():

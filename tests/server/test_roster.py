@@ -90,17 +90,6 @@ class Present:
         return self.nodes
 
 
-def test_name_belongs_to_the_first_node():
-    roster = roster_with(handshake("3"))
-    assert roster.rivals({7: "3", 8: "4"}) == {7: [1]}
-    assert roster.contest("3", [1]) == (
-        "the client's name '3' belongs to node 1; each node needs its own partition-id (or name)"
-    )
-    roster.refused[7] = "3"
-    assert roster.new_nodes(Present(1, 7), unseen_clients=False) == []
-    assert roster.new_nodes(Present(7), unseen_clients=False) == [7]
-
-
 def test_name_claimed_by_new_nodes():
     roster = Roster()
     assert roster.rivals({7: "3", 8: "3", 9: "3", 10: "4"}) == {7: [8, 9], 8: [7, 9], 9: [7, 8]}

@@ -7,7 +7,6 @@ import pytest
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration
 from fedhet.engines.running import run_locally
-from fedhet.errors import ConfigError
 from fedhet.results.history import read_history
 from fedhet.results.observers import Observer
 
@@ -69,8 +68,3 @@ def test_an_observer_can_end_training(federate):
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     assert rows[-1]["final"]
     assert (summary["rounds"], summary["status"]) == (2, "completed")
-
-
-def test_validation_is_below_1():
-    with pytest.raises(ConfigError, match=r"validation = 1\.0: must be below 1"):
-        configuration.resolve(SETTINGS | {"validation": 1})

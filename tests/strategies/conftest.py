@@ -1,5 +1,6 @@
 """Small runs of a method on digits, and what can be seen of them."""
 
+import copy
 import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -54,14 +55,18 @@ class Done:
     Attributes:
         config: its configuration.
         folder: its run directory.
+        states: the strategy's state after each round.
         received: the arrays that each client was sent to train on, by round and client.
+        values: the values that each client was sent to train with, likewise.
         sent: the arrays that each client sent after training, likewise.
         examples: the number of training examples that each client told.
     """
 
     config: Any
     folder: Path
+    states: dict[int, Any]
     received: dict[tuple[int, str], Any] = field(default_factory=dict)
+    values: dict[tuple[int, str], Any] = field(default_factory=dict)
     sent: dict[tuple[int, str], Any] = field(default_factory=dict)
     examples: dict[str, int] = field(default_factory=dict)
 
@@ -107,23 +112,28 @@ class Done:
         """A client as the configured population knows it."""
         return ClientInfo(client, int(client), self.config.clients, self.config)
 
+    def kept(self, client, round):
+        """A client's own network after a round; only that of the last two rounds is kept."""
+        tensors = read_tensors(self.folder / "state" / "clients" / client / f"{round}.safetensors")
+        return {name.removeprefix("model/"): tensor for name, tensor in tensors.items()}
+
     def saved(self, name):
         """A saved model's tensors."""
         return read_tensors(self.folder / "models" / f"{name}.safetensors")
 
-    def network(self, client="0"):
-        """A client's personal network."""
+    def network(self, client="0", tensors=None):
+        """A client's personal network, or that with other tensors."""
         model = client_setup.model_of(self.info(client))
-        model.load_state_dict(self.saved(client), strict=False)
+        model.load_state_dict(self.saved(client) if tensors is None else tensors, strict=False)
         return model.eval()
 
 
 class Nodes(LocalGrid):
-    """A grid whose nodes may come late, and an observer that tells it of rounds."""
+    """A grid whose nodes may come late, and an observer that tells it of rounds and keeps the strategy's states."""
 
     def __init__(self, app, clients, since):
         super().__init__(app, clients)
-        self._since, self._complete = since, -1
+        self._since, self._complete, self.states = since, -1, {}
 
     def get_node_ids(self):
         """The nodes that are there by now."""
@@ -134,44 +144,56 @@ class Nodes(LocalGrid):
 
     def round(self, run, report):
         self._complete = report.row["round"]
+        self.states[self._complete] = copy.deepcopy(run.state)
 
     def finished(self, run): ...
 
     def failed(self, run, error): ...
 
 
-@pytest.fixture
-def federate(tmp_path):
-    """Runs a method on digits, in a folder of its own, and tells what came of it.
+@pytest.fixture(scope="session")
+def federated():
+    """Runs a method on digits in a folder.
 
-    `since` says from which round on a partition is there, if not from the handshake (round 0).
+    `since` says from which round on a partition is there, if not from the handshake (round 0); `before` is called with
+    round and client before a client trains, and may raise.
     """
 
-    def federate(method, name="run", *, model=None, data=None, public=None, since=None, **settings):
-        settings = {key.replace("_", "-"): value for key, value in settings.items()}
+    def federated(folder, method, *, model=None, data=None, public=None, since=None, before=None, **settings):
+        settings = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
         config = configuration.resolve({**SETTINGS, "method": method, **settings}, over={"method", *settings})
-        app, folder = make_client_app(model, data), tmp_path / name
+        app = make_client_app(model, data)
         # Who is there is for the nodes to say, and the fixture's settings are no user's.
         config = config.replace(state_dir=str(folder / "state"), chosen=config.chosen & settings.keys() - {"clients"})
-        done = Done(config, folder)
 
         def spying(message, context):
+            key = int(message.metadata.group_id), str(context.node_config["partition-id"])
+            trains = message.metadata.message_type == "train"
+            if trains and before:
+                before(*key)
             reply = app(message, context)
-            if message.metadata.message_type == "train":
-                key = int(message.metadata.group_id), str(context.node_config["partition-id"])
-                done.received[key] = decode(message.content).arrays
+            if trains:
+                payload = decode(message.content)
+                done.received[key], done.values[key] = payload.arrays, payload.values
                 if "metrics" in reply.content:
                     done.sent[key] = decode(reply.content).arrays
                     done.examples[key[1]] = reply.content["metrics"]["num-examples"]
             return reply
 
         grid = Nodes(spying, config.clients, since or {})
+        done = Done(config, folder, grid.states)
         shared = client_setup.public_dataset(config) if public is None else public
         with torch.random.fork_rng(devices=[]):
             serve(config, grid, folder, engine="local", public=shared, observers=[grid])
         return done
 
-    return federate
+    return federated
+
+
+@pytest.fixture
+def federate(federated, tmp_path):
+    """Runs a method on digits, in a folder of its own, and tells what came of it (see `federated`)."""
+    return lambda method, name="run", **settings: federated(tmp_path / name, method, **settings)
 
 
 @pytest.fixture

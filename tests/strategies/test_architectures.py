@@ -46,7 +46,7 @@ def transformer():
 
 
 NETWORKS = {"vit": transformer, "gru": Rows}
-CASES = [("fedma", "vit"), ("pfnm", "gru"), ("heterofl", "gru")]
+CASES = [("fedma", "vit"), ("pfnm", "gru"), ("heterofl", "vit")]
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)

@@ -1,12 +1,10 @@
 """Methods are comparable: the same steps and the same tests for all, and local training beside them."""
 
-import numpy as np
 import pytest
 import torch
 
 from fedhet.config import client_setup
 from fedhet.methods import registry
-from fedhet.training import evaluate
 from fedhet.utils.files import read_tensors
 from tests.small import SMALL
 
@@ -33,24 +31,3 @@ def test_equal_numbers_of_steps(federate, method):
     saved = [read_tensors(path) for path in (done.folder / "models").glob("[0-9]*.safetensors")]
     own = {each.dtype for tensors in saved for name, each in tensors.items() if not name.startswith("shared.")}
     assert own <= {torch.float64}
-
-
-@pytest.mark.parametrize("test_on", ["local", "global", "both"])
-@pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_test_sets(federate, method, test_on):
-    done = federate(method, test_on=test_on)
-    last, which = done.rows[-1], "received" if method == "fedavg" else "trained"
-    assert (last[which] is not None) == (test_on != "global")
-    assert (last["common"] is not None) == (test_on != "local")
-    assert done.summary["personal_accuracy"] is not None or method == "fedavg"
-    if test_on == "local":
-        return
-    dataset = client_setup.dataset_of(done.config)
-    names = ["global"] if method == "fedavg" else ["0", "1", "2"]
-    scores = []
-    for name in names:
-        model = client_setup.model_of(done.info())
-        model.load_state_dict(done.saved(name))
-        scores.append(evaluate(model, dataset.test, dataset.task, dataset.transform).value)
-    found = last["common"][which]["accuracy"]
-    assert (found["mean"] if isinstance(found, dict) else found) == pytest.approx(np.mean(scores))

@@ -12,10 +12,10 @@ from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture
 from fedhet.algorithms.graphs.blocks import Exits, groups_by_depth
 from fedhet.client.submodel import Submodel
-from fedhet.config import client_setup, configuration
-from fedhet.errors import ConfigError, ModelError
+from fedhet.config import client_setup
+from fedhet.errors import ModelError
 from fedhet.results.history import read_clients
-from tests.strategies.by_hand import THREE, WHO, rounds_of
+from tests.strategies.by_hand import THREE, WHO, rounds_of, stepped
 
 DEPTHS = {"0": 3, "1": 2, "2": 1}
 SAME = THREE | {
@@ -85,7 +85,7 @@ def test_rounds_follow_the_paper(deep):
             part = client_setup.data_of(done.info(client)).train
             inputs, labels = transform(part.inputs[:]).double(), part.labels
             own = {name: each.clone().requires_grad_() for name, each in state.items() if has(depth, name)}
-            velocity = {name: torch.zeros_like(each) for name, each in own.items()}
+            velocity = {}
             for _ in range(SAME["local_epochs"]):
                 found = plain(own, inputs, depth)
                 loss = sum(F.cross_entropy(scores, labels) for scores in found)
@@ -93,10 +93,7 @@ def test_rounds_follow_the_paper(deep):
                     for teacher in (each.detach().softmax(1) for each in found if each is not learner):
                         divergence = (teacher * (teacher.log() - learner.log_softmax(1))).sum(1).mean()
                         loss = loss + weight * divergence / (depth - 1)
-                gradients = torch.autograd.grad(loss, list(own.values()))
-                for (name, each), gradient in zip(own.items(), gradients, strict=True):
-                    velocity[name] = SAME["momentum"] * velocity[name] + gradient
-                    own[name] = (each - SAME["learning_rate"] * velocity[name]).detach().requires_grad_()
+                stepped(own, velocity, loss)
             sent[client], weights[client] = own, len(labels)
         for name in state:
             if owners := [client for client in sent if name in sent[client]]:
@@ -113,37 +110,6 @@ def test_one_exit_is_fedavg(federate):
     other = federate("depthfl", "depthfl", **same, **{"depthfl.depths": "1"})
     name = "models/global.safetensors"
     assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
-
-
-def test_scores_of_the_global_model(federate):
-    done = federate("depthfl", architectures="cnn", rounds=1, test_on="both", **{"depthfl.depths": "3,1"})
-    assert done.failures == []
-    model, inputs = done.global_model.eval(), torch.rand(4, 1, 8, 8)
-    states = done.saved("global")
-    plain_network = client_setup.model_of(done.info())
-    plain_network.load_state_dict({name: each for name, each in states.items() if not name.startswith("exits.")})
-    values, scores = inputs, [plain_network.eval()(inputs)]
-    for number, layer in enumerate(plain_network.body):
-        values = layer(values)
-        for place, (end, _) in enumerate(model.ends):
-            if end == f"body.{number}":
-                features = values.mean((2, 3)) if values.ndim == 4 else values
-                scores.append(F.linear(features, states[f"exits.{place}.weight"], states[f"exits.{place}.bias"]))
-    assert len(scores) == 3
-    torch.testing.assert_close(model(inputs), sum(scores) / 3)
-    assert done.rows[-1]["common"]["received"]["accuracy"] > 0
-
-
-def test_depth_of_a_node():
-    config = configuration.resolve({"method": "depthfl", "depthfl.depths": "4,2", "clients": 2})
-    infos = [client_setup.ClientInfo(str(n), n, 2, config) for n in range(2)]
-    assert [client_setup.width_of(info) for info in infos] == [1.0, 0.5]
-    assert client_setup.width_of(client_setup.ClientInfo("0", 0, 2, config, {"depth": 3})) == 0.75
-    with pytest.raises(ConfigError, match="the node's depth: 5 is not a valid depth: .* from 1 to 4"):
-        client_setup.width_of(client_setup.ClientInfo("0", 0, 2, config, {"depth": 5}))
-    for settings in ({"depthfl.depths": "2,0"}, {"depthfl.depths": ","}, {"shared-init": False}):
-        with pytest.raises(ConfigError, match=r"depthfl\.depths|initial weights of the whole"):
-            configuration.resolve({"method": "depthfl", **settings})
 
 
 class Block(nn.Module):
@@ -196,7 +162,6 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_first_blocks_compute_first_exits(name):
-    """A part has the scores of the exits that it has, and every one of its arrays has a gradient."""
     build, ends = NETWORKS[name]
     network, count, inputs = build(), ends.count(",") + 2, torch.randn(3, 1, 8, 8)
     model = Exits(network, count)
@@ -243,29 +208,3 @@ def test_first_blocks_compute_first_exits(name):
 def test_wrong_networks(network, count, names, words):
     with pytest.raises((UnsupportedArchitecture, ModelError), match=words):
         groups_by_depth(Exits(network(), count, names), torch.zeros(2, 1, 8, 8))
-
-
-class Series(nn.Module):
-    """A convolutional network over the rows of an image, as `nn.Conv1d` or as `nn.Conv2d` of height 1."""
-
-    def __init__(self, dims):
-        super().__init__()
-        self.dims, (layer, pool) = dims, ((nn.Conv1d, nn.MaxPool1d), (nn.Conv2d, nn.MaxPool2d))[dims - 1]
-        (three, half), same = ((3, 2), 1) if dims == 1 else (((1, 3), (1, 2)), (0, 1))
-        layers = layer(8, 16, three, padding=same), nn.ReLU(), pool(half), layer(16, 16, three, padding=same), nn.ReLU()
-        self.body, self.head = nn.Sequential(*layers), nn.Linear(16, 10)
-
-    def forward(self, inputs):
-        rows = inputs.squeeze(1)
-        return self.head(self.body(rows if self.dims == 1 else rows.unsqueeze(2)).flatten(2).mean(2))
-
-
-def test_conv1d_is_conv2d_of_height_1(federate):
-    scores = []
-    for dims in (1, 2):
-        keys = {"clients": 2, "rounds": 4, "local-epochs": 5, "learning-rate": 0.05, "momentum": 0.9, "batch-size": 16}
-        keys |= {"depthfl.depths": "2,1", "depthfl.ramp-up": 0, "samples-per-client": 0}
-        done = federate("depthfl", f"run {dims}", model=lambda info, dims=dims: Series(dims), **keys)
-        scores.append(done.summary["personal_accuracy"])
-    assert scores[0] == scores[1]
-    assert scores[0]["weighted"] > 0.5

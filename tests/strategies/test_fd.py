@@ -3,10 +3,8 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedhet.config import client_setup
-from fedhet.data import load
 
 OWN = {"partition": "classes", "classes_per_client": 6, "architectures": "mlp,cnn-1-1"}
 
@@ -44,22 +42,3 @@ def test_step_of_distillation(federate, phases):
         (F.cross_entropy(outputs, train.labels) + 0.5 * distilled).backward()
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(after[name], parameter.detach() - 0.2 * parameter.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_different_classes_are_refused(federate):
-    digits = load("digits", None)
-
-    def data(client):
-        inputs, labels = digits.train.inputs.float() / 16, digits.train.labels % (4 if client.name == "2" else 10)
-        return (inputs[:20], labels[:20]), (inputs[-20:], labels[-20:])
-
-    def model(client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4 if client.name == "2" else 10))
-
-    done = federate("fd", model=model, data=data)
-    (failure,) = done.rows[0]["failures"]
-    assert failure["client"] == "2"
-    assert failure["reason"] == (
-        "the client's prediction width is 4, and the other clients have 10: all clients need the same classes"
-    )
-    assert done.rows[2]["participants"] == ["0", "1"]

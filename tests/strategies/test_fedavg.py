@@ -1,9 +1,15 @@
 """FedAvg against plain computations, and what all methods have from the base."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
 
+from fedhet import FedAvg, make_client_app, models
+from fedhet.flower.grid import LocalGrid
 from fedhet.utils.files import read_tensors
 
 
@@ -60,3 +66,20 @@ def test_half_precision_halves_the_bytes(federate):
     assert [2 * row["bytes_down"] for row in half] == [row["bytes_down"] for row in full]
     assert full[1]["bytes_up"] == full[1]["bytes_down"] > 0
     assert abs(half[2]["train_loss"] - full[2]["train_loss"]) < 0.01
+
+
+def test_no_closing_round_in_flowers_loop(tmp_path):
+    asked, app = [], make_client_app()
+
+    def spying(message, context):
+        if message.metadata.message_type == "train":
+            request = json.loads(message.content["request"]["request"])
+            asked.append((request["round"], request["epochs"], request["evaluate"]))
+        return app(message, context)
+
+    settings = {"dataset": "digits", "architectures": "mlp", "clients": 3, "samples_per_client": 32, "local_epochs": 1}
+    strategy = FedAvg(state_dir=str(tmp_path), **settings, rounds=2, closing_epochs=5, fraction_train=0.34)
+    first = ArrayRecord(models.build("mlp", (1, 8, 8), 10).state_dict())
+    result = Strategy.start(strategy, LocalGrid(spying, 3), initial_arrays=first, num_rounds=2, timeout=5)
+    assert asked == [(1, 1, True), (2, 1, True)]
+    assert {*result.train_metrics_clientapp} == {*result.evaluate_metrics_clientapp} == {1, 2}

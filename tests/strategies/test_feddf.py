@@ -17,7 +17,17 @@ from fedhet.results.history import read_run
 from fedhet.results.tables import headline
 from fedhet.training import evaluate
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
-from tests.strategies.by_hand import UNLIKE, WHO, divergence, live, logits, own_network, rounds_of, tanh_network
+from tests.strategies.by_hand import (
+    UNLIKE,
+    WHO,
+    divergence,
+    live,
+    logits,
+    own_network,
+    rounds_of,
+    stepped,
+    tanh_network,
+)
 
 SETTINGS = UNLIKE | {"batch_size": 12}
 FEW = {"public_samples": 48, "feddf.server-steps": 7}
@@ -31,15 +41,12 @@ def double(monkeypatch):
     monkeypatch.setitem(models._BUILDERS, "server-float64", lambda input_shape, classes: tanh_network(5, classes))
 
 
-def sgd(done, state, order, inputs, wanted, epochs, size, loss):
+def sgd(state, order, inputs, wanted, epochs, size, loss):
     """A phase of a client's training."""
     velocity = {}
     for _ in range(epochs):
         for rows in torch.randperm(len(inputs), generator=order).split(size):
-            gradients = torch.autograd.grad(loss(logits(state, inputs[rows]), wanted[rows]), list(state.values()))
-            for (name, weights), gradient in zip(state.items(), gradients, strict=True):
-                velocity[name] = done.config.momentum * velocity.get(name, 0.0) + gradient
-                state[name] = (weights - done.config.learning_rate * velocity[name]).detach().requires_grad_()
+            stepped(state, velocity, loss(logits(state, inputs[rows]), wanted[rows]))
 
 
 def adam(state, order, inputs, wanted, steps, size):
@@ -78,9 +85,9 @@ def test_three_rounds_by_hand(federate, teach, who, monkeypatch):
             state = own[client]
             part, order = client_setup.data_of(done.info(client)).train, torch_generator(seed, "batches", client, round)
             if taught:
-                sgd(done, state, order, *taught, 1, 20, divergence)
+                sgd(state, order, *taught, 1, 20, divergence)
             inputs = transform(part.inputs[:]).double()
-            sgd(done, state, order, inputs, part.labels, done.config.local_epochs, 12, F.cross_entropy)
+            sgd(state, order, inputs, part.labels, done.config.local_epochs, 12, F.cross_entropy)
             sent.append(logits(state, public[rows]).detach().float().double())
         mean = (sum(sent) / len(sent)).float()
         adam(server, torch_generator(seed, "server", round), public[rows], mean, 7, 20)

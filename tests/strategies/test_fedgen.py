@@ -8,7 +8,7 @@ from torch import nn
 
 from fedhet.config import client_setup
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
-from tests.strategies.by_hand import UNLIKE, WHO, live, rounds_of
+from tests.strategies.by_hand import UNLIKE, WHO, live, rounds_of, stepped
 
 WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
 SETTINGS = UNLIKE | {"batch_size": BATCH}
@@ -78,10 +78,7 @@ def client_trained(done, client, round, state, generator, counts):
                 made = generator(drawn_inputs).detach()
                 loss = loss + WEIGHT * F.cross_entropy(made @ state["5.weight"].T + state["5.bias"], classes)
             number += 1
-            gradients = torch.autograd.grad(loss, list(state.values()))
-            for (name, weights), gradient in zip(state.items(), gradients, strict=True):
-                velocity[name] = done.config.momentum * velocity.get(name, 0.0) + gradient
-                state[name] = (weights - done.config.learning_rate * velocity[name]).detach().requires_grad_()
+            stepped(state, velocity, loss)
     return len(labels)
 
 

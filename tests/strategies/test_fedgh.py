@@ -8,7 +8,7 @@ from torch import nn
 
 from fedhet.config import client_setup
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
-from tests.strategies.by_hand import UNLIKE, WHO, live, own_network, rounds_of
+from tests.strategies.by_hand import UNLIKE, WHO, live, own_network, rounds_of, stepped
 
 SETTINGS = UNLIKE | {"batch_size": 12}
 WIDTH, WEIGHT, RATE = 6, 0.7, 0.2
@@ -53,10 +53,7 @@ def trained(done, client, round, state, extra=lambda features, labels: 0.0):
         for rows in torch.randperm(len(labels), generator=order).split(done.config.batch_size):
             features = phi(state, inputs[rows])
             loss = F.cross_entropy(outputs(state, features), labels[rows]) + extra(features, labels[rows])
-            gradients = torch.autograd.grad(loss, list(state.values()))
-            for (name, weights), gradient in zip(state.items(), gradients, strict=True):
-                velocity[name] = done.config.momentum * velocity.get(name, 0.0) + gradient
-                state[name] = (weights - done.config.learning_rate * velocity[name]).detach().requires_grad_()
+            stepped(state, velocity, loss)
     with torch.no_grad():
         features = phi(state, inputs)
         return [(features[labels == c].mean(0).float().double(), c) for c in labels.unique().tolist()]

@@ -14,8 +14,6 @@ from fedhet.algorithms.alignment.descriptors import describe, mean_descriptor
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.graphs import blocks
 from fedhet.config import client_setup
-from fedhet.config.configuration import resolve
-from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.figures import cosines_figure
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
@@ -209,26 +207,6 @@ def test_fewer_slots_and_batch_norm(federate: Federate, caplog: pytest.LogCaptur
 
 
 # ---- what is refused
-
-
-def test_too_few_stages(federate: Federate) -> None:
-    with pytest.raises(FedhetError, match=r"clients .*: fedharm\.blocks = 'last-four': MLP has 0 stages.*4 names"):
-        federate("fedharm", public_samples=40, learning_rate=0.01)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "why"),
-    [
-        ({"alpha": 0.0, "divide": True}, "fedharm.divide has no effect with fedharm.alpha"),
-        ({"slots": "128,0"}, "must be positive whole numbers separated by commas"),
-        ({"slots": "128,a"}, "must be positive whole numbers separated by commas"),
-        ({"align": "spectral", "blocks": "stages"}, "fedharm.blocks has no effect with fedharm.align"),
-        ({"alpha": 1.0, "align": "cka"}, "fedharm.align has no effect with fedharm.alpha"),
-    ],
-)
-def test_contradictory_keys(chosen: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        resolve({"method": "fedharm", **{f"fedharm.{key}": value for key, value in chosen.items()}})
 
 
 def test_bytes_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,34 +2,29 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet import FedHeNN, make_client_app
+from fedhet import FedHeNN
 from fedhet.algorithms.alignment import linear_cka, packing, procrustes_distance, targets
 from fedhet.algorithms.alignment.cka import rbf_kernel
-from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.algorithms.alignment.packing import unpack
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.configuration import resolve
 from fedhet.data import load
-from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import decode, encode_arrays
-from fedhet.messages import Arrays, Payload
-from fedhet.methods.options import Config
 from fedhet.models.representation import Representation
 from fedhet.results.history import Row, read_history
 from fedhet.training import read
+from fedhet.utils.files import read_tensors
 
 TINY = {
     "method": "fedhenn",
@@ -61,89 +56,34 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "DTYPE", "float32")
 
 
-@dataclass
-class Exchange:
-    """A message to a client and its answer."""
-
-    kind: str
-    client: str
-    round: int
-    question: str
-    sent: Payload
-    answered: Payload
+Federate = Callable[..., Any]
 
 
-@dataclass
-class Wire:
-    """A Flower mod that keeps all exchanges; `spoil(client, round, reply)` may change a training reply on its way."""
+@pytest.fixture
+def run(federate: Federate) -> Federate:
+    """Runs FedHeNN, or another method, with the settings above and some more."""
 
-    spoil: Callable[[str, int, Message], None] | None = None
-    log: list[Exchange] = field(default_factory=list)
+    def run(settings: dict[str, Any], name: str = "run", **own: Any) -> Any:
+        chosen = TINY | settings
+        if chosen["method"] != "fedhenn":
+            chosen = {key: value for key, value in chosen.items() if not key.startswith("fedhenn.")}
+        if "model" in own:
+            del chosen["architectures"]
+        if "data" in own:
+            chosen = {key: value for key, value in chosen.items() if "per-client" not in key and key != "partition"}
+        return federate(chosen.pop("method"), name, **chosen, **own)
 
-    def __call__(self, message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        client, request = str(context.node_config["partition-id"]), json.loads(message.content["request"]["request"])
-        number, question, kind = request["round"], request.get("question", ""), message.metadata.message_type
-        reply = call_next(message, context)
-        if self.spoil is not None and kind == "train":
-            self.spoil(client, number, reply)
-        answered = decode(reply.content) if reply.has_content() else Payload()
-        self.log.append(Exchange(kind, client, number, question, decode(message.content), answered))
-        return reply
-
-    def training(self, round: int) -> dict[str, Exchange]:
-        return {e.client: e for e in self.log if e.kind == "train" and e.round == round}
-
-    def asked(self, question: str) -> list[Exchange]:
-        return [e for e in self.log if e.question == question]
+    return run
 
 
-@dataclass
-class Run:
-    """A finished run."""
-
-    folder: Path
-    config: Config
-    wire: Wire
-
-    @property
-    def rows(self) -> list[Row]:
-        return read_history(self.folder)
-
-    @property
-    def public(self) -> Tensor:
-        public = client_setup.public_dataset(self.config)
-        assert public is not None
-        return public.inputs
-
-    def info(self, client: str) -> ClientInfo:
-        return ClientInfo(client, int(client), self.config.clients, self.config)
-
-    def state(self, client: str, round: int) -> dict[str, Tensor]:
-        """A client's own state after a round; only that of the last two rounds is kept."""
-        saved = load_file(self.folder / "state" / "clients" / client / f"{round}.safetensors")
-        return {name.removeprefix("model/"): tensor for name, tensor in saved.items()}
-
-    def network(self, client: str, tensors: dict[str, Tensor] | Arrays) -> nn.Module:
-        model = client_setup.model_of(self.info(client))
-        model.load_state_dict({name: torch.as_tensor(np.array(value)) for name, value in tensors.items()})
-        return model
-
-    def phi(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        return read(model, inputs, client_setup.dataset_of(self.config).transform, until=Representation(model))
+def public_of(done: Any) -> Tensor:
+    public = client_setup.public_dataset(done.config)
+    assert public is not None
+    return public.inputs
 
 
-def run(
-    folder: Path,
-    settings: dict[str, Any] | None = None,
-    *,
-    model: Callable[[ClientInfo], nn.Module] | None = None,
-    data: Callable[[ClientInfo], Any] | None = None,
-    spoil: Callable[[str, int, Message], None] | None = None,
-) -> Run:
-    config, wire = resolve({**TINY, **(settings or {})}, strict=False), Wire(spoil)
-    config = config.replace(chosen=frozenset({"clients"}), remarks=())
-    run_locally(config, folder, app=make_client_app(model, data, mods=[wire]))
-    return Run(folder, config, wire)
+def phi_of(done: Any, model: nn.Module, inputs: Tensor) -> Tensor:
+    return read(model, inputs, client_setup.dataset_of(done.config).transform, until=Representation(model))
 
 
 class Noisy(nn.Module):
@@ -169,13 +109,14 @@ def accuracies(rows: list[Row]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("setting", "other"), [("homogeneous", "fedavg"), ("heterogeneous", "local")])
-def test_no_term_is_fedavg_or_local(setting: str, other: str, tmp_path: Path) -> None:
+def test_no_term_is_fedavg_or_local(setting: str, other: str, run: Federate) -> None:
     def model(client: ClientInfo) -> nn.Module:
         return Noisy(24 if setting == "homogeneous" else 16 + 4 * int(client.name))
 
-    expected = run(tmp_path / other, {"method": other}, model=model)
-    none = run(tmp_path / "none", {"fedhenn.setting": setting, "fedhenn.eta0": 0.0}, model=model)
-    least = run(tmp_path / "least", {"fedhenn.setting": setting, "fedhenn.eta0": 1e-30}, model=model)
+    expected = run({"method": other}, other, model=model)
+    none, least = (
+        run({"fedhenn.setting": setting, "fedhenn.eta0": eta0}, str(eta0), model=model) for eta0 in (0.0, 1e-30)
+    )
 
     names = ["global"] if setting == "homogeneous" else ["0", "1", "2"]
     for name in names:
@@ -199,10 +140,9 @@ def test_no_term_is_fedavg_or_local(setting: str, other: str, tmp_path: Path) ->
     ("setting", "kernel"),
     [("heterogeneous", "linear"), ("heterogeneous", "rbf"), ("homogeneous", "linear"), ("homogeneous", "procrustes")],
 )
-def test_round_follows_the_equation(setting: str, kernel: str, tmp_path: Path) -> None:
+def test_round_follows_the_equation(setting: str, kernel: str, run: Federate) -> None:
     eta0, rate = 0.7, 0.2
     done = run(
-        tmp_path,
         {
             "fedhenn.setting": setting,
             "fedhenn.kernel": kernel,
@@ -217,10 +157,10 @@ def test_round_follows_the_equation(setting: str, kernel: str, tmp_path: Path) -
             "momentum": 0.0,
         },
     )
-    dataset, second = client_setup.dataset_of(done.config), done.wire.training(2)
-    rad = done.public[torch.from_numpy(np.array(second["0"].sent.arrays["rad"]["rows"])).long()]
+    dataset = client_setup.dataset_of(done.config)
+    rad = public_of(done)[torch.from_numpy(np.array(done.received[2, "0"]["rad"]["rows"])).long()]
     assert len(rad) == 50
-    assert second["0"].sent.values["eta"] == eta0
+    assert done.values[2, "0"]["eta"] == eta0
     h = torch.eye(50, dtype=torch.float64) - 1 / 50
 
     def k(features: Tensor) -> Tensor:
@@ -228,13 +168,13 @@ def test_round_follows_the_equation(setting: str, kernel: str, tmp_path: Path) -
         kernel_ = rbf_kernel(features) if kernel == "rbf" else features @ features.T
         return h @ kernel_ @ h
 
-    peers = {client: done.network(client, done.state(client, 1)) for client in ("0", "1", "2")}
-    mean = sum((k(done.phi(model, rad)) / 3 for model in peers.values()), torch.zeros(()))
-    for client, exchange in second.items():
-        model = peers[client]
+    peers = {client: done.network(client, done.kept(client, 1)) for client in "012"}
+    mean = sum((k(phi_of(done, model, rad)) / 3 for model in peers.values()), torch.zeros(()))
+    for client, model in peers.items():
         if setting == "homogeneous":
-            model = done.network(client, exchange.sent.arrays["model"])
-            reference = done.phi(model, rad)
+            sent = done.received[2, client]["model"]
+            model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in sent.items()})
+            reference = phi_of(done, model, rad)
             mean = k(reference)
         before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         train = client_setup.data_of(done.info(client)).train
@@ -254,13 +194,13 @@ def test_round_follows_the_equation(setting: str, kernel: str, tmp_path: Path) -
                     assert parameter.grad is not None
                     parameter -= rate * parameter.grad
         expected = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-        trained = done.network(client, done.state(client, 2))
+        trained = done.network(client, done.kept(client, 2))
         change = nn.utils.parameters_to_vector(trained.parameters()).detach() - before
         assert (change - expected).norm() < 1e-4 * expected.norm()
         assert float(distance.detach()) > 1e-4
 
 
-def test_clients_with_different_labels_align(tmp_path: Path) -> None:
+def test_clients_with_different_labels_align(run: Federate) -> None:
     digits = load("digits")
     label_sets = {"0": [0, 1, 2], "1": [3, 4, 5, 6], "2": [7, 8, 9, 0, 4]}
 
@@ -278,16 +218,15 @@ def test_clients_with_different_labels_align(tmp_path: Path) -> None:
 
     public = digits.train.inputs[-100:].float() / 16
     settings = {"rounds": 5, "local-epochs": 4, "public-samples": 0, "fedhenn.probe": 64, "fedhenn.rad-batch": 50}
-    done = run(tmp_path / "together", settings, model=model, data=data)
-    alone = run(tmp_path / "alone", {**settings, "method": "local"}, model=model, data=data)
+    done = run(settings, "together", model=model, data=data)
+    alone = run({**settings, "method": "local"}, "alone", model=model, data=data)
     assert not any(row["failures"] for row in done.rows)
-    assert not any("public" in exchange.sent.arrays for exchange in done.wire.log)
 
-    def agreement(of: Run) -> float:
+    def agreement(of: Any) -> float:
         features = []
         for client, labels in label_sets.items():
             network = model(done.info(client))
-            network.load_state_dict(load_file(of.folder / "models" / f"{client}.safetensors"))
+            network.load_state_dict(of.saved(client))
             assert network.head.out_features == len(labels)
             images, phi = digits.test.inputs.float() / 16, Representation(network)
             features.append(read(network, images, lambda x: x, until=phi))
@@ -299,42 +238,40 @@ def test_clients_with_different_labels_align(tmp_path: Path) -> None:
 # ---- what its options do
 
 
-def test_schedule(tmp_path: Path) -> None:
+def test_schedule(run: Federate) -> None:
     for schedule, factors in (("sqrt", [0, 1, 2**0.5]), ("linear", [0, 1, 2]), ("constant", [1, 1, 1])):
         own = resolve({**TINY, "fedhenn.eta0": 0.1, "fedhenn.schedule": schedule}).options
         assert [own.eta(round) for round in (1, 2, 3)] == pytest.approx([0.1 * factor for factor in factors])
-    done = run(tmp_path, {"rounds": 1, "closing-epochs": 1, "fraction-train": 0.3, "fedhenn.schedule": "linear"})
+    done = run({"rounds": 1, "closing-epochs": 1, "fraction-train": 0.3, "fedhenn.schedule": "linear"})
     assert [len(row["participants"]) for row in done.rows] == [0, 1, 3, 0]
     assert "alignment" not in done.rows[1]["metrics"]
-    assert not any("eta" in exchange.sent.values for exchange in done.wire.training(1).values())
-    assert [exchange.sent.values["eta"] for exchange in done.wire.training(2).values()] == [0.3] * 3
+    assert {round for (round, _), values in done.values.items() if "eta" in values} == {2}
+    assert [done.values[2, client]["eta"] for client in "012"] == [0.3] * 3
 
 
-def test_rad_of_a_round(tmp_path: Path) -> None:
-    done = run(tmp_path, {"fedhenn.rad-size": 40})
-    rounds = {round: done.wire.training(round) for round in (1, 2, 3)}
+def test_rad_of_a_round(run: Federate) -> None:
+    done = run({"fedhenn.rad-size": 40})
     for round in (1, 2):
-        asked = rounds[round]["0"].sent.arrays["next-rad"]["rows"]
+        asked = done.received[round, "0"]["next-rad"]["rows"]
         assert asked.dtype == np.int32
         assert len(np.unique(asked)) == len(asked) == 40
         assert asked.max() < 96
-        for exchange in rounds[round + 1].values():
-            np.testing.assert_array_equal(exchange.sent.arrays["rad"]["rows"], asked)
-        assert len(unpack(rounds[round]["0"].answered.arrays["features"])) == 40
-    assert set(rounds[2]["0"].sent.arrays["rad"]["rows"]) != set(rounds[3]["0"].sent.arrays["rad"]["rows"])
+        for client in "012":
+            np.testing.assert_array_equal(done.received[round + 1, client]["rad"]["rows"], asked)
+        assert len(unpack(done.sent[round, "0"]["features"])) == 40
+    assert {*done.received[2, "0"]["rad"]["rows"]} != {*done.received[3, "0"]["rad"]["rows"]}
 
 
-def test_rad_source(tmp_path: Path) -> None:
-    held_out, union = run(tmp_path / "one"), run(tmp_path / "two", {"fedhenn.rad-source": "train-union"})
-    sent = held_out.wire.asked("handshake")[0].sent.arrays["public"]["inputs"]
-    np.testing.assert_array_equal(sent, held_out.public.numpy())
-    sent = union.wire.asked("handshake")[0].sent.arrays["public"]["inputs"]
-    parts = [client_setup.data_of(union.info(client)).train.inputs for client in ("0", "1", "2")]
-    np.testing.assert_array_equal(sent, torch.cat(parts).numpy())
+def test_rad_source(run: Federate) -> None:
+    held_out, union = (run({"fedhenn.rad-source": source}, source) for source in ("held-out", "train-union"))
+    parts = [client_setup.data_of(union.info(client)).train.inputs for client in "012"]
+    for done, expected in ((held_out, public_of(held_out)), (union, torch.cat(parts))):
+        (path,) = (done.folder / "state" / "public").iterdir()
+        assert any(torch.equal(tensor, expected) for tensor in (read_tensors(path) or {}).values())
 
 
 @pytest.mark.parametrize(("batch", "every", "passes"), [(0, 1, [96] * 4), (16, 3, [16] * 2)])
-def test_rad_batch_and_rad_every(batch: int, every: int, passes: list[int], tmp_path: Path) -> None:
+def test_rad_batch_and_rad_every(batch: int, every: int, passes: list[int], run: Federate) -> None:
     seen: list[int] = []
 
     class Counting(Noisy):
@@ -344,97 +281,61 @@ def test_rad_batch_and_rad_every(batch: int, every: int, passes: list[int], tmp_
             return super().forward(images)
 
     settings = {"rounds": 2, "local-epochs": 2, "fedhenn.rad-batch": batch, "fedhenn.rad-every": every}
-    run(tmp_path, settings, model=lambda client: Counting())
+    run(settings, model=lambda client: Counting())
     assert [rows for rows in seen if rows not in (2, 10)] == passes * 3  # clients, each tried with two examples
 
 
-def test_rarer_term_has_more_weight(tmp_path: Path) -> None:
+def test_rarer_term_has_more_weight(run: Federate) -> None:
     one_step = {"rounds": 2, "batch-size": 20, "fedhenn.rad-batch": 0}
-    often = run(tmp_path / "often", {**one_step, "fedhenn.eta0": 0.4})
-    rare = run(tmp_path / "rare", {**one_step, "fedhenn.eta0": 0.2, "fedhenn.rad-every": 2})
-    for client in ("0", "1", "2"):
-        for name, tensor in often.state(client, 2).items():
-            torch.testing.assert_close(rare.state(client, 2)[name], tensor, rtol=0, atol=1e-6)
+    often = run({**one_step, "fedhenn.eta0": 0.4}, "often")
+    rare = run({**one_step, "fedhenn.eta0": 0.2, "fedhenn.rad-every": 2}, "rare")
+    for client in "012":
+        torch.testing.assert_close(rare.kept(client, 2), often.kept(client, 2), rtol=0, atol=1e-6)
 
 
-@pytest.mark.usefixtures("exact")
-def test_target_is_the_mean_kernel(tmp_path: Path) -> None:
-    unlike = {"rounds": 2, "partition": "dirichlet", "samples-per-client": 0, "local-epochs": 0}
-    done = run(tmp_path, {**unlike, "fedhenn.rad-batch": 0})
-    features = [unpack(exchange.answered.arrays["features"]) for exchange in done.wire.training(1).values()]
-    expected = torch.zeros(96, 96)
-    for own in features:
-        values = own - own.mean(0)
-        expected += values @ values.T / 3
-    target = unpack(done.wire.training(2)["0"].sent.arrays["target"])
-    target = target @ target.T
-    torch.testing.assert_close(target, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-
-
-@pytest.mark.usefixtures("exact")
-def test_peers_are_the_last_clients(tmp_path: Path) -> None:
-    done = run(tmp_path, {"rounds": 3, "fraction-train": 0.3})
-    assert not any("model" in e.sent.arrays or "model" in e.answered.arrays for e in done.wire.log)
-
-    def kernel(arrays: Arrays) -> Tensor:
-        values = unpack(arrays)
-        return values @ values.T
-
-    (sent,) = (e.sent.arrays["target"] for e in done.wire.training(2).values())
-    (answer,) = (e.answered.arrays["features"] for e in done.wire.training(1).values())
-    torch.testing.assert_close(kernel(sent), kernel(answer), rtol=1e-4, atol=1e-5)
-
-
-def test_probe(tmp_path: Path) -> None:
-    done = run(tmp_path / "with", {"fedhenn.probe": 64, "rounds": 6, "local-epochs": 2})
-    found = json.loads((done.folder / "matrices.json").read_text())["cka"]
+def test_probe(run: Federate) -> None:
+    done = run({"fedhenn.probe": 64, "rounds": 6, "local-epochs": 2})
+    found = done.matrices["cka"]
     assert found["clients"] == ["0", "1", "2"]
     assert found["architectures"] == ["mlp", "cnn", "mlp"]
     for when in ("before", "after"):
         matrix = np.array(found[when])
         np.testing.assert_allclose(matrix, matrix.T, atol=1e-6)
         np.testing.assert_allclose(np.diag(matrix), 1, atol=1e-6)
-    networks = [load_file(done.folder / "models" / f"{c}.safetensors") for c in "02"]
-    features = [done.phi(done.network(c, tensors), done.public) for c, tensors in zip("02", networks, strict=True)]
+    features = [phi_of(done, done.network(client), public_of(done)) for client in "02"]
     assert found["after"][0][2] == pytest.approx(float(linear_cka(*features)), abs=0.1)
-    assert not (run(tmp_path / "without").folder / "matrices.json").exists()
+    assert not (run({}, "without").folder / "matrices.json").exists()
 
 
 # ---- what goes wrong
 
 
-def _with_features(reply: Message, features: Arrays) -> None:
-    reply.content["features"] = encode_arrays(features)
+def failing(*places: tuple[int, str]) -> Callable[[int, str], None]:
+    """Clients that fail in some rounds."""
+
+    def before(round: int, client: str) -> None:
+        if (round, client) in places:
+            raise RuntimeError("out of order")
+
+    return before
 
 
-def _one_row_less(reply: Message) -> None:
-    _with_features(reply, pack(torch.randn(95, 4)))
+@pytest.mark.usefixtures("exact")
+def test_target_of_the_clients_that_replied(run: Federate) -> None:
+    done = run({"rounds": 2}, before=failing((1, "1")))
+    assert done.rows[2]["participants"] == ["0", "1", "2"]
+    answers = [unpack(done.sent[1, client]["features"]) for client in "02"]
+    expected = torch.stack([a @ a.T for a in answers]).mean(0)
+    target = unpack(done.received[2, "1"]["target"])
+    torch.testing.assert_close(target @ target.T, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_no_target_after_a_lost_round(tmp_path: Path) -> None:
-    def spoil(client: str, round: int, reply: Message) -> None:
-        if round == 2:
-            _one_row_less(reply)
-
-    done = run(tmp_path, {"rounds": 4}, spoil=spoil)
+def test_no_target_after_a_lost_round(run: Federate) -> None:
+    done = run({"rounds": 4}, before=failing(*((2, client) for client in "012")))
     assert [len(row["failures"]) for row in done.rows] == [0, 0, 3, 0, 0, 0]
-    assert "target" not in done.wire.training(3)["0"].sent.arrays
-    assert "eta" not in done.wire.training(3)["0"].sent.values
-    assert "target" in done.wire.training(4)["0"].sent.arrays
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"fedhenn.kernel": "procrustes"}, "it needs fedhenn.setting = 'homogeneous'"),
-        ({"fedhenn.rad-batch": 3}, "must be 0 .all rows. or at least 8"),
-        ({"fedhenn.rad-size": 4}, "fedhenn.rad-size = 4: must be at least 8"),
-        ({"fedhenn.schedule": "cubic"}, "must be one of auto, sqrt, linear, constant"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve({**TINY, **settings})
+    assert "target" not in done.received[3, "0"]
+    assert "eta" not in done.values[3, "0"]
+    assert "target" in done.received[4, "0"]
 
 
 @pytest.mark.parametrize(
@@ -444,23 +345,11 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
         ({"public-samples": 5}, "the public dataset has 5 examples, and at least 8"),
     ],
 )
-def test_too_small_public_dataset(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_too_small_public_dataset(settings: dict[str, Any], message: str, run: Federate, tmp_path: Path) -> None:
     with pytest.raises(FedhetError, match=message):
-        run(tmp_path, settings)
-    assert len(read_history(tmp_path)) <= 1
-    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
-
-
-def own_data(client: ClientInfo) -> dict[str, Any]:
-    """Data that are not the configured ones, and a public dataset of them."""
-    generator = torch.Generator().manual_seed(int(client.name))
-    inputs = torch.randn(24, 4, generator=generator)
-    train, test = ((part, part[:, :3].argmax(1)) for part in (inputs[:16], inputs[16:]))
-    return {"train": train, "test": test, "public": PUBLIC}
-
-
-def own_model(client: ClientInfo) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6 + int(client.name)), nn.ReLU(), nn.Linear(6 + int(client.name), 3))
+        run(settings)
+    assert len(read_history(tmp_path / "run")) <= 1
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
 PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
@@ -471,10 +360,3 @@ def test_train_union_with_a_public_dataset() -> None:
         ConfigError, match="'train-union' draws the alignment examples .* from the clients' training data: leave"
     ):
         FedHeNN(rad_source="train-union", public=PUBLIC)
-
-
-def test_train_union_with_own_data(tmp_path: Path) -> None:
-    settings = {"fedhenn.rad-source": "train-union", "public-samples": 0}
-    with pytest.raises(FedhetError, match="clients .*: fedhenn.rad-source = 'train-union' is the union of the"):
-        run(tmp_path, settings, model=own_model, data=own_data)
-    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"

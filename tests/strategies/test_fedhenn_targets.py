@@ -15,7 +15,6 @@ from fedhet.algorithms.alignment.packing import unpack
 from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
-from fedhet.errors import ConfigError
 from fedhet.results.history import read_history
 from fedhet.training import read
 
@@ -82,18 +81,6 @@ def test_homogeneous_target(federate: Callable[..., Any]) -> None:
     assert done.rows[2]["metrics"]["alignment"] == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "idle"),
-    [
-        ({"target": "spectral", "kernel": "rbf"}, "kernel"),
-        ({"target": "kernel", "setting": "homogeneous", "kernel": "procrustes", "rad-batch": 64}, "rad-batch"),
-    ],
-)
-def test_keys_without_effect(chosen: dict[str, Any], idle: str) -> None:
-    with pytest.raises(ConfigError, match=f"fedhenn.{idle} has no effect with"):
-        resolve({"method": "fedhenn", **{f"fedhenn.{key}": value for key, value in chosen.items()}})
-
-
 @pytest.mark.parametrize(("target", "eta0", "schedule"), [("spectral", 3.0, "constant"), ("kernel", 0.001, "sqrt")])
 def test_defaults_by_target(target: str, eta0: float, schedule: str) -> None:
     own = resolve({"method": "fedhenn", "fedhenn.target": target}).options
@@ -127,12 +114,6 @@ def test_posteriors_after_training(federate: Callable[..., Any]) -> None:
     done = federate("fedhenn", "two", public_samples=96, rounds=1, closing_epochs=1, learning_rate=1e-12, **SPECTRAL)
     expected = read(done.network("0"), _rad(done, 2), client_setup.dataset_of(done.config).transform).softmax(1)
     torch.testing.assert_close(unpack(done.sent[1, "0"]["posteriors"]), expected, rtol=0, atol=1e-3)
-
-
-def test_homogeneous_spectral(federate: Callable[..., Any]) -> None:
-    done = federate("fedhenn", public_samples=96, **SPECTRAL, **{"fedhenn.setting": "homogeneous"})
-    assert set(done.sent[1, "0"]) == {"model", "posteriors"}
-    assert set(done.received[2, "0"]) == {"model", "rad", "target"}
 
 
 @pytest.mark.parametrize("closing", [0, 1])

@@ -11,41 +11,12 @@ from fedhet.client_apps.fedproto import FedProto
 from torch import nn
 
 from fedhet.config import client_setup, configuration
-from fedhet.errors import ModelError
-from fedhet.messages import Payload, Reply, WireError
+from fedhet.messages import Payload
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
 from fedhet.tasks import Task
 from fedhet.training import evaluate
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
-
-
-def replies_of(*prototypes):
-    return {
-        str(index): Reply(
-            str(index), 1, Payload({"prototypes": dict(zip(("classes", "counts", "means"), own, strict=True))})
-        )
-        for index, own in enumerate(prototypes)
-    }
-
-
-@pytest.mark.parametrize(
-    ("classes", "counts", "means"),
-    [
-        ([0, -1], [1, 1], (2, 3)),
-        ([0, 0], [1, 1], (2, 3)),
-        ([0, 1], [1, 0], (2, 3)),
-        ([0, 1], [1, 1], (2, 4)),
-        ([0, 1], [1, 1], (3, 3)),
-        ([0.0, 1.0], [1, 1], (2, 3)),
-    ],
-)
-def test_wrong_prototypes_are_refused(classes, counts, means):
-    strategy = registry.strategy("fedproto")()
-    strategy.state.width = 3
-    (reply,) = replies_of((np.array(classes), np.array(counts), np.zeros(means, np.float32))).values()
-    with pytest.raises(WireError, match="client's prototypes"):
-        strategy.check_reply(reply)
 
 
 def side_with(prototypes, labels, device="cpu", **own):
@@ -117,7 +88,7 @@ def test_projection_of_any_network(make, head, name):
     torch.manual_seed(3)
     model = make()
     old = model.get_submodule(name)
-    projection, narrower = nn.Linear(old.in_features, 5), nn.Linear(5, 10, bias=old.bias is not None)
+    projection, narrower = nn.Linear(old.in_features, 5), nn.Linear(5, 10)
     before = Representation(make(), name)
     before.model.load_state_dict(model.state_dict())
     torch.manual_seed(3)
@@ -130,13 +101,6 @@ def test_projection_of_any_network(make, head, name):
     prefix = f"{name}." if name else ""
     assert adapted.get_parameter(f"{prefix}projection.weight").grad.abs().sum() > 0
     assert f"{prefix}head.weight" in adapted.state_dict()
-
-
-def test_other_heads_are_refused():
-    config = configuration.resolve({"method": "fedproto", "fedproto.width": 5, "head": "1"})
-    model = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 1))
-    with pytest.raises(ModelError, match=r"fedproto.width needs an nn.Linear as head, not a Conv1d"):
-        registry.client_side("fedproto").adapt(model, config)
 
 
 @pytest.mark.parametrize(("predict", "expected"), [("prototype", [4, 2]), ("all-prototypes", [3, 2])])
@@ -160,7 +124,6 @@ def test_prediction_without_prototypes():
 
 @pytest.mark.parametrize("width", [0, 7])
 def test_two_rounds_by_hand(federate, width):
-    """Everything written out: equal networks, SGD with momentum, prototypes and their mean, over two rounds."""
     settings = {"fedproto.width": width, "fedproto.weight": 0.7, "partition": "classes", "classes-per-client": 4}
     done = federate("fedproto", momentum=0.5, **settings)
     config, transform = done.config, client_setup.dataset_of(done.config).transform

@@ -17,7 +17,6 @@ from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 from fedhet.messages import load_into
 from fedhet.models import registry as models
-from fedhet.training import reestimate
 
 MIXED = {"architectures": "mlp,cnn-1-1", "clients": 2, "rounds": 1, "learning_rate": 0.01}
 
@@ -136,34 +135,6 @@ def test_nothing_to_generate(federate):
 
 
 # ---- unseen clients, statistics, refinement
-
-
-def test_late_client(federate, phases):
-    """Nobody had it, but its layers' types are known; the hypernetwork writes for it as it is by then."""
-    done = federate(
-        "flha-ghn",
-        architectures="flha-small-1,flha-small-cnn-4",
-        clients=2,
-        since={1: 2},
-        learning_rate=0.001,
-        **{"flha-ghn.refine": "none"},
-    )
-    assert sorted(done.received) == [(1, "0"), (2, "0"), (2, "1")]
-    _, before, _ = phases[-1]
-    model = client_setup.model_of(done.info("1"))
-    graphs = [layer_graph(each, torch.zeros(2, 1, 8, 8)) for each in (client_setup.model_of(done.info("0")), model)]
-    made = GraphHypernetwork(catalogue(graphs), Design(), seed=None)
-    received = done.received[2, "1"]["model"]
-    assert not np.array_equal(
-        received["heads.c1_8_k3_s1.weight.base"], done.received[1, "0"]["model"]["heads.c1_8_k3_s1.weight.base"]
-    )
-    load_into(made.state_dict(), received)
-    arrays = made.write(made.read(graphs[1]))
-    for name, array in arrays.items():
-        assert torch.allclose(before[name], array, atol=1e-6)
-    model.load_state_dict({**model.state_dict(), **arrays})
-    reestimate(model, client_setup.data_of(done.info("1")).train.inputs, client_setup.dataset_of(done.config).transform)
-    assert torch.allclose(before["body.0.1.running_mean"], model.state_dict()["body.0.1.running_mean"], atol=1e-5)
 
 
 @pytest.mark.parametrize(("refine", "moves"), [("head", {"head.weight", "head.bias"}), ("all", None)])

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.config import client_setup, configuration
-from fedhet.config.client_setup import ClientInfo
-from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.errors import FedhetError, ModelError
 from fedhet.methods import registry
 from fedhet.utils.randomness import torch_generator
 from tests.strategies.by_hand import WHO, rounds_of
@@ -142,27 +141,6 @@ def test_only_adapters_are_sent(federate):
             assert {name: array.shape for name, array in arrays["model"].items()} == shapes
 
 
-def test_robust_rules_and_clipping(federate):
-    """Of three clients with equal adapters but for one, the median is theirs."""
-    for number, aggregate in enumerate(("truncate", "stack")):
-        keys = {"lora.aggregate": aggregate, "lora.ranks": "3", "rounds": 2, "aggregation": "median", "clip_norm": 2.0}
-        done = federate("lora", str(number), model=network, **{**SAME, **keys})
-        assert done.failures == []
-        assert all(np.isfinite(array).all() for array in {**done.state.model, **done.state.products}.values())
-        name = "1.lora_b"
-        assert np.abs({**done.state.model, **done.state.products}[name]).max() > 0
-
-
-def test_bfloat16_network(federate):
-    keys = {"lora.aggregate": "stack", "learning_rate": 2.0}
-    done = federate("lora", model=lambda client: network().bfloat16(), **{**SAME, **keys})
-    assert done.failures == []
-    assert {array.dtype.name for array in done.sent[3, "1"]["model"].values()} == {"float32"}
-    saved, before = done.saved("0"), network().bfloat16().state_dict()
-    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
-    assert [name for name in before if not torch.equal(saved[name], before[name])] == ["1.weight", "3.weight"]
-
-
 # ---- layers
 
 
@@ -235,36 +213,3 @@ def test_other_frozen_network(federate):
     assert (where, client) == (0, "1")
     assert reason.startswith("the client's frozen network is ")
     assert "all clients need the same frozen layers and weights" in reason
-
-
-# ---- ranks
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"lora.ranks": "8,0"}, "lora.ranks: '0' is not a valid rank"),
-        ({"lora.ranks": "8,2.5"}, "lora.ranks: '2.5' is not a valid rank"),
-        ({"lora.ranks": ","}, "lora.ranks: '' is not a valid rank"),
-        ({"shared-init": False}, "the same initial weights of the whole network"),
-    ],
-)
-def test_wrong_keys(settings, problem):
-    with pytest.raises(ConfigError, match=problem):
-        configuration.resolve({"method": "lora", **settings})
-
-
-def test_rank_of_a_node():
-    config = configuration.resolve({"method": "lora", "lora.ranks": "16,8,4"})
-
-    def width(**node):
-        return client_setup.width_of(ClientInfo("1", 1, 3, config, node))
-
-    assert (width(), width(rank=16), width(rank="4")) == (0.5, 1, 0.25)
-    with pytest.raises(ConfigError, match="the node's rank: 32 is not a valid rank: .* whole number from 1 to 16"):
-        width(rank=32)
-    with pytest.raises(ConfigError, match="the node's rank: 0.5 is not a valid rank"):
-        width(rank=0.5)
-
-
-# ---- a transformer

@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
-from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration
 from fedhet.config.configuration import read
 from fedhet.config.user_functions import UserFunctions
@@ -75,17 +74,6 @@ def test_test_on_of_a_preset(federate, caplog, preset, test_on):
     assert beside.rows == done.rows
 
 
-def test_one_client_without_common_test_set(federate):
-    def data(client):
-        return without_common(client) if client.name == "1" else with_common(client)
-
-    done = federate("local", model=model_of, data=data, test_on="global")
-    (failure,) = done.rows[0]["failures"]
-    assert failure["client"] == "1"
-    assert "needs a common test set" in failure["reason"]
-    assert done.rows[-1]["common"]["trained"]["clients"] == 2
-
-
 @pytest.mark.parametrize(("method", "test_on"), [("lg-fedavg", "both"), ("local", "global")])
 def test_personal_models_on_common_test_set(federate, method, test_on):
     done = federate(method, model=model_of, data=with_common, test_on=test_on)
@@ -139,19 +127,6 @@ def test_unknown_global_model(federate, phases):
     assert phases == []
 
 
-@pytest.mark.parametrize("preset", ["layer-average/digits", "ensemble/digits"])
-def test_presets_with_common_test_set(preset):
-    config = configuration.resolve({"preset": preset})
-    settled, beside = (UserFunctions(data=each).adapted(config) for each in (without_common, with_common))
-    assert settled.test_on == "local"
-    assert settled.replace(test_on=config.test_on, remarks=beside.remarks) == beside
-    assert [key for key, _ in settled.remarks if key == "test-on"] == ["test-on"]
-    assert "the data have no common test set" in dict(settled.remarks)["test-on"]
-    assert beside.test_on == UserFunctions(model=model_of).adapted(config).test_on == config.test_on
-    chosen = configuration.resolve({"preset": preset, "test-on": "both"})
-    assert UserFunctions(data=without_common).adapted(chosen).test_on == "both"
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch, caplog):
     """Run a method with the model and data above and public examples, as a user does who says nothing more."""
@@ -184,17 +159,7 @@ def test_own_data_have_their_own_name(run):
             fedhet.run({"method": "local", "dataset": "own"}, data=data)
 
 
-def test_ensemble_without_score(run, caplog):
-    run("ensemble", local_epochs=1)
-    assert len(logged(caplog, "ensemble's model is at the server only and was not evaluated")) == 1
-    functions = UserFunctions(model=model_of, data=without_common)
-    base = {"preset": "local/digits", "clients": 2}
-    shared = shared_settings(variants_of(["local", "ensemble"]), seeds=[0], config=base, functions=functions)
-    assert [note for note in shared.notes if note.startswith("ensemble's model is at the server only")]
-
-
 def test_server_uses_first_clients_public_dataset(tmp_path):
-    """Simulated, it learns on examples that only the clients' data function gives."""
 
     def data(client):
         return with_common(client) | {"public": drawn(50, 40)[0]}

@@ -87,17 +87,6 @@ def test_matching_beats_averaging(tmp_path):
     assert scores["pfnm"] > scores["fedavg"] + 0.1
 
 
-@pytest.mark.slow
-def test_further_rounds(tmp_path):
-    rows, summary = run(tmp_path / "run", rounds=3, shared_init=False)
-    assert summary["personal_accuracy"]["weighted"] > rows[2]["received"]["accuracy"]["weighted"]
-    assert summary["personal_accuracy"]["weighted"] > 0.7
-    model = load_file(tmp_path / "run" / "models" / "global.safetensors")
-    assert len(model["body.1.weight"]) > 200
-    assert rows[4]["bytes_down"] == 4 * 4 * sum(array.size for array in model.values())
-    assert rows[1]["bytes_down"] == 0
-
-
 @pytest.mark.parametrize("batch_norm", ["local", "re-estimate"])
 def test_statistics_are_sent(batch_norm, tmp_path):
     settings = {"architectures": "resnet8", "local_epochs": 1, "samples_per_client": 16, "clients": 2, "rounds": 2}

@@ -8,18 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet import models
-from fedhet.algorithms.graphs import architecture_graph, permutation_groups, widths_of
-from fedhet.algorithms.matching import groups_to_json
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups
 from fedhet.client.submodel import Submodel
 from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.messages import Report, WireError, spec_of
-from fedhet.methods.sharing import FIRST_UNITS
-from fedhet.models.copies import kinds_of
 from fedhet.server import average_shared
 from fedhet.server.aggregation import cut_to_bound
-from fedhet.server.submodel import check_part, cut, joined, parts_of, split
+from fedhet.server.submodel import cut, joined, split
 from fedhet.utils.randomness import torch_generator
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE as SAME
@@ -33,11 +28,11 @@ PIXELS = 4  # of each of the second convolution's maps
 class Small(nn.Module):
     """Two convolutions, the first with BatchNorm, and two linear layers; of images of 8 x 8."""
 
-    def __init__(self):
+    def __init__(self, three=UNITS["three"]):
         super().__init__()
         self.one, self.norm = nn.Conv2d(1, UNITS["one"], 3, padding=1, bias=False), nn.BatchNorm2d(UNITS["one"])
         self.two = nn.Conv2d(UNITS["one"], UNITS["two"], 3, padding=1)
-        self.three, self.head = nn.Linear(UNITS["two"] * PIXELS, UNITS["three"]), nn.Linear(UNITS["three"], 10)
+        self.three, self.head = nn.Linear(UNITS["two"] * PIXELS, three), nn.Linear(three, 10)
 
     def forward(self, inputs):
         maps = F.max_pool2d(F.relu(self.norm(self.one(inputs))), 2)
@@ -176,23 +171,9 @@ def test_masked_loss_of_pixels(federate, float64_travels):
     assert done.sent[1, "0"]["rows"]["2.weight"].tolist() == [0, 1]
 
 
-NETWORKS = {"torchvision/resnet18": (3, 32, 32), "char-lstm": (80,), "vit": (1, 8, 8)}
-
-
-def network(name):
-    """One of these networks, with 80 classes, and two inputs."""
-    model = SmallViT() if name == "vit" else models.build(name, NETWORKS[name], 80)
-    return model, torch.zeros((2, *NETWORKS[name]), dtype=torch.long if name == "char-lstm" else torch.float)
-
-
-@pytest.mark.parametrize("name", ["resnet8", "vit"])
-def test_heterofl_of_whole_networks_is_fedavg(name, federate, monkeypatch):
+def test_heterofl_of_whole_networks_is_fedavg(federate, monkeypatch):
     monkeypatch.setattr("fedhet.client_apps.heterofl.HeteroFL.absent", None)  # whatever classes a client lacks
-    same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": name}
-    if name == "vit":
-        part = torch.rand(16, 1, 8, 8), torch.arange(16) % 10
-        same |= {"architectures": "", "samples_per_client": ""}
-        same |= {"model": lambda client: network(name)[0], "data": lambda client: (part, part)}
+    same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": "resnet8"}
     one = federate("fedavg", "fedavg", **same)
     other = federate("heterofl", "heterofl", **same, **{"heterofl.widths": "1"})
     assert one.failures == other.failures == []
@@ -285,28 +266,6 @@ def test_clipping_of_a_part():
     np.testing.assert_allclose(made["2"]["w"], before["w"] + 1)
 
 
-def test_width_of_a_node(federate):
-    config = configuration.resolve({"method": "heterofl", "heterofl.widths": "1,0.5", "clients": 4, "assign": "blocks"})
-    infos = [client_setup.ClientInfo(str(n), n, 4, config) for n in range(4)]
-    assert [client_setup.width_of(info) for info in infos] == [1.0, 1.0, 0.5, 0.5]
-    own = client_setup.ClientInfo("0", 0, 4, config, {"width": "0.25"})
-    assert client_setup.width_of(own) == 0.25
-    with pytest.raises(ConfigError, match="the node's width: 2 is not a valid width"):
-        client_setup.width_of(client_setup.ClientInfo("0", 0, 4, config, {"width": 2}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"heterofl.widths": "1,1.5"}, "widths: 1.5 is not a valid width"),
-        ({"shared-init": False}, "initial weights of the whole"),
-    ],
-)
-def test_wrong_widths(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        configuration.resolve({"method": "heterofl", **settings})
-
-
 def test_bfloat16(federate):
     """They travel as float32, in which every value of bfloat16 is one."""
     model, inputs = Small().bfloat16(), torch.rand(2, 1, 8, 8, dtype=torch.bfloat16)
@@ -355,69 +314,46 @@ def test_class_name_with_exits(federate):
         federate("depthfl", model=lambda client: ResNet(next(widths)), **DEPTHS)
 
 
-class SmallViT(nn.Module):
-    """One block of a vision transformer, as in torchvision's, on images of 8 x 8."""
-
-    def __init__(self):
-        super().__init__()
-        self.patches, self.place = nn.Conv2d(1, 16, 4, stride=4), nn.Parameter(torch.zeros(1, 4, 16))
-        self.first, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.up, self.down, self.head = nn.Linear(16, 64), nn.Linear(64, 16), nn.Linear(16, 10)
-
-    def forward(self, inputs):
-        tokens = self.patches(inputs).flatten(2).transpose(1, 2) + self.place
-        read = self.first(tokens)
-        tokens = tokens + self.attention(read, read, read, need_weights=False)[0]
-        tokens = tokens + self.down(F.gelu(self.up(self.second(tokens))))
-        return self.head(tokens.mean(1))
-
-
-def test_wrong_parts():
-    example = torch.zeros(2, 1, 8, 8)
-
-    def told(width=1.0, **changes):
-        size = Submodel(width, permutation_groups(architecture_graph(Small(), example)))
-        kinds = kinds_of(Small())
-        spec = spec_of({name: tensor for name, tensor in size.state(Small()).items() if kinds[name] != "statistic"})
-        return Report("1", **{"spec": spec, "groups": groups_to_json(size.groups), **changes})
-
-    check_part(told(0.5))
-    whole = told()
-    wide = {name: (tuple(2 * size for size in shape), dtype) for name, (shape, dtype) in whole.spec.items()}
-    for spec in (wide, whole.spec | {"three.bias": ((3,), "float32")}, {"body": ((2,), "float32")}):
-        with pytest.raises(WireError, match="not a part of the network that it describes"):
-            check_part(told(spec=spec))
-    for groups in ("", "{}", '{"groups": [], "axes": {}, "fixed": [], "tied": {}}'):
-        with pytest.raises(WireError, match="not a part of the network that it describes"):
-            check_part(told(groups=groups))
-    shapes = {name: shape for name, (shape, _) in told(0.5).spec.items()}
-    widths = widths_of(shapes, permutation_groups(architecture_graph(Small(), example)))
-    found = parts_of(whole.groups, FIRST_UNITS.units, widths, 1)
-    for name, (rows, *columns) in entries(first, 0.5).items():
-        if name != "head.bias":
-            own = [None if at is None else at.tolist() for at in found[name]][: 1 + len(columns)]
-            assert own == [None if name.startswith("head") else list(rows), *map(list, columns)]
-    assert "head.bias" not in found
-
-
-def test_part_of_another_network(federate):
-    """The majority decides, and all others are refused."""
-
-    def model(client):
-        network = Small()
-        if client.name == "0":
-            network.three, network.head = nn.Linear(24, 7), nn.Linear(7, 10)
-        return network
-
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (lambda: Small(three=7), "need one architecture, of which each may have a part"),
+        (lambda: Small().double(), "shared arrays must have equal dtypes"),
+    ],
+)
+def test_majority_decides(odd, words, federate):
+    model = lambda client: odd() if client.name == "0" else Small()  # noqa: E731
     done = federate("heterofl", model=model, rounds=1, **{"heterofl.widths": "1,0.5"})
     ((_, client, reason),) = done.failures
-    assert client == "0"
-    assert "need one architecture, of which each may have a part (width)" in reason
+    assert (client, words in reason) == ("0", True)
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "value", "node", "right", "wrong", "never"),
+    [
+        ("heterofl", "widths", "1,0.5", "width", {"0.25": 0.25, 0.75: 0.75}, 2, "1.5"),
+        ("depthfl", "depths", "4,2", "depth", {3: 0.75}, 5, "0"),
+        ("lora", "ranks", "16,8", "rank", {"4": 0.25, 16: 1.0}, 0.5, "2.5"),
+    ],
+)
+def test_part_of_a_node(method, key, value, node, right, wrong, never):
+    settings = {"method": method, f"{method}.{key}": value, "clients": 2}
+    config = configuration.resolve(settings)
+
+    def width(number=0, **own):
+        return client_setup.width_of(client_setup.ClientInfo(str(number), number, 2, config, own))
+
+    assert [width(0), width(1)] == [1.0, 0.5]
+    assert [width(**{node: each}) for each in right] == [*right.values()]
+    with pytest.raises(ConfigError, match=f"the node's {node}: {wrong} is not a valid {node}"):
+        width(**{node: wrong})
+    with pytest.raises(ConfigError, match=f"{key}: .*{never}.* is not a valid {node}"):
+        configuration.resolve(settings | {f"{method}.{key}": f"1,{never}"})
+    with pytest.raises(ConfigError, match="initial weights of the whole"):
+        configuration.resolve({"method": method, "shared-init": False})
 
 
 def test_validation_of_the_global_model(federate):
-    """On common validation examples, and not as the mean over clients' parts of it."""
     settings = {"test_on": "global", "validation": 0.2, "validation_on": "common", "heterofl.widths": "1,0.5"}
     done = federate("heterofl", **settings)
     examples = client_setup.common_validation(done.config)

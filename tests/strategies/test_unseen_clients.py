@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedhet
 from fedhet.algorithms.graphs import layer_graph
 from fedhet.algorithms.hypernets import Design, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.config import client_setup
 from fedhet.data import ClientData, DataSet
-from fedhet.flower.grid import LocalGrid
 from fedhet.messages import load_into
 from fedhet.training import Optimisation, Phase, evaluate, reestimate, train
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
@@ -84,7 +82,6 @@ def test_training_from_scratch(federate: Any, rate: float) -> None:
 
 
 def test_unseen_clients_do_not_train(federate: Any) -> None:
-    """The others do as they would without them; their only messages are in the evaluation at the end."""
     done = federate("fedavg", unseen_clients=2, unseen_epochs=2, clients=5)
     alone = federate("fedavg", "alone", clients=5, unseen_clients=3, unseen_epochs=1)
     assert {client for _, client in done.received} == {"0", "1", "2"}
@@ -103,7 +100,6 @@ def test_unseen_clients_do_not_train(federate: Any) -> None:
 
 
 def test_nothing_to_send(federate: Any) -> None:
-    """Averages within architectures have nothing for one that nobody had; averages of layers have."""
     networks = {
         "architectures": "mlp,cnn-1-1",
         "assign": "blocks",
@@ -116,15 +112,3 @@ def test_nothing_to_send(federate: Any) -> None:
     assert done.failures == [(2, "2", why)]
     assert "unseen_clients" not in done.summary
     assert done.summary["personal_accuracy"]
-
-
-def test_partitions_are_required(tiny: Any, home: Any) -> None:
-    strategy = fedhet.FedAvg(unseen_clients=1, rounds=1)
-    grid = LocalGrid(tiny.app(), 2)
-    for context in grid._contexts.values():
-        del context.node_config["num-partitions"]
-    with pytest.raises(
-        fedhet.errors.FedhetError,
-        match="unseen-clients = 1 selects the last partitions, and the client's node reports no",
-    ):
-        strategy.start(grid)

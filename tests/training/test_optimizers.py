@@ -1,7 +1,5 @@
 """Torch's optimisers without torch's compiler and profiler; `tests/test_running.py` has that a run imports neither."""
 
-from functools import wraps
-
 import pytest
 import torch
 from torch import nn
@@ -39,16 +37,3 @@ def test_same_steps_as_torch(kind, keys):
     assert weight.requires_grad
     assert weight.grad_fn is None
     assert before in (kind.step, kind.step.__wrapped__), "torch hooks a class's first step"
-
-
-def test_other_wrappers_stay(monkeypatch):
-    steps, step = [], torch.optim.SGD.step
-
-    @wraps(step)
-    def counted(*arguments):
-        steps.append("counted")
-        return step(*arguments)
-
-    monkeypatch.setattr(torch.optim.SGD, "step", counted)
-    stepped(eager.__wrapped__(torch.optim.SGD))
-    assert steps == ["counted"] * 5

@@ -49,14 +49,6 @@ def test_constant_units():
     assert model[0].running_var[0] > 1
 
 
-def test_failing_pass_restores_modes():
-    model = network()
-    with pytest.raises(RuntimeError):
-        reestimate(model, inputs_of(20), lambda inputs: inputs[:, :2])
-    assert [layer.momentum for layer in (model[0], model[2])] == [0.25, 0.1]
-    assert not any(module.training for module in model.modules())
-
-
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_examples(count):
     model, before = network(), network().state_dict()

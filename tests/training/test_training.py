@@ -12,7 +12,6 @@ from fedhet.tasks import Task
 from fedhet.training import Optimisation, Phase, Trained, batches, learning_rate, train
 
 TASK = Task("classification")
-CPU = torch.device("cpu")
 
 
 def examples_of(count=24, seed=0):
@@ -61,13 +60,6 @@ def test_batches_cover_all_examples(count, size):
     assert len(parts) == math.ceil(count / size)
 
 
-def test_batches_follow_the_generator():
-    stream, same = (torch.Generator().manual_seed(1) for _ in range(2))
-    one, two = (torch.cat(list(batches(20, 6, stream))).tolist() for _ in range(2))
-    assert one != two
-    assert torch.cat(list(batches(20, 6, same))).tolist() == one
-
-
 def test_small_last_batch():
     stream = torch.Generator()
     assert [len(part) for part in batches(7, 3, stream, least=2)] == [3, 4]
@@ -99,14 +91,6 @@ def test_sgd_by_hand():
     assert trained.mean_loss == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_weight_decay_on_weights_only(optimizer):
-    model = network()
-    groups = Optimisation(optimizer, weight_decay=0.3).build(list(model.parameters())).param_groups
-    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
-    assert [decay[id(p)] for p in model.parameters()] == [0.3 if p.ndim > 1 else 0 for p in model.parameters()]
-
-
 def test_gradient_clipping():
     steps = {}
     for norm in (0.0, 1e-3, 1e9):
@@ -120,15 +104,6 @@ def test_gradient_clipping():
     assert torch.cosine_similarity(steps[0.0], steps[1e-3], dim=0).item() == pytest.approx(1.0)
 
 
-def test_frozen_parts():
-    model = network()
-    before = copy(model)
-    run(model, Phase(2, Optimisation(learning_rate=0.5), trains=lambda name: name.startswith("3.")))
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert changed == {"3.weight", "3.bias"}
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_frozen_by_the_user():
     model = network()
     model[0].weight.requires_grad_(False)
@@ -139,13 +114,6 @@ def test_frozen_by_the_user():
         assert model[0].bias.requires_grad
     assert torch.equal(model[0].weight, before["0.weight"])
     assert not torch.equal(model[0].bias, before["0.bias"])
-
-
-def test_phase_without_parameters():
-    model = network()
-    with pytest.raises(ModelError, match="no parameters to train"):
-        run(model, Phase(1, Optimisation(), trains=lambda name: False))
-    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_loss_terms():
@@ -164,24 +132,6 @@ def test_loss_terms():
     trained = run(model, Phase(1, Optimisation(batch_size=24), terms=(term, nothing, left_out)), examples)
     assert trained.mean_loss == pytest.approx(expected.item(), rel=1e-5)
     assert seen == [(0, (24, 5), (24,), (24, 3), {})]
-
-
-def test_task_weight():
-    examples = examples_of(24)
-    loss = nn.functional.cross_entropy(network().train()(examples.inputs), examples.labels).item()
-    once = Optimisation(batch_size=24)
-    for weight in (1.0, 0.25, 0.0):
-        trained = run(network(), Phase(1, once, task_weight=weight, terms=(weights_of_the_head,)), examples)
-        expected = weight * loss + network()[3].weight.square().sum().item()
-        assert trained.mean_loss == pytest.approx(expected, rel=1e-5)
-    model = network()
-    run(model, Phase(1, Optimisation(learning_rate=0.5), task_weight=0.0, terms=(weights_of_the_head,)))
-    changed = {name for name, tensor in network().named_parameters() if not torch.equal(tensor, copy(model)[name])}
-    assert changed == {"3.weight"}
-
-
-def weights_of_the_head(step):
-    return step.parameters["3.weight"].square().sum()
 
 
 def test_captures():
@@ -204,20 +154,6 @@ def test_captures():
     loss = loss + first.square().mean() + normalised.square().mean()
     assert trained.mean_loss == pytest.approx(loss.item(), rel=1e-5)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_rows_of_a_step():
-    examples, seen = examples_of(24), []
-
-    def term(step):
-        assert torch.equal(step.inputs, examples.inputs[step.rows])
-        assert torch.equal(step.labels, examples.labels[step.rows])
-        seen.append(step.rows)
-        return torch.zeros(())
-
-    run(network(), Phase(2, Optimisation(batch_size=10), terms=(term,)), examples)
-    assert [len(rows) for rows in seen] == [10, 10, 4] * 2
-    assert all(sorted(torch.cat(seen[start : start + 3]).tolist()) == list(range(24)) for start in (0, 3))
 
 
 def test_recorded_values():
@@ -253,13 +189,6 @@ def test_phase_of_steps(steps):
     assert all(torch.equal(*pair) for pair in zip(seen, epochs[:steps], strict=True))
 
 
-def test_phase_of_another_module():
-    model, other, before = network(), network(1), copy(network())
-    run(model, Phase(1, Optimisation(learning_rate=0.5), module=other))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in copy(model).items())
-    assert not torch.equal(other[0].weight, network(1)[0].weight)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_continued_optimiser(optimizer):
     optimisation = Optimisation(optimizer, 0.01, 0.9 if optimizer == "sgd" else 0.0, 0.1, batch_size=10)
@@ -271,14 +200,6 @@ def test_continued_optimiser(optimizer):
     run(whole, Phase(5, optimisation))
     assert all(torch.equal(tensor, copy(whole)[name]) for name, tensor in copy(model).items())
     assert not all(torch.allclose(tensor, copy(afresh)[name], atol=1e-4) for name, tensor in copy(model).items())
-
-
-def test_invalid_continuation():
-    model = network()
-    first = run(model, Phase(1, Optimisation(), trains=lambda name: name.startswith("3.")))
-    with pytest.raises(ModelError, match="continues a phase that trains other parameters"):
-        run(model, Phase(1, Optimisation(), continues=True), before=first)
-    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_schedule_by_step():
@@ -332,17 +253,6 @@ def test_further_batch_leaves_no_trace():
     assert [number for number, _ in seen] == [0, 2]
     assert all(features.shape == (10, 4) and features.requires_grad for _, features in seen)
     assert not torch.equal(seen[0][1] == 0, seen[1][1] == 0), "dropout goes on in its own stream"
-
-
-def test_gradients_of_a_further_batch():
-    further, model, before = examples_of(10, seed=4).inputs, network(), copy(network())
-    phi, stream = Representation(model), RandomStream(7)
-    terms = (lambda step: step.represent(further, phi, stream).square().mean(),)
-    trained = run(model, Phase(1, Optimisation(learning_rate=0.5), task_weight=0.0, terms=terms))
-    assert trained.work.forwards == len(examples_of()) + 10 * trained.work.steps
-    changed = {name for name, _ in model.named_parameters() if not torch.equal(copy(model)[name], before[name])}
-    assert {"0.weight", "1.weight"} <= changed
-    assert not {"3.weight", "3.bias"} & changed
 
 
 @pytest.mark.parametrize("augmented", [False, True])
