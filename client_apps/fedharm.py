@@ -23,7 +23,7 @@ from fedhet.methods.included.fedharm import FedHARMOptions
 from fedhet.models.representation import Capturing, Output
 from fedhet.training import Loss, Phase, Step, Term, reestimate
 
-from ._received import check_rows, reading_request
+from .fedhenn import check_rows, reading_request
 
 
 class FedHARM(ClientSide[FedHARMOptions]):

@@ -20,7 +20,7 @@ from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions
 from fedhet.training import Phase, Step, Term, of_tokens, soft_divergence
 
-from ._received import PublicRows, check_rows, reading_request, rows_in
+from .fedhenn import PublicRows, check_rows, reading_request, rows_in
 
 Q = TypeVar("Q", bound=ScoresOptions)
 

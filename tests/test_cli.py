@@ -270,10 +270,11 @@ class TestOtherCommands:
     def test_version(self) -> None:
         assert fedhet_command("--version").stdout == f"fedhet {fedhet.__version__}\n"
 
-    def test_help_and_list_do_not_import_flower(self) -> None:
+    def test_help_list_and_keys_import_neither_torch_nor_flower(self) -> None:
         code = (
-            "import sys, fedhet.cli; assert not {'torch', 'flwr', 'rich.table'} & sys.modules.keys()\n"
-            "fedhet.cli.list_names(); assert not {'flwr', 'ray'} & sys.modules.keys()"
+            "import psutil, sys, fedhet.cli; assert not {'torch', 'flwr', 'rich.table'} & sys.modules.keys()\n"
+            "fedhet.cli.list_names(); fedhet.cli.keys(); assert not {'torch', 'flwr', 'ray'} & sys.modules.keys()\n"
+            "used = psutil.Process(); assert sum(used.cpu_times()[:2]) < 1 and used.memory_info().rss < 150e6"
         )
         root = str(Path(fedhet.__file__).parent.parent)
         subprocess.run([sys.executable, "-c", code], check=True, cwd=root, stdout=subprocess.DEVNULL)

@@ -1,9 +1,12 @@
 """One round of every method with small networks of Hugging Face's transformers, or its refusal by name."""
 
+import runpy
+
 import pytest
 import torch
 
 import fedhet
+from fedhet.config import configuration
 from fedhet.data.own import as_client_data
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
@@ -97,3 +100,10 @@ def test_the_representation_of_a_decoder_is_that_of_the_last_token():
         network = built(make).eval()
         with torch.no_grad():
             assert torch.allclose(network.score(Representation(network)(inputs)), network(inputs), atol=1e-5)
+
+
+def test_the_example_runs_on_its_sentences(tmp_path):
+    example = runpy.run_path(str(configuration.run_configs() / "text" / "example.py"))
+    compared, adapted = example["main"](out=tmp_path / "runs", seeds=[0], rounds=1)
+    assert compared.failure == ""
+    assert adapted.summary["failures"] == 0

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from fedhet.client_apps._received import PublicRows
 from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
+from fedhet.client_apps.fedhenn import PublicRows
 from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from torch import Tensor
 
