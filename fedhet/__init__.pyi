@@ -47,6 +47,8 @@ class Keys(TypedDict, total=False):
     """fraction of clients that train in a round"""
     local_epochs: int
     """number of epochs that a client trains per round"""
+    max_local_epochs: int
+    """largest number of local-epochs that a node may set for itself; 0: local-epochs"""
     batch_size: int
     """number of examples per mini-batch"""
     optimizer: Literal["sgd", "adam", "amsgrad", "adamw"]

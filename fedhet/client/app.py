@@ -39,12 +39,16 @@ from fedhet.utils.text import log, log_once, traceback_in_file
 LoopOf = Callable[[Config, Message, Context], Loop]
 """Returns a user's own training and evaluation for a message."""
 
+SettingsOf = Callable[[ClientInfo], dict[str, Any]]
+"""Returns a simulated client's own settings."""
+
 
 def make_client_app(
     model: Any = None,
     data: Any = None,
     *,
     task: str | Task | None = None,
+    client_settings: Any = None,
     methods: Sequence[Method] = (),
     mods: list[Any] | None = None,
 ) -> ClientApp:
@@ -61,6 +65,8 @@ def make_client_app(
             to the model unchanged, except that bytes are scaled to [0, 1]. By default, the client has its part of the
             configured data set.
         task: a `fedhet.Task` or the name of one, for your own data; by default inferred from labels and outputs.
+        client_settings: a function from a `ClientInfo` to a dict with the client's own `local-epochs` (up to
+            `max-local-epochs`), `learning-rate`, `batch-size` or `device`; a node can set them in its node config.
         methods: your own methods, if no installed package registers them.
         mods: Flower mods to apply to every message. Flower's mods that clip and add noise (`LocalDpMod`,
             `fixedclipping_mod`, `adaptiveclipping_mod`) are applied to training messages only.
@@ -73,9 +79,10 @@ def make_client_app(
     check_mods([] if mods is None else mods)
     clipping = [mod for mod in mods or () if clips(mod)]
     others = [in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None
-    user_functions.UserFunctions(model, data, task)  # raises for what cannot be used
+    user_functions.UserFunctions(model, data, task, client_settings)  # raises for what cannot be used
     clients = Clients(user_functions.model_function(model), user_functions.data_function(data), as_task(task))
-    return Answers(clients, flower=bool(mods), clipping=clipping).app(others)
+    settings = user_functions.settings_function(client_settings)
+    return Answers(clients, flower=bool(mods), clipping=clipping, settings=settings).app(others)
 
 
 class Answers:
@@ -94,7 +101,9 @@ class Answers:
         clipping: Sequence[Any] = (),
         noise: float = 0.0,
         loop: LoopOf | None = None,
+        settings: SettingsOf | None = None,
     ) -> None:
+        self._settings = settings
         self._clients, self._flower, self._clipping, self._loop = clients, flower, clipping, loop
         self._noise = noise or noise_multiplier(clipping)
 
@@ -111,7 +120,7 @@ class Answers:
         name, policy, machine = node.name_of(context), Policy(), cluster_machine()
         asked, refused = message.metadata.message_type, False
         try:
-            info, request, policy = node.opened(message, context, in_cluster=bool(machine))
+            info, request, policy = node.opened(message, context, in_cluster=bool(machine), settings=self._settings)
             asked = f"{asked} {request.question}".strip()
             asked = f"{asked} ({info.config.method_name}, run {request.run}, round {request.round})"
             loop = self._loop(info.config, message, context) if self._loop else None

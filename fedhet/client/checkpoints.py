@@ -44,7 +44,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     noted = load(folder / "config.toml").get("own", {})
     if "model" in noted and model is None:
         raise ConfigError(f"{folder} was run with a model of its own ({noted['model']}): pass it, model=...")
-    settings = configuration.from_file(folder / "config.toml", ("model", "data"), of_run=True)
+    settings = configuration.from_file(folder / "config.toml", ("model", "data", "client_settings"), of_run=True)
     config = configuration.resolve(settings, strict=False, trusted=False)
     info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
     tensors, path = _saved(folder, name, name)

@@ -6,7 +6,7 @@ the node config names the folders for data and state.
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedhet.errors import ConfigError
 from fedhet.flower import ConfigRecord, Context, Message, read_request
 from fedhet.messages import Request
 from fedhet.methods import registry
-from fedhet.methods.options import keys_about, keys_that
+from fedhet.methods.options import Config, keys_about, keys_that
 from fedhet.utils.files import plain_name, state_folder
 from fedhet.utils.machine import proof
 
@@ -34,7 +34,13 @@ def name_of(context: Context) -> str:
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-def opened(message: Message, context: Context, *, in_cluster: bool = False) -> tuple[ClientInfo, Request, Policy]:
+def opened(
+    message: Message,
+    context: Context,
+    *,
+    in_cluster: bool = False,
+    settings: Callable[[ClientInfo], dict[str, Any]] | None = None,
+) -> tuple[ClientInfo, Request, Policy]:
     """Read a message: return the client's identity and configuration, the server's request, and the node's policy.
 
     Nothing is loaded or computed for a message that the policy refuses. `in_cluster` says whether this process
@@ -45,19 +51,24 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
         ConfigError: the node config is invalid, or a cluster's machine lacks the folder for the clients' state.
         Refused: the policy refuses the method, or the request splits the node's data differently than the run so far.
     """
-    request, settings = read_request(message.content)
-    proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(settings).encode())
+    request, text = read_request(message.content)
+    proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())
     here = proven or in_cluster  # the server has started this process
     policy = Policy.of(context.node_config, deployed=not here)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
-        request = replace(request, run=hashlib.sha256(settings.encode()).hexdigest()[:12])
+        request = replace(request, run=hashlib.sha256(text.encode()).hexdigest()[:12])
     node, name = _with_data(context.node_config), name_of(context)
     node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
-    config = configuration.at_node(
-        settings, tuple((key, node[key]) for key in keys_that("at_node") if key in node), here=here
-    )
+    place = _whole(node, "partition-id"), _whole(node, "num-partitions")
+    info = ClientInfo(name, *place, _configured(text, node, here=here), node)
+    if settings is not None:
+        node |= settings(info)
+        info = replace(info, config=_configured(text, node, here=here))
+    config = info.config
+    if request.epochs and not request.closing and config.local_epochs != configuration.parse(text).local_epochs:
+        request = replace(request, epochs=config.local_epochs)
     if in_cluster and not (folder := state_folder(config.state_dir, request.run)).is_dir():
         raise ConfigError(
             f"the folder {folder} for the clients' state does not exist on this machine: a simulation on several "
@@ -66,14 +77,19 @@ def opened(message: Message, context: Context, *, in_cluster: bool = False) -> t
     policy.check_method(config.method_name, registry.traits(config))
     if policy.deployed:
         _pin(context, {key: value for key, value in config.flat().items() if key in (*keys_about("data"), "seed")})
-    info = ClientInfo(
-        name=name,
-        partition_id=_whole(node, "partition-id"),
-        num_partitions=_whole(node, "num-partitions"),
-        config=config,
-        node_config=node,
-    )
     return info, request, policy
+
+
+def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
+    """Return the run's configuration, as text, with a node's settings; the server bounds its number of epochs."""
+    chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
+    config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
+    if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
+        raise ConfigError(
+            f"this node's local-epochs = {config.local_epochs} is above the server's bound of {most}: set fewer, or "
+            "ask for a run with a larger max-local-epochs"
+        )
+    return config
 
 
 def _whole(node: Mapping[str, Any], name: str) -> int | None:

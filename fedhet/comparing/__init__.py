@@ -96,6 +96,7 @@ def compare(
     model: Any = None,
     data: Any = None,
     task: str | Task | None = None,
+    client_settings: Any = None,
     out: str | Path | None = None,
     jobs: int | None = None,
     baseline: str | None = None,
@@ -118,6 +119,7 @@ def compare(
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
         task: the task of the user's data.
+        client_settings: settings of single clients, as for `fedhet.run`.
         out: folder of the comparison; by default a folder in `runs/` named after the methods.
         jobs: number of simultaneous runs, each in a process with one thread; by default one for each core or for each
             4 GiB of GPU memory.
@@ -135,7 +137,7 @@ def compare(
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
     out = out or Path("runs") / f"compare-{'-'.join(names)}"
-    functions = UserFunctions(model, data, task)
+    functions = UserFunctions(model, data, task, client_settings)
     settings, execute = prepared(config, functions, out, jobs, console)
     if not variants or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed: add them to methods and seeds")

@@ -107,8 +107,7 @@ def prepared(
     check_place(Path(out))
     for path in chain.from_iterable(map(Path(out).glob, WRITTEN)):
         check_links(path, Path(out))
-    own = {"model": functions.model, "data": functions.data, "task": functions.task}
-    run = partial(running.run, **own) if functions else running.run
+    run = partial(running.run, **functions.arguments) if functions else running.run
     jobs = jobs or runs_at_once(device_of(str(settings.get("device", "auto"))))
     return settings, Execution(run, jobs, console or text.console(soft_wrap=True))
 

@@ -231,7 +231,7 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     """
     table = toml.load(path)
     notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
-    if missing := {name: text for name, text in notes.items() if name in ("model", "data") and name not in supplied}:
+    if missing := {name: text for name, text in notes.items() if name not in ("task", *supplied)}:
         words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
         raise ConfigError(f"{path} was run with {words}: pass it again in Python, fedhet.run({str(path)!r}, {again})")

@@ -19,7 +19,7 @@ from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data, open_parameters
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError
 from fedhet.methods import registry
-from fedhet.methods.keys import OwnPart
+from fedhet.methods.keys import OwnPart, kebab
 from fedhet.methods.options import Config
 from fedhet.models.copies import in_use, separated
 from fedhet.tasks import Task, as_task
@@ -27,6 +27,9 @@ from fedhet.utils.inputs import Inputs
 from fedhet.utils.randomness import seeded
 
 DataFunction = Callable[[ClientInfo], ClientData]
+
+CLIENT_KEYS = ("local-epochs", "learning-rate", "batch-size", "device")
+"""Keys that a simulated client can have for itself, as a node sets them in its node config."""
 
 _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
     "client": lambda client: client,
@@ -42,22 +45,23 @@ _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", 
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """The models, data and task that a user passes to a run in Python; None for those that are configured by keys."""
+    """What a user passes to a run in Python: models, data, their task, and settings of clients; None if configured."""
 
     model: Any = None
     data: Any = None
     task: str | Task | None = None
+    client_settings: Any = None
     _known: dict[tuple[int, int], tuple[bool, bool, int | None, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        _ = model_function(self.model), self.data_of, as_task(self.task)
+        _ = model_function(self.model), self.data_of, as_task(self.task), settings_function(self.client_settings)
         if self.task is not None and self.data is None:
             raise ConfigError("task is for your own data, but the configured data set has its own task: pass data, too")
 
     def __bool__(self) -> bool:
-        return self.model is not None or self.data is not None
+        return any(each is not None for each in (self.model, self.data, self.client_settings))
 
     @cached_property
     def data_of(self) -> DataFunction | None:
@@ -65,9 +69,15 @@ class UserFunctions:
         return data_function(self.data)
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name, as `fedhet.run` and `fedhet.make_client_app` take them."""
+        return {name: getattr(self, name) for name in ("model", "data", "task", "client_settings")}
+
+    @property
     def words(self) -> dict[str, str]:
         """Names of the user's functions and task, for the files of a run."""
-        said = {name: described(each) for name in ("model", "data") if (each := getattr(self, name)) is not None}
+        names = ("model", "data", "client_settings")
+        said = {name: described(each) for name in names if (each := getattr(self, name)) is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
@@ -200,6 +210,30 @@ def data_function(data: Any) -> DataFunction | None:
             f"not a {kind}: def data(client): return train, test"
         )
     return Function("data", described(data), _of_client(data, "data"), as_client_data)
+
+
+def settings_function(client_settings: Any) -> Callable[[ClientInfo], dict[str, Any]] | None:
+    """Return a function that returns a simulated client's own settings, from the user's function; None if it is None.
+
+    Raises a `ConfigError` if it is not a function.
+    """
+    if client_settings is None:
+        return None
+    if not callable(client_settings):
+        kind = type(client_settings).__name__
+        raise ConfigError(f"client_settings must be a function of a client that returns a dict, not a {kind}")
+    name = "client_settings"
+    return Function(name, described(client_settings), _of_client(client_settings, name), _as_settings)
+
+
+def _as_settings(client: str, value: Any) -> dict[str, Any]:
+    settings = {kebab(str(key)): each for key, each in value.items()} if isinstance(value, Mapping) else {"": value}
+    if odd := [key for key in settings if key not in CLIENT_KEYS]:
+        got = f"set {', '.join(odd)}" if isinstance(value, Mapping) else f"returned a {type(value).__name__}"
+        raise ConfigError(
+            f"client {client}: client_settings {got}, but must return a dict with some of {', '.join(CLIENT_KEYS)}"
+        )
+    return settings
 
 
 def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:

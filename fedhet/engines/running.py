@@ -79,6 +79,7 @@ def run(
     model: Any = None,
     data: Any = None,
     task: str | Task | None = None,
+    client_settings: Any = None,
     out: str | Path | None = None,
     engine: str | None = None,
     resume: str | Path | None = None,
@@ -95,6 +96,8 @@ def run(
             from (`fedhet.make_client_app`); by default the configured architectures.
         data: the clients' data: a function of a client (`fedhet.make_client_app`); by default the configured data set.
         task: the task of the user's data: a `fedhet.Task` or a name; by default inferred from labels and outputs.
+        client_settings: settings of single clients: a function of a client that returns a dict
+            (`fedhet.make_client_app`).
         out: the run directory; by default a new one in `runs/`.
         engine: `local`, `ray`, or a SuperLink connection from Flower's configuration; by default the configured one.
         resume: directory of a run to resume with its configuration; `config` may change some keys. A method that is not
@@ -109,7 +112,7 @@ def run(
     check_kinds(config=(config, (Config, Mapping, str, Path)), out=(out, (str, Path)), engine=(engine, (str,)))
     check_kinds(resume=(resume, (str, Path)))
     check_list("observers", observers, Observer, "[MyObserver()]")
-    functions = UserFunctions(model, data, task)
+    functions = UserFunctions(model, data, task, client_settings)
     complete = _configured(config, engine, resume, functions)
     folder = Path((out if resume is None else resume) or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
@@ -221,7 +224,7 @@ def run_locally(
     """
     if not config.state_dir:
         config = config.replace(state_dir=str(folder / "state"))
-    app = app or make_client_app(functions.model, functions.data, task=functions.task)
+    app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
@@ -269,6 +272,6 @@ def shake_hands(
         strategy = registry.strategy(config.method_name)(config, public=public, model=functions.model)
         for path in sorted(begun.glob("checkpoint/*.safetensors"))[:1] if begun else ():
             strategy.state = strategy.state_class.load(path)
-        app = make_client_app(functions.model, functions.data, task=functions.task)
+        app = make_client_app(**functions.arguments)
         strategy.handshake(LocalGrid(app, config.clients, node_config=node_config))
         return strategy

@@ -124,10 +124,13 @@ class Config:
     )
     rounds: int = option(20, "number of training rounds", at_least=0, resumable=True)
     fraction_train: float = option(1.0, "fraction of clients that train in a round", above=0, at_most=1)
-    local_epochs: int = option(1, "number of epochs that a client trains per round", at_least=0)
-    batch_size: int = option(32, "number of examples per mini-batch", at_least=1, replaced_by=("loader",))
+    local_epochs: int = option(1, "number of epochs that a client trains per round", at_least=0, at_node=True)
+    max_local_epochs: int = option(
+        0, "largest number of local-epochs that a node may set for itself; 0: local-epochs", at_least=0
+    )
+    batch_size: int = option(32, "number of examples per mini-batch", at_least=1, at_node=True, replaced_by=("loader",))
     optimizer: str = _optimiser("sgd", "optimizer of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
-    learning_rate: float = _optimiser(0.01, "learning rate", above=0)
+    learning_rate: float = _optimiser(0.01, "learning rate", above=0, at_node=True)
     lr_schedule: str = _optimiser(
         "constant",
         "learning rate over the run; one-cycle changes it after every step, the others after every round",

@@ -303,3 +303,66 @@ def test_diverging_client(name, federate, tiny):
 def test_complex_weights_are_refused(federate, tiny):
     with pytest.raises(FedhetError, match=r"Sequential's 0.weight holds complex numbers"):
         federate("Local", lambda client: tiny.model().to(torch.complex64))
+
+
+# ---- what it trains with
+
+
+def _train_rows(watch):
+    return [row for row in watch.rows if row["participants"]]
+
+
+@pytest.mark.parametrize(
+    ("own", "steps"),  # client 0 has 14 examples, 1 batch of 32; so have the others
+    [
+        ({"local-epochs": 3}, 3 + 1 + 1),
+        ({"batch-size": 2}, 7 + 1 + 1),
+        ({"learning-rate": 1e-9}, 3),
+        ({"device": "cpu"}, 3),
+    ],
+)
+def test_a_node_trains_with_its_own_settings(federate, tiny, new_watch, own, steps):
+    watch, _ = federate("FedAvg", nodes={0: own}, max_local_epochs=4)
+    assert [row["work"]["steps"] for row in _train_rows(watch)] == [steps] * 2
+
+    def client_settings(client):
+        return own if client.partition_id == 0 else {}
+
+    simulated, app = new_watch(), tiny.app(client_settings=client_settings)
+    fedhet.FedAvg(observers=[simulated], rounds=2, learning_rate=0.1, max_local_epochs=4).start(LocalGrid(app, 3))
+    assert simulated.repeatable == watch.repeatable
+
+
+def test_the_server_bounds_the_epochs_of_nodes(federate):
+    watch, _ = federate("FedAvg", nodes={0: {"local-epochs": 5}}, max_local_epochs=4, local_epochs=2)
+    reasons = [failure["reason"] for row in watch.rows for failure in row["failures"]]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("this node's local-epochs = 5 is above the server's bound of 4: set fewer")
+    watch, _ = federate("FedAvg", nodes={0: {"local-epochs": 1}}, local_epochs=2)  # fewer are always allowed
+    assert [row["work"]["steps"] for row in _train_rows(watch)] == [1 + 2 + 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"rounds": 3}, "client_settings set rounds, but must return a dict with some of local-epochs"),
+        (3, "client_settings returned a int, but must return a dict"),
+        ({"local_epochs": 9}, "this node's local-epochs = 9 is above the server's bound of 1"),
+        ({"batch_size": 0}, "batch-size = 0: must be at least 1"),
+    ],
+)
+def test_settings_of_clients_that_cannot_be_used(tiny, tmp_path, returned, message):
+    functions = {"model": tiny.model, "data": tiny.data, "client_settings": lambda client: returned}
+    settings = {"method": "fedavg", "clients": 2, "local-epochs": 1, "workers": 1}
+    with pytest.raises(FedhetError, match=message):
+        fedhet.run(settings, **functions, out=tmp_path / "run", progress=False)
+
+
+def test_a_resumed_run_needs_its_clients_settings(tiny, tmp_path):
+    functions = {"model": tiny.model, "data": tiny.data}
+    settings = {"method": "fedavg", "clients": 2, "rounds": 1, "local-epochs": 1, "workers": 1, "report": False}
+    fedhet.run(
+        settings, **functions, client_settings=lambda client: {"batch-size": 4}, out=tmp_path / "run", progress=False
+    )
+    with pytest.raises(ConfigError, match="was run with client_settings of its own"):
+        fedhet.run({"rounds": 2}, **functions, resume=tmp_path / "run", progress=False)
