@@ -52,6 +52,9 @@ class Observer:
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """Called before the first round; the rounds to run are `first` to `last`."""
 
+    def answered(self, done: int, asked: int) -> None:
+        """Called after each reply of a client; `done` of `asked` clients have replied."""
+
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Called after each round, when `run.state` has been updated."""
 

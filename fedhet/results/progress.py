@@ -30,6 +30,12 @@ class ProgressLine(Observer):
         self._first, self._last, self._started = first, last, time.monotonic()
         self._open(run.method, last, first - 1, "")
 
+    def answered(self, done: int, asked: int) -> None:
+        """Show on a terminal how many clients of the current round are done."""
+        if self._live is not None:
+            news = ", ".join(filter(None, [f"{done} of {asked} clients done", self._news]))
+            self._live.update(self._live.task_ids[0], news=news)
+
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Update the line on a terminal, or print a new line elsewhere."""
         row = report.row

@@ -8,7 +8,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, write_request
 from fedhet.messages import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 from fedhet.server.roster import Roster
-from fedhet.server.run import Round, Run
+from fedhet.server.run import Run
 from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
@@ -23,6 +23,7 @@ class Federation:
     def __init__(self, run: Run) -> None:
         self.run, self.roster = run, Roster()
         self.grid: Grid | None = None
+        self.answered: Callable[[int, int], None] = lambda done, asked: None  # called after each reply
 
     @property
     def specs(self) -> Mapping[str, Spec]:
@@ -89,13 +90,31 @@ class Federation:
         """Send messages, and return the valid replies by client (see `receive`)."""
         return self.receive(self.send(messages), check)
 
+    def by_node(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+        """Yield each node with its reply, in the order in which messages were sent; record nodes without a reply."""
+        round = self.run.round
+        sent, round.sent = round.sent, {}
+        # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
+        asked = {each.metadata.message_id: node for node, each in sent.items()}
+        answers: dict[int | None, Message] = {}
+        for reply in replies:
+            source = reply.metadata.src_node_id
+            answers[source if source in sent else asked.get(reply.metadata.reply_to_message_id)] = reply
+            self.answered(len(answers), len(sent))
+        names = {node: client for client, node in self.roster.nodes.items()}
+        for node in sent:
+            if node in answers:
+                yield node, answers[node]
+            else:
+                round.fail(names.get(node, f"at node {node}"), f"no reply within {self.run.config.timeout:g} s")
+
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Return the valid replies, in order of client name; record why the other clients failed."""
         run, round, roster = self.run, self.run.round, self.roster
         names = {node: client for client, node in roster.nodes.items()}
         valid: dict[str, Reply] = {}
         notes: list[tuple[str, str]] = []
-        for node, message in by_node(replies, round, roster, run.config.timeout):
+        for node, message in self.by_node(replies):
             client = names[node]
             try:
                 reply = read_reply(message)
@@ -135,23 +154,6 @@ class Federation:
                 check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "the client's model")
             else:
                 check_finite(group, f"the client's {name[:100]}")
-
-
-def by_node(replies: Iterable[Message], round: Round, roster: Roster, timeout: float) -> Iterator[tuple[int, Message]]:
-    """Yield each node with its reply, in the order in which messages were sent; record nodes without a reply."""
-    sent, round.sent = round.sent, {}
-    # For a node that is gone the SuperLink answers, so only the id of the message says which node it was.
-    asked = {each.metadata.message_id: node for node, each in sent.items()}
-    answers: dict[int | None, Message] = {}
-    for reply in replies:
-        source = reply.metadata.src_node_id
-        answers[source if source in sent else asked.get(reply.metadata.reply_to_message_id)] = reply
-    names = {node: client for client, node in roster.nodes.items()}
-    for node in sent:
-        if node in answers:
-            yield node, answers[node]
-        else:
-            round.fail(names.get(node, f"at node {node}"), f"no reply within {timeout:g} s")
 
 
 def reason_of(client: str, error: Exception) -> str:

@@ -16,7 +16,7 @@ from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
 from fedhet.methods.keys import OwnPart
 from fedhet.results.state import ClientRecord
 from fedhet.server.aggregation import average_shared, is_plain
-from fedhet.server.federation import Federation, by_node, reason_of
+from fedhet.server.federation import Federation, reason_of
 from fedhet.server.roster import Common, agree, agree_on_public_dataset, most_alike_first, with_remedy
 from fedhet.server.run import Run
 from fedhet.utils.files import state_folder
@@ -113,7 +113,7 @@ class Handshake:
             who = name if name and name not in roster.nodes else f"at node {node}"
             round.fail(who, reason_of(who, error))
 
-        answers = by_node(federation.send(messages), round, roster, run.config.timeout)
+        answers = federation.by_node(federation.send(messages))
         for number, (node, message) in enumerate(answers, 1):
             if (now := time.monotonic()) - told > TELL:
                 log.info("%d of %d clients have answered after %.0f s", number, len(new), now - started)
@@ -153,7 +153,7 @@ class Handshake:
             return
         federation, request = self.federation, self.federation.request(question=FIRST)
         messages = [federation.message(MessageType.QUERY, node, Encoder()(Payload()), request)]
-        for _, message in by_node(federation.send(messages), run.round, federation.roster, run.config.timeout):
+        for _, message in federation.by_node(federation.send(messages)):
             sent = read_reply(message)
             check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "the client's network")
             run.round.up[reply.client] += sent.payload.nbytes

@@ -73,6 +73,11 @@ class Reporter:
         for observer in self.observers:
             observer.started(self.info(), self.run.state.round + 1, self.run.last_round)
 
+    def answered(self, done: int, asked: int) -> None:
+        """Notify observers that a client answered."""
+        for observer in self.observers:
+            observer.answered(done, asked)
+
     def record(
         self, replies: Mapping[str, Reply], metrics: Mapping[str, float], **more: Mapping[str, Any]
     ) -> MetricRecord:

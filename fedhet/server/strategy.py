@@ -94,6 +94,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.aggregator = Aggregator(self.run, self.federation)
         self.networks = Networks(self.run, type(self).__name__)
         self.reporter = Reporter(self.run, self.size_of, observers)
+        self.federation.answered = self.reporter.answered
         hooks = self.public_dataset, self.compatibility, self.common, self.admit, self.first_arrays, self.first_model
         self._handshake = Handshake(self.run, self.federation, Admission(*hooks, self.copies))
         self.fresh = True
