@@ -25,7 +25,7 @@ from fedhet.methods.options import Config
 from fedhet.tasks import LARGEST, as_task
 from fedhet.training import Trained
 from fedhet.utils.statistics import Metric
-from fedhet.utils.text import log
+from fedhet.utils.text import log, traceback_in_file
 
 COUNT = "num-examples"
 """Name of the metric with the number of examples, as for Flower's strategies."""
@@ -180,6 +180,11 @@ class _Loop:
             _, metrics, weight = self._ask("evaluate", job)
         except AppError as error:
             return job.say(f"{error}; its metrics are missing")
+        except FedhetError:
+            raise
+        except Exception as error:  # as for Flower's strategies, the training counts
+            line = traceback_in_file(error, f"client {job.client.name}: evaluate (round {job.client.request.round})")
+            return job.say(f"its evaluate function raised {line}; its metrics are missing")
         if _few(job, count := self._count(job, "evaluate", metrics, known)):
             return
         job.test_examples = count

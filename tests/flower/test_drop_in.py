@@ -296,11 +296,18 @@ def test_a_metric_that_is_none_is_dropped_and_the_arrays_count(accuracy, said):
     assert re.search("eval_acc (is .*, must be from 0 to 1|of its evaluate function is not a finite number)", said.text)
 
 
-def test_an_app_without_an_evaluate_function_trains(said):
+@pytest.mark.parametrize("missing", [True, False])
+def test_an_app_whose_evaluate_function_fails_trains(missing, said, home):
     inner, app = hospital(), ClientApp()
     app.train()(lambda msg, context: inner(msg, context))
+    if not missing:
+        app.evaluate()(lambda msg, context: 1 / 0)
     assert level(ours(fedhet.wrap(app, network))) == pytest.approx(14 / 6, abs=1e-3)
-    assert "your ClientApp has no function for evaluate: add one with @app.evaluate(); its metrics are mis" in said.text
+    why = "your ClientApp has no function for evaluate: add one with @app.evaluate()"
+    log = home / ".fedhet" / "clients.log"
+    why = why if missing else f"its evaluate function raised ZeroDivisionError: division by zero (traceback in {log}"
+    assert f"3 clients (0, 1, 2): {why}" in said.text
+    assert missing or log.read_text().count("1 / 0") >= 3
 
 
 # ---- mods and wrappers
