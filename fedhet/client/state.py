@@ -93,30 +93,22 @@ class ClientStore:
 
     def keep(self, public: PublicDataset) -> None:
         """Save a public dataset that the server sent."""
-        path = self._public(public.digest)
         try:
-            _public_dataset(path)
-        except LookupError:
+            self.public_dataset(public.digest)
+        except LostState:
             labels = {} if public.labels is None else {"labels": public.labels}
-            write_tensors(path, {**parts_of(public.inputs, "public"), **labels})
+            write_tensors(self._public(public.digest), {**parts_of(public.inputs, "public"), **labels})
 
     def public_dataset(self, digest: str) -> PublicDataset:
         """Return the stored public dataset with this digest; raises `LostState` if it is missing."""
+        path = self._public(digest)
         try:
-            return _public_dataset(self._public(digest))
-        except LookupError as error:
+            return _read_public(path, path.stat().st_mtime_ns)
+        except (FileNotFoundError, LookupError) as error:
             raise LostState(f"client {self._client} has no public dataset {digest} (any more)") from error
 
     def _public(self, digest: str) -> Path:
         return self._base / "public" / f"{digest}.safetensors"
-
-
-def _public_dataset(path: Path) -> PublicDataset:
-    """Return the public dataset in a file; raises a LookupError if it is missing, or damaged and now removed."""
-    try:
-        return _read_public(path, path.stat().st_mtime_ns)
-    except FileNotFoundError as error:
-        raise LookupError(f"there is no public dataset {path}") from error
 
 
 @lru_cache(maxsize=4)
