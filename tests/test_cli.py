@@ -18,7 +18,6 @@ from fedhet.config import configuration
 from fedhet.engines.running import RunResult
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
-from fedhet.utils.machine import device_of
 
 QUICK = ["local/digits", "--set", "rounds=1", "--set", "clients=2", "--set", "local-epochs=1", "--set", "report=false"]
 
@@ -165,12 +164,6 @@ class TestBadInput:
         monkeypatch.setattr(Path, "mkdir", closed)
         assert "here cannot be the directory of a run: Read-only file system" in refused("run", *QUICK, "--out", "here")
 
-    @pytest.mark.skipif(device_of("auto").type == "cuda", reason="there is a GPU")
-    def test_a_missing_device_is_refused_first(self) -> None:
-        result = fedhet_command("run", *QUICK, "--set", "device=cuda:0", "--out", "here")
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "torch sees no GPU here" in result.stderr
-
     def test_of_other_commands(self) -> None:
         for command in (["report", ""], ["report", "one", "two", "--out", ""], ["clean", "--state-dir", ""]):
             assert "this is not the name of a file or folder" in refused(*command)
@@ -192,22 +185,6 @@ class TestBadInput:
 
 
 class TestOtherCommands:
-    @pytest.mark.slow
-    def test_compare_writes_its_table_and_resumes(self) -> None:
-        command = ["compare", "local", "fedavg", "--seeds", "0", "--jobs", "1", "--set", "rounds=1"]
-        command += ["--set", "clients=2", "--set", "local-epochs=1"]
-        result = fedhet_command(*command)
-        assert result.exit_code == 0, result.output
-        assert "fedavg *" in result.stdout
-        folder = Path("runs/compare-local-fedavg")
-        assert {path.name for path in folder.glob("comparison.*")} == {
-            "comparison.html",
-            "comparison.md",
-            "comparison.csv",
-            "comparison.png",
-        }
-        assert "2 of 2 runs were completed before" in fedhet_command(*command).stdout
-
     def test_results_of_a_deployment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fedhet.engines.running.run", lambda *config, **options: RunResult(Path("there"), {}))
         said = fedhet_command("run", *QUICK, "--engine", "hospital", "--out", "there").stdout
@@ -266,9 +243,6 @@ class TestOtherCommands:
         os.close(writer)
         assert (done.returncode, done.stderr) == (1, "")
         assert not Path("unread").exists()
-
-    def test_version(self) -> None:
-        assert fedhet_command("--version").stdout == f"fedhet {fedhet.__version__}\n"
 
     def test_help_list_and_keys_import_neither_torch_nor_flower(self) -> None:
         code = (

@@ -196,16 +196,6 @@ class TestMethodsThatAFolderNames:
         assert answered("compare", "local", "--seeds", "0", "--out", "compared").exit_code == 2
 
     @pytest.mark.slow
-    def test_are_imported_where_the_user_names_them_too(self, runs: dict[str, Path]) -> None:
-        folder = copied(runs["finished"])
-        rename_method(folder, "mine:method")
-        assert command("report", folder).exit_code == 2
-        assert not Path("imported").exists()
-        assert command("report", folder, "--method", "mine:method").exit_code == 0
-        assert Path("imported").exists()
-        assert "of mine" in (folder / "report.html").read_text()
-
-    @pytest.mark.slow
     def test_are_imported_if_named_on_resuming(self, tmp_path: Path) -> None:
         settings = {"method": "mine:method", "clients": 2, "rounds": 1, "architectures": "mlp", "local_epochs": 0}
         fedhet.run({**settings, "preset": "", "workers": 1}, out="run", progress=False)

@@ -87,17 +87,6 @@ def test_keys_by_kind_and_order():
     assert alone & set(mine.values()) & set(theirs.values()) == set()
 
 
-def test_keys_of_normalisations():
-    def made(*shortcut):
-        layers = (nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), *shortcut, nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3))
-        return NetworkDescription(nn.Sequential(*layers, nn.Flatten(), nn.Linear(3, 2)), str(len(layers) + 1), "any")
-
-    plain, with_shortcut = made(), made(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
-    mine, theirs = names(BY_TYPE_AND_ORDER, plain), names(BY_TYPE_AND_ORDER, with_shortcut)
-    assert mine["3.weight"] == theirs["5.weight"], "the second normalisation is that of the second layer of its kind"
-    assert theirs["3.weight"] not in mine.values()
-
-
 def test_keys_by_first_layers():
     def made(*widths):
         layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]

@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-from fedhet.client import Client, ClientSide, ClientStore, LostState
+from fedhet.client import ClientSide
 from fedhet.config import configuration
-from fedhet.data import ClientData, Examples, PublicDataset
+from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import LocalGrid
-from fedhet.messages import Request, WireError
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.server import FederatedStrategy
-from fedhet.tasks import Task
 
 PUBLIC = PublicDataset(torch.arange(40.0).view(10, 4), torch.arange(10) % 3)
 SEEN = []
@@ -98,43 +96,3 @@ def test_different_labels(tiny, watch):
 
     start("labelled", bringing(tiny, shared), watch, clients=3)
     assert [failure["client"] for failure in watch.rows[0]["failures"]] == ["1"]
-
-
-@pytest.mark.parametrize("public", [PUBLIC, PUBLIC.unlabelled])
-def test_stored_public_dataset(public, tmp_path):
-    ClientStore(tmp_path, "", "3").keep(public)
-    found = ClientStore(tmp_path, "", "3").public_dataset(public.digest)
-    assert found.digest == public.digest
-    assert (found.labels is None) == (public.labels is None)
-
-
-def client_with(public, asked, folder):
-    """A client whose data bring a public dataset, asked for one by its digest."""
-    return Client(
-        **dict.fromkeys(("config", "representation", "architecture", "transform", "augment")),
-        name="3",
-        task=Task("classification"),
-        device=torch.device("cpu"),
-        request=Request(round=1, public=asked),
-        data=ClientData(Examples(torch.ones(2, 4), torch.zeros(2)), Examples(torch.ones(2, 4), torch.zeros(2)), public),
-        store=ClientStore(folder, "", "3"),
-    )
-
-
-def test_own_public_dataset_without_labels(tmp_path):
-    assert client_with(PUBLIC, PUBLIC.digest, tmp_path).public.digest == PUBLIC.digest
-    assert client_with(PUBLIC, PUBLIC.unlabelled.digest, tmp_path).public.labels is None
-
-
-def test_lost_public_dataset(tmp_path):
-    for digest in ("", "0f"):
-        with pytest.raises(LostState, match=f"client 3 has no public dataset {digest} \\(any more\\)"):
-            _ = client_with(PUBLIC, digest, tmp_path).public
-
-
-def test_public_dataset_of_other_shape(tmp_path):
-    other = PublicDataset(torch.ones(3, 5))
-    client = client_with(None, other.digest, tmp_path)
-    client.store.keep(other)
-    with pytest.raises(WireError, match=r"examples of shape \[5\], but this client's examples have shape \[4\]"):
-        _ = client.public

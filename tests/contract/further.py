@@ -1,19 +1,14 @@
 """Tests of fedhet's own methods beyond the contract: random answers, the wire, processes and imports."""
 
 import logging
-import multiprocessing
-import os
-import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import fedhet
 from fedhet.config import configuration
 from fedhet.engines import running as local
-from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import (
     STYPE,
     Array,
@@ -32,9 +27,7 @@ from fedhet.flower import (
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import to_tensor
 from fedhet.testing import (
-    Before,
     Case,
-    Hit,
     MethodContract,
     Run,
     RunCache,
@@ -49,7 +42,7 @@ from .byzantine import Recording, attack
 from .failures import Failures
 from .normal import NormalRuns
 from .privacy import Privacy
-from .runs import REPLIES, RecordedRuns, Stop, differing, run_on, where
+from .runs import REPLIES, RecordedRuns, differing, run_on, where
 
 ATTACKS = [(40, 4), pytest.param(200, 20, marks=pytest.mark.slow), pytest.param(5000, 0, marks=pytest.mark.long)]
 """Numbers of changes, and how many must at least be refused and accepted; thousands of changes differ in each call."""
@@ -155,21 +148,6 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         done = run(tmp_path / "run", case.settings(), app=Tampering(after=scribble))
         assert done.rows == run(tmp_path / "clean", case.settings()).rows
 
-    @pytest.mark.slow
-    def test_a_dying_worker_changes_nothing_else(
-        self, case: Case, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """In worker processes, one of them killed in the second round, after which the run is stopped and resumed."""
-        monkeypatch.setattr(WorkerGrid, "patience", 0)
-        folder = tmp_path / "run"
-        settings = case.settings(rounds=3, workers=2)
-        with pytest.raises(KeyboardInterrupt):
-            run(folder, settings, app=Tampering(before=killing(at([2], "1"))), observers=[Stop(2)])
-        fedhet.run(resume=folder)
-        done = Run(folder)
-        assert "its process ended with exit code -9" in done.row(2)["failures"][0]["reason"]
-        assert_same_but_for_the_fault(done, cache("crash"))
-
     def test_two_nodes_with_one_name(self, case: Case, tmp_path: Path) -> None:
         """The second is refused, both are named, and it is taken when the first is gone."""
         done = run_on(tmp_path / "run", case.settings(rounds=3), [0, 1, 0], between={0: (0, 1), 2: (1, 99)})
@@ -197,17 +175,6 @@ def dropping(node: int, rounds: Iterable[int]) -> type[LocalGrid]:
             return [reply for reply in replies if reply.metadata.reply_to_message_id not in self.lost]
 
     return Dropping
-
-
-def killing(hit: Hit) -> Before:
-    """A fault that ends the process in which a message is to be handled."""
-
-    def fault(message: Message, client: str) -> None:
-        if hit(message, client):
-            assert multiprocessing.parent_process() is not None, "this is no worker"
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return fault
 
 
 _recordings: dict[Case, Recording] = {}

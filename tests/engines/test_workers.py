@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,7 @@ from flwr.app import Context, Message
 from torch import nn
 
 import fedhet
-from fedhet import data
-from fedhet.config import client_setup, configuration
-from fedhet.data import Examples
+from fedhet.config import configuration
 from fedhet.engines import running as local
 from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
@@ -156,30 +153,6 @@ def test_a_worker_that_dies_or_hangs_fails_one_client(
     assert not history[3]["failures"]
     assert len({pid for pids in watch.seen for pid in pids}) >= 3
     assert workers() == []
-
-
-def test_all_workers_die(tmp_path: Path) -> None:
-    app = app_that(lambda: os.kill(os.getpid(), signal.SIGKILL), 0, 1, 2)
-    run_locally(settings(method="fd", workers=2, **{"fraction-train": 1.0}), tmp_path, app=app)
-    failures = rows(tmp_path)[2]["failures"]
-    assert [failure["client"] for failure in failures] == ["0", "1", "2"]
-    assert {failure["reason"] for failure in failures} == {"failed: its process ended with exit code -9"}
-
-
-def test_workers_have_the_data_set_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_locally(settings(workers=1, rounds=1), tmp_path / "digits")
-    for key, dataset in [*data.LOADED.items()]:  # other tests have loaded digits from folders of their own
-        if key[0] == "digits":
-            upside_down = Examples(dataset.train.inputs.flip(2), dataset.train.labels)
-            monkeypatch.setitem(data.LOADED, key, replace(dataset, train=upside_down))
-    caches = (client_setup._split, client_setup._client)
-    for cache in caches:
-        cache.cache_clear()
-    run_locally(settings(workers=1, rounds=1), tmp_path / "one")
-    run_locally(settings(workers=2, rounds=1), tmp_path / "two")
-    for cache in caches:
-        cache.cache_clear()
-    assert rows(tmp_path / "one") == rows(tmp_path / "two") != rows(tmp_path / "digits")
 
 
 def test_what_cannot_be_copied_stays_in_one_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,22 +108,6 @@ def test_attention_and_tied_weights(head: str) -> None:
     assert torch.equal(model.head.weight, model.table.weight)
 
 
-def test_types_without_a_head() -> None:
-    model, graph = network("flha-small-0")
-    known = [network("flha-small-1")[1]]
-    made = hypernetwork(known)
-    reading = made.read(graph)
-    assert reading.unknown == ("add", "c8_16_k1_s2", "c16_32_k1_s2")[1:]
-    written = made.write(reading)
-    missing = {name for name in parameters(model) if "shortcut" in name}
-    assert set(parameters(model)) - set(written) == missing
-    Written(made, model, reading)(torch.randn(4, 1, 8, 8)).sum().backward()
-    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert reached == missing
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
 # ---- gradients
 
 

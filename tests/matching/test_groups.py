@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.algorithms.graphs import architecture_graph, columns, permutation_groups, permute, resize, rows
+from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute, resize
 from fedhet.algorithms.matching import (
     Matching,
     assemble,
@@ -129,19 +129,3 @@ def test_average_of_outputs():
     np.testing.assert_allclose(rest["head.weight"][5:9], states[1]["head.weight"][5:9])
     assert not rest["head.weight"][9].any()
     assert not rest["head.bias"][9].any()
-
-
-def test_arrays_that_are_not_trained():
-    """Frozen weights and BatchNorm that is kept in evaluation mode, in plain means; trained ones in posterior means."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    model[0].requires_grad_(False)
-    model[1].running_mean.copy_(torch.arange(4))
-    model[1].train = lambda mode=True: nn.Module.train(model[1], False)
-    groups = groups_from_json(groups_to_json(permutation_groups(architecture_graph(model, torch.rand(2, 3)))))
-    state = arrays(model)
-    match = match_networks([state, state], groups, Matching(), np.random.RandomState(0))[0][0].match
-    of = [slot.parameter for slot in columns(state, groups, 0)]
-    same = np.isclose(match.weights[match.assignments[1]], rows(state, groups, 0), atol=1e-6).all(0)
-    constant = {name for name, each in zip(of, same, strict=True) if each}
-    assert constant - {"1.weight"} == {"0.weight", "0.bias", "1.running_mean", "1.running_var"}  # whose prior is 1
-    assert {"1.weight", "1.bias"} <= {*of}

@@ -53,39 +53,6 @@ def test_phi_is_the_input_of_the_head() -> None:
     assert not model.classifier._forward_pre_hooks
 
 
-class Reshaped(nn.Module):
-    """Gives its head its input in another shape and dtype, or does not call it."""
-
-    def __init__(self, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 2)
-        self.shape, self.dtype = shape, dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.shape is None:
-            return x
-        out: Tensor = self.head(x.reshape(self.shape).to(self.dtype))
-        return out
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (Reshaped((6, 2, 4)), r"head 'head' of Reshaped .* shape \(6, d\), one row an example, .* \(6, 2, 4\)"),
-        (Reshaped((12, 4)), r"shape \(6, d\).* \(12, 4\)"),
-        (Reshaped(None), "did not call head 'head' of Reshaped"),
-    ],
-)
-def test_wrong_phi(model: nn.Module, message: str) -> None:
-    representation = Representation(model)
-    with pytest.raises(ValueError, match=message):
-        representation(torch.randn(6, 8))
-    with representation.capture() as captured:
-        model(torch.randn(6, 8))
-    with pytest.raises(ValueError, match=message):
-        _ = captured.features
-
-
 def noisy() -> nn.Module:
     class Counter(nn.Module):
         """A buffer that is replaced, not written to."""

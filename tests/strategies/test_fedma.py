@@ -10,13 +10,11 @@ from torch import nn
 
 import fedhet
 from fedhet import make_client_app, models
-from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute
 from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
-from fedhet.messages import to_tensor
 from fedhet.results.figures import shared_filters_figure
 from fedhet.results.history import read_history
 from fedhet.training import Trained, evaluate
@@ -178,16 +176,6 @@ def test_client_that_missed_rounds(run, tmp_path):
     assert done.rows[-1]["received"]["clients"] == 3
 
 
-def test_late_copy(run, tmp_path):
-    """Client 1 is client 0 with its units in another order; it misses the matching of every hidden layer."""
-    own = {"model": permuted, "data": common_data, "architectures": "", "partition": "", "samples_per_client": ""}
-    settings = {"local_epochs": 0, "fedma__gamma": 1e-3, "test_on": "local"}
-    done = run(tmp_path / "run", before=crash([1, 2, 3, 4]), **own, **settings)
-    own = [done.states[5].assignments[client] for client in "01"]
-    for index, order in enumerate(ORDERS["1"].values()):
-        assert np.array_equal(own[0][str(index)], own[1][str(index)][order])
-
-
 def test_other_connections(run, tmp_path):
     class Twice(nn.Module):
         """Two layers of the same shapes, one behind the other or side by side."""
@@ -251,30 +239,6 @@ def test_shared_init_with_other_widths(run, tmp_path):
 
 
 # ---- what is computed
-
-
-def common_data(client):
-    digits = load("digits", None)
-    return (digits.train.inputs[:40], digits.train.labels[:40]), (digits.test.inputs, digits.test.labels)
-
-
-ORDERS: dict[str, dict[int, np.ndarray]] = {}
-
-
-def permuted(client):
-    """The same CNN for all, its units in another order at each client but the first."""
-    torch.manual_seed(5)
-    model = models.build("cnn", (1, 8, 8), 10)
-    groups = permutation_groups(architecture_graph(model, torch.zeros(2, 1, 8, 8)))
-    random = np.random.default_rng(int(client.name))
-    orders = {
-        group.index: random.permutation(group.width) if client.name != "0" else np.arange(group.width)
-        for group in groups
-    }
-    ORDERS[client.name] = orders
-    state = permute(model.state_dict(), groups, orders)
-    model.load_state_dict({name: to_tensor(array) for name, array in state.items()})
-    return model
 
 
 @pytest.mark.parametrize("matching", ["identity", "random"])

@@ -9,7 +9,7 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import Output, RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training import Optimisation, Phase, Trained, batches, learning_rate, train
+from fedhet.training import Optimisation, Phase, batches, learning_rate, train
 
 TASK = Task("classification")
 
@@ -156,21 +156,6 @@ def test_captures():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_recorded_values():
-    def term(step):
-        rare = {"rare": torch.tensor(10.0)} if step.number == 2 else {}
-        return step.outputs.mean(), {"number": torch.tensor(float(step.number)), **rare}
-
-    phase = Phase(1, Optimisation(batch_size=6), terms=(term,))
-    trained = run(network(), phase)
-    assert trained.means == {"number": 1.5, "rare": 10.0}
-    both = run(network(), phase, before=trained)
-    assert both.means == {"number": 1.5, "rare": 10.0}
-    assert both.recorded["number"][1] == 8
-    assert trained.recorded["number"][1] == 4
-    assert Trained().means == {}
-
-
 @pytest.mark.parametrize("steps", [1, 4, 9])
 def test_phase_of_steps(steps):
     seen = []
@@ -221,38 +206,6 @@ def test_schedule_by_step():
     # The bias's gradient is 1, so a step is as long as the learning rate.
     steps = [float((before - after)[0].detach()) for before, after in pairwise(weights)]
     assert steps == pytest.approx([0.1, 0.075, 0.05, 0.025], rel=1e-4)
-
-
-def dropping(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
-
-
-def test_further_batch_leaves_no_trace():
-    further, seen = examples_of(10, seed=4).inputs, []
-
-    def term(model, stream):
-        def passed(step):
-            if step.number == 1:
-                return None
-            seen.append((step.number, step.represent(further, Representation(model), stream)))
-            return 0 * seen[-1][1].sum()
-
-        return passed
-
-    results = []
-    for with_it in (False, True):
-        model = dropping()
-        torch.manual_seed(3)
-        terms = (term(model, RandomStream(7)),) if with_it else ()
-        run(model, Phase(1, Optimisation(batch_size=8), terms=terms))
-        results.append((copy(model), torch.get_rng_state()))
-    (plain, state), (other, other_state) = results
-    assert all(torch.equal(tensor, other[name]) for name, tensor in plain.items())
-    assert torch.equal(state, other_state)
-    assert [number for number, _ in seen] == [0, 2]
-    assert all(features.shape == (10, 4) and features.requires_grad for _, features in seen)
-    assert not torch.equal(seen[0][1] == 0, seen[1][1] == 0), "dropout goes on in its own stream"
 
 
 @pytest.mark.parametrize("augmented", [False, True])
