@@ -114,6 +114,12 @@ class Ordered(Head):
         return self.head(self.body(inputs[:, self.order]).relu())
 
 
+def endless() -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    settings["rounds"] = settings
+    return settings
+
+
 def empty() -> nn.Module:
     network = Head()
     network.register_parameter("nothing", nn.Parameter(torch.empty(0)))
@@ -187,6 +193,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fedhet.run("fedavg", out="a\0b"),
         "out = 'a\\x00b': must be without the character NUL",
     ),
+    "settings that hold themselves": (lambda: fedhet.run(endless()), "config is nested too deeply at 'rounds'"),
     "a key that is no text": (lambda: fedhet.run({3: 4}), "config has the key 3: keys must be text"),  # type: ignore[dict-item]
     "augment = false": (
         lambda: run(data=varied(augment=lambda inputs: inputs), augment=False),
@@ -232,7 +239,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing is empty, of shape (0,)"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
-        "reads an attribute of head, before",
+        "reads the weight of its head, but the method",
     ),
     "no gradients": (
         lambda: run(lambda client: Detached()),

@@ -112,9 +112,7 @@ def check_model(
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
-    unsaved = ""
-    if function is not None and again is not None:
-        unsaved = unsaved_state(model, inputs[:2]) or random_state(model, again, inputs[:2])
+    unsaved = "" if function is None or again is None else unsaved_state(model, inputs[:2], again)
     scores = task.outputs.scores(outputs)
     tokens = scores.shape[1] if task.outputs.places == "tokens" and scores.ndim == 3 else 1
     return ModelCheck(task, scores.shape[-1], "; ".join(filter(None, (note, unsaved))), tokens)
@@ -140,7 +138,7 @@ def _outputs(
         raise
     except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
         taken = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
-        reason = _remedy(representation, inputs, error) or f"{type(error).__name__}: {error}"
+        reason = _remedy(model, inputs) or f"{type(error).__name__}: {error}"
         if like.shape[1:] != inputs.shape[1:]:
             reason = f"training inputs have shape {tuple(like.shape)}"
         reason = OWN_MODEL if function is None else reason
@@ -167,20 +165,8 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
     return ""
 
 
-def _remedy(representation: Representation, inputs: Tensor, error: BaseException) -> str:
-    """Return advice on the axes of images that do not fit the first convolution, or on the head; else an empty string.
-
-    A method can put a layer before the head, which is then the module `head` of an `nn.Sequential`.
-    """
-    model = representation.model
-    with suppress(ModelError):  # it has no head
-        parent, _, name = representation.head.rpartition(".")
-        placed = name == "head" and isinstance(model.get_submodule(parent), nn.Sequential)
-        if placed and isinstance(error, AttributeError):
-            return (
-                f"its forward reads an attribute of {parent}, before which the method puts a layer: let forward call "
-                f"{parent}, or set the method's width to 0 ({error})"
-            )
+def _remedy(model: nn.Module, inputs: Tensor) -> str:
+    """Return advice on the axes of images if they do not fit the network's first convolution, or an empty string."""
     first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
     if first is None or inputs.ndim not in (3, 4):
         return ""
@@ -219,49 +205,40 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
 
 
 @torch.no_grad()
-def unsaved_state(model: nn.Module, inputs: Tensor) -> str:
-    """Return a warning if training changes state of a network that is not in its state dict, or an empty string.
+def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Module] | None = None) -> str:
+    """Return a warning if a network has state that its state dict lacks, or an empty string.
 
-    A copy of the network runs in training mode on `inputs`, then it is compared with a fresh copy that loads its state
-    dict. The check is skipped if the network cannot be copied, or cannot run on these inputs.
+    A copy of the network runs in training mode, then it is compared with a fresh copy that loads its state dict, and
+    this one with a network that is built again. Checks are skipped if these networks cannot be made or run.
+
+    Args:
+        model: the network, which is not changed.
+        inputs: (n, ...) transformed examples.
+        again: builds the network with other random numbers, if given.
     """
-    try:
+
+    def alike(one: nn.Module, other: nn.Module, *training: bool) -> bool:
+        other.load_state_dict(one.state_dict())
+        passes = ((_pass(one.train(mode), inputs), _pass(other.train(mode), inputs)) for mode in training)
+        return all(torch.allclose(*both, equal_nan=True) for both in passes)
+
+    owner = f"the client's {model._get_name()}"
+    with suppress(Exception):  # whatever a user's network raises; training itself will tell
         used, fresh = copied(model), copied(model)
         for _ in range(2):
             _pass(used.train(), inputs)
-        fresh.load_state_dict(used.state_dict())
-        alike = all(
-            torch.allclose(_pass(used.train(mode), inputs), _pass(fresh.train(mode), inputs), equal_nan=True)
-            for mode in (True, False)
-        )
-    except Exception:  # whatever a user's network raises; training itself will tell
-        return ""
-    if alike:
-        return ""
-    return (
-        f"training changes {_differing(used, fresh)} in the client's {model._get_name()}, which is not in the state "
-        "dict: files and other processes lack it, so results depend on the number of workers; register it as a buffer "
-        "(register_buffer)"
-    )
-
-
-@torch.no_grad()
-def random_state(model: nn.Module, again: Callable[[], nn.Module], inputs: Tensor) -> str:
-    """Return a warning if a network that is built again computes something else with the same state dict, or "".
-
-    The check is skipped if the network cannot be built again, or cannot run on these inputs.
-    """
-    try:
-        other = again().to(inputs.device).eval()
-        other.load_state_dict(model.state_dict())
-        if torch.allclose(_pass(model.eval(), inputs), _pass(other, inputs), equal_nan=True):
-            return ""
-    except Exception:  # whatever a user's function raises; the run itself will tell
-        return ""
-    return (
-        f"the client's {model._get_name()} draws {_differing(model, other)} at random, which is not in the state dict: "
-        "files lack it, so they do not give the same outputs; register it as a persistent buffer (register_buffer)"
-    )
+        if not alike(used, fresh, True, False):
+            return (
+                f"training changes {_differing(used, fresh)} in {owner}, which is not in the state dict: files and "
+                "other processes lack it, so results depend on the number of workers; register it as a buffer "
+                "(register_buffer)"
+            )
+        if again is not None and not alike(fresh, other := again().to(inputs.device), False):
+            return (
+                f"{owner} draws {_differing(fresh, other)} at random, which is not in the state dict: files lack it "
+                "and give other outputs; register it as a persistent buffer (register_buffer)"
+            )
+    return ""
 
 
 def _differing(model: nn.Module, like: nn.Module) -> str:

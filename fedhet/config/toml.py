@@ -65,14 +65,16 @@ def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(table).items() if value != ""}
 
 
-def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
     """Flatten nested tables to dotted keys: `{"fedhenn": {"eta0": 1}}` becomes `{"fedhenn.eta0": 1}`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str):
             raise ConfigError(f"config has the key {key!r}: keys must be text, such as 'rounds'")
+        if isinstance(value, Mapping) and depth > DEEPEST:
+            raise ConfigError(f"config is nested too deeply at {key!r}: write settings as KEY: VALUE")
         if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value, depth + 1).items()}
         else:
             flat[key] = value
     return flat

@@ -285,15 +285,13 @@ def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientI
 
 def _as_network(client: str, model: Any) -> nn.Module:
     """Check and copy a user's network for a client; make it take inputs of several tensors and return a tensor."""
-    name = type(model).__name__
+    name = "None" if model is None else f"a {type(model).__name__}"
     if problem := _unusable(model):
-        raise ModelError(f"client {client}: the model function returned a {name}{problem}")
+        raise ModelError(f"client {client}: the model function returned {name}{problem}")
     try:
         model = separated(model)
     except ModelError as error:
-        raise ModelError(
-            f"client {client}: the model function returned a {name} that cannot be used: {error}"
-        ) from error
+        raise ModelError(f"client {client}: the model function returned {name} that cannot be used: {error}") from error
     model.register_forward_pre_hook(_copied, with_kwargs=True)
     model.register_forward_hook(_plain)
     return model

@@ -42,8 +42,9 @@ def check_scale(raw: Mapping[str, Tensor]) -> None:
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
         scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
-        others = [part for part, each in tensors.items() if part not in scaled and (each.min() < 0 or each.max() > 1)]
-        if scaled and others:
+        real = {part: each for part, each in tensors.items() if part not in scaled and not each.is_complex()}
+        others = [part for part, each in real.items() if scaled and (each.min() < 0 or each.max() > 1)]
+        if others:
             raise DataError(
                 f"{scaled[0]} has bytes, which are scaled to [0, 1], but {others[0]} has {tensors[others[0]].dtype} "
                 "beyond [0, 1], which stay: give all parts in one form"
@@ -89,7 +90,7 @@ def _client_data(value: Any) -> ClientData:
         value = dict(zip(PARTS, value, strict=False))
     names = value.keys() if isinstance(value, Mapping) else set()
     if not {"train", "test"} <= names <= {*PARTS, "augment"}:
-        got = ", ".join(map(repr, names)) or f"an object of type {type(value).__name__}"
+        got = ", ".join(map(repr, names)) or ("None" if value is None else f"an object of type {type(value).__name__}")
         raise DataError(
             "the data function must return (train, test), or a mapping of 'train', 'test' and, where there are any, "
             f"'public', 'common', 'validation' and 'augment'; it returned {got}"
@@ -144,7 +145,7 @@ def _examples(value: Any) -> Examples:
     if isinstance(value, tuple | list) and value:
         row, label = pair_of(value[0])
         row = next(iter(row.values()), None) if isinstance(row, Mapping) else row
-        shape, of_labels = (getattr(each, "shape", ()) for each in (row, label))
+        shape, of_labels = (tuple[int, ...](getattr(each, "shape", ())) for each in (row, label))
         if len(of_labels) == 1 and len(shape) > 1 and shape[0] == of_labels[0] > 1:
             raise DataError(
                 f"is a list of pairs, each with {shape[0]} inputs and {shape[0]} labels, which may be batches or "

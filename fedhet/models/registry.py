@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -198,6 +198,22 @@ def _check_library(name: str) -> None:
         raise ModelError(f"unknown model {name!r}{hint} {library}'s list_models() lists all {len(known)} names")
 
 
+class HeadRead(ModelError, AttributeError):
+    """A network reads an attribute of its head although a layer was placed before the head."""
+
+
+class Placed(nn.Sequential):
+    """Layers before a head, in place of the head: a network may call it, but not read the head's attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in nn.Linear.__constants__ or name in ("weight", "bias"):
+            raise HeadRead(
+                f"the network's forward reads the {name} of its head, but the method puts a layer before the head: let "
+                "forward call the head, or set the method's key width to 0"
+            )
+        return super().__getattr__(name)
+
+
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
     """Insert layers before the linear head of a model, in place, and return it with a new head of `width` inputs.
 
@@ -206,7 +222,7 @@ def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], w
     head = model.get_submodule(name)
     assert isinstance(head, nn.Linear)
     narrower = nn.Linear(width, head.out_features, dtype=head.weight.dtype)  # with a bias, equal for all clients
-    placed = nn.Sequential(OrderedDict([*layers.items(), ("head", narrower)]))
+    placed = Placed(OrderedDict([*layers.items(), ("head", narrower)]))
     if not name:
         return placed
     parent, _, own_name = name.rpartition(".")

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, random_split
 
 from fedhet.client.app import make_client_app
-from fedhet.client.model_check import ROWS, random_state, unsaved_state
+from fedhet.client.model_check import ROWS, unsaved_state
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.running import run_locally
@@ -302,8 +302,8 @@ def test_state_outside_the_state_dict() -> None:
             return super().forward(inputs) * self.scale
 
     assert "training changes 0.steps in the client's Sequential" in unsaved_state(nn.Sequential(Counting(4, 3)), INPUTS)
-    assert "Averaging draws drawn at random, which is not" in random_state(Averaging(), Averaging, INPUTS)
-    assert not random_state(model(), model, INPUTS)
+    assert "Averaging draws drawn at random, which is not" in unsaved_state(Averaging(), INPUTS, Averaging)
+    assert not unsaved_state(model(), INPUTS, model)
     assert "training changes scale in the client's Scaling" in unsaved_state(Scaling(), INPUTS)
     normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
     assert [unsaved_state(each, INPUTS) for each in (normal, Caching())] == ["", ""]
