@@ -191,15 +191,3 @@ def test_few_test_examples_give_no_metric(caplog):
     assert rows[-1]["received"] is None
     assert "eval_acc" not in rows[-1]["metrics"]
     assert "12 test examples, too few for a metric" in caplog.text
-
-
-@pytest.mark.slow
-def test_in_flowers_simulation():
-    from flwr.serverapp import ServerApp
-    from flwr.simulation import run_simulation
-
-    results, server = [], ServerApp()
-    server.main()(lambda grid, context: results.append(fedhet.FedAvg(**SETTINGS).start(grid)))
-    run_simulation(server, fedhet.wrap(hospital(), network, counts), 3)
-    here, _ = started(fedhet.FedAvg(**SETTINGS), fedhet.wrap(hospital(), network, counts))
-    torch.testing.assert_close(results[0].arrays.to_torch_state_dict(), here.arrays.to_torch_state_dict())

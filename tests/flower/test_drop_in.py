@@ -386,6 +386,9 @@ def test_initial_arrays_are_used_or_refused(tiny, said):
             getattr(fedhet, name)().start(LocalGrid(tiny.app(), 2), arrays, num_rounds=1)
     fedhet.FedProto().start(LocalGrid(tiny.app(), 2), arrays, num_rounds=1)
     assert "initial_arrays have no effect, since clients of fedproto share no model" in said.text
+    (strategy := fedhet.FedRep(learning_rate=1e-12)).start(LocalGrid(tiny.app(), 2), arrays, num_rounds=1)
+    assert all(np.allclose(array, decode_arrays(arrays)[name]) for name, array in strategy.state.model.items())
+    assert "initial arrays that no client shares are ignored: 2.bias, 2.weight" in said.text
 
 
 # ---- where a run is recorded

@@ -1,13 +1,10 @@
 """The code of Flower's users: their server code, arrays, names, wrappers and mods, around fedhet's strategies."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
-from torch import nn
 
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
@@ -100,14 +97,3 @@ def test_flowers_strategy_with_fedhets_client_app(tiny, caplog):
     assert "Traceback" not in caplog.text
     assert "Inconsistent" not in caplog.text
     assert not result.train_metrics_clientapp
-
-
-def test_refusals_that_leave_one_client_end_the_run(tiny):
-    def model(client):
-        widths = 4, *[5] * client.partition_id, 3  # three kinds: of two alike ones the odd one would be refused
-        return nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths)))
-
-    with pytest.raises(FedhetError, match="only client 0 is left after refusals") as caught:
-        fedhet.FedAvg(rounds=1).start(LocalGrid(tiny.app(model), 2))
-    assert str(caught.value).splitlines()[1].startswith("  client 1: fedavg needs equal")
-    fedhet.Local(rounds=1).start(LocalGrid(tiny.app(model), 2))

@@ -1,11 +1,9 @@
 """The base strategy, on in-process nodes with a user's own tiny model and data."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
@@ -200,15 +198,3 @@ def test_refused_client_changes_nothing(start, tiny):
     assert all("the public dataset has 4 examples" in failure["reason"] for failure in watch.rows[0]["failures"])
     assert watch.rows[1]["participants"] == ["2", "3"]
     assert strategy.state.public_size == 16
-
-
-def test_initial_arrays(start, tiny, caplog):
-    arrays = {name: torch.full_like(tensor, 9.0) for name, tensor in tiny.model().state_dict().items()}
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        strategy, _, _ = start("FedRep", arguments={"initial_arrays": ArrayRecord(arrays)}, rounds=1, local_epochs=2)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert strategy.state.model.keys() == {"0.weight", "0.bias"}
-    assert np.abs(strategy.state.model["0.weight"]).mean() > 5
-    assert "no client shares are ignored: 2.bias, 2.weight" in caplog.text
