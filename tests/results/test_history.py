@@ -71,16 +71,6 @@ def test_undefined_metrics_and_diverged_losses():
     assert undefined["loss"]["weighted"] == 0.5
 
 
-def test_auc_is_weighted_by_pairs():
-    metrics = {"0": Metric((0.5, 0.75), (10.0, 4.0)), "1": Metric((1.0, math.nan), (30.0, 0.0))}
-    result = summarise({client: (metric, 0.5, 20) for client, metric in metrics.items()})
-    # The first label's 35 of 40 pairs, the second one's 3 of 4: the mean over labels, not over clients.
-    assert result["accuracy"]["weighted"] == pytest.approx((35 / 40 + 3 / 4) / 2)
-    assert result["accuracy"]["weighted"] == Metric.total(metrics.values()).value
-    assert (result["accuracy"]["min"], result["accuracy"]["max"]) == (0.625, 1.0)
-    assert result["accuracy"]["mean"] == pytest.approx((0.625 + 1.0) / 2)
-
-
 def test_rounds_of_learning_curves():
     rows = [
         {"round": 0, "bytes_up": 1},

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from fedhet.engines.running import RunResult
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
-from fedhet.results.figures import accuracy_figure, run_figures
+from fedhet.results.figures import run_figures
 from fedhet.results.history import read_run
 from fedhet.results.plotting import WIDTH
 from fedhet.results.report import compare_folders, write_report
@@ -127,21 +127,6 @@ def test_reports_repeat_to_the_byte(make_run):
     write_report(folder)
     assert [file.read_bytes() for file in files] == first
     assert all(image.startswith(b"\x89PNG") for image in first[1:])
-
-
-@pytest.mark.parametrize(
-    ("personal", "has_global", "curves"),
-    [
-        ("trained", False, ["personal models"]),
-        ("trained", True, ["global model", "personal models"]),
-        ("received", True, ["global model", "after local training"]),
-        ("received", False, ["personal models", "after local training"]),
-    ],
-)
-def test_the_scored_curve_is_drawn(make_run, personal, has_global, curves):
-    figure = accuracy_figure(read_run(make_run(personal=personal, has_global=has_global)))
-    drawn = [line.get_label() for line in figure.axes[0].get_lines()]
-    assert [label for label in drawn if not label.startswith("_")] == curves
 
 
 def test_text_is_inside_figures(make_run):

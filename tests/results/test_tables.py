@@ -1,12 +1,11 @@
 import io
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 from rich.console import Console
 
-from fedhet.results.history import RunFiles, final_clients, read_clients, read_run
-from fedhet.results.tables import by_architecture, closing_table, format_bytes, headline, stage
+from fedhet.results.history import final_clients, read_clients, read_run
+from fedhet.results.tables import by_architecture, closing_table, format_bytes, headline
 
 
 def printed(table, width=100):
@@ -51,23 +50,6 @@ def test_closing_table(make_run):
     with_global = printed(closing_table(make_run("other", has_global=True, architectures=[""])))
     assert "global accuracy 0." in with_global
     assert "undisclosed" in with_global
-
-
-def test_headline_has_both_accuracies(make_run):
-    def headline_of(name, **values):
-        folder = make_run(name, **values)
-        run = read_run(folder)
-        return headline(run), {which: run.summary[f"{which}_accuracy"]["weighted"] for which in ("received", "trained")}
-
-    line, value = headline_of("own", personal="trained")
-    assert f"personal accuracy {value['trained']:.3f} weighted" in line
-    assert f" mean (after local training; as received, after the last aggregation, {value['received']:.3f});" in line
-    line, value = headline_of("shared", personal="received")
-    assert f"personal accuracy {value['received']:.3f} weighted" in line
-    assert f" mean (after the last aggregation; before it, after local training, {value['trained']:.3f});" in line
-    same = {key: {"weighted": 0.5} for key in ("received_accuracy", "trained_accuracy", "personal_accuracy")}
-    for personal, words in (("trained", ""), ("received", "after the last aggregation")):
-        assert stage(RunFiles(Path(), {}, {}, summary={"personal": personal, **same}), "personal") == words
 
 
 def test_closing_table_of_failed_and_unfinished_runs(make_run):

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
 
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.messages import Payload
 from fedhet.server import roster
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -164,25 +162,6 @@ def test_clients_without_test_examples(start, tiny, caplog):
             start(app=without("0", "1", "2"), test_on=test_on)
     _, watch, _ = start(name="Local", app=without("0", "1", "2"), test_on="global")
     assert watch.ended == "finished"
-
-
-def test_client_found_lost_by_a_question(watch, around):
-    class Asking(fedhet.FedAvg):
-        def configure_fit(self, round, clients):
-            self.federation.ask("ping", dict.fromkeys(clients, Payload()))
-            return super().configure_fit(round, clients)
-
-    def after(where, reply):
-        if where[1] == "query" and where[0] == 1:
-            lost = ConfigRecord({"client": where[2], "refusal": "no public dataset", "lost": where[2] == "1"})
-            return Message(RecordDict({"report": lost}), reply_to=asked[where[2]])
-
-    asked = {}
-    app = around(before=lambda where, message: asked.__setitem__(where[2], message), after=after)
-    Asking(rounds=2, observers=[watch]).start(LocalGrid(app, 3))
-    assert watch.rows[1]["participants"] == ["0", "2"]
-    assert {"client": "1", "reason": "no public dataset; its handshake is repeated"} in watch.rows[1]["failures"]
-    assert watch.rows[2]["participants"] == ["0", "1", "2"]
 
 
 def test_refused_client_changes_nothing(start, tiny):

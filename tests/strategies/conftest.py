@@ -17,6 +17,7 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.results.history import read_clients, read_history
+from fedhet.results.observers import Observer
 from fedhet.server.app import serve
 from fedhet.utils.files import read_tensors
 
@@ -128,7 +129,7 @@ class Done:
         return model.eval()
 
 
-class Nodes(LocalGrid):
+class Nodes(LocalGrid, Observer):
     """A grid whose nodes may come late, and an observer that tells it of rounds and keeps the strategy's states."""
 
     def __init__(self, app, clients, since):
@@ -140,15 +141,9 @@ class Nodes(LocalGrid):
         places = {node: context.node_config["partition-id"] for node, context in self._contexts.items()}
         return [node for node, place in places.items() if self._since.get(place, 0) <= self._complete + 1]
 
-    def started(self, run, first, last): ...
-
     def round(self, run, report):
         self._complete = report.row["round"]
         self.states[self._complete] = copy.deepcopy(run.state)
-
-    def finished(self, run): ...
-
-    def failed(self, run, error): ...
 
 
 @pytest.fixture(scope="session")

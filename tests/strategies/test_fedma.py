@@ -8,16 +8,13 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-import fedhet
 from fedhet import make_client_app, models
-from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
-from fedhet.data import load
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.figures import shared_filters_figure
 from fedhet.results.history import read_history
-from fedhet.training import Trained, evaluate
+from fedhet.training import Trained
 
 TINY = {
     **{"partition": "iid", "samples_per_client": 24, "architectures": "cnn", "rounds": 0, "local_epochs": 1},
@@ -84,24 +81,6 @@ def test_evaluation_between_passes(ordinary):
     evaluated = [row["round"] for row in ordinary.rows if row["received"]]
     assert evaluated == [GROUPS + 2, 2 * GROUPS + 3]
     assert [row["trained"] is not None for row in ordinary.rows] == [False, *[True] * 10, False]
-
-
-def test_clients_and_server_agree(ordinary):
-    dataset, config = load("digits", None), ordinary.config
-    strategy = fedhet.FedMA(config)
-    strategy.state = ordinary.states[max(ordinary.states)]
-    network = strategy.global_model()
-    losses = []
-    for number in range(3):
-        data = client_setup.data_of(client_setup.ClientInfo(str(number), number, 3, config))
-        losses.append(evaluate(network, data.test, dataset.task, dataset.transform).loss)
-    assert ordinary.rows[-1]["received"]["loss"]["mean"] == pytest.approx(np.mean(losses), rel=1e-5)
-    assert ordinary.rows[-1]["common"]["received"]["accuracy"] == pytest.approx(
-        evaluate(network, dataset.test, dataset.task, dataset.transform).value
-    )
-    state = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
-    assert state.keys() == ordinary.saved("global").keys()
-    assert all(np.array_equal(state[name], array) for name, array in ordinary.saved("global").items())
 
 
 def test_report(ordinary):

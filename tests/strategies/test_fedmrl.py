@@ -81,17 +81,3 @@ def test_three_rounds_by_hand(federate, double, width, who):
     for client in "012":
         assert_equal(done.saved(client), own[client])
         assert_equal(done.saved(client), {f"projector.{name}": each for name, each in joined[client].items()})
-
-
-def test_saved_files(federate):
-    """The own network, the projector and the shared network of the end give the accuracy that was reported."""
-    done = federate("fedmrl", model=own_network, **{**SETTINGS, "fedmrl.shared-model": "mlp-20"})
-    saved, data = done.saved("1"), client_setup.data_of(done.info("1"))
-    small = models.build("mlp-20", (1, 8, 8), 10)
-    small.load_state_dict({name[7:]: each for name, each in saved.items() if name.startswith("shared.")})
-    inputs = client_setup.dataset_of(done.config).transform(data.test.inputs[:])
-    both = torch.cat([small.body(inputs).double(), hidden(saved, inputs.double())], 1)
-    outputs = head(saved, both @ saved["projector.weight"].T + saved["projector.bias"])
-    accuracy = (outputs.argmax(1) == data.test.labels).double().mean().item()
-    last = [row for row in done.clients if row.client == "1"][-1]
-    assert last.accuracy == pytest.approx(accuracy)

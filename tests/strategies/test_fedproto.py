@@ -15,7 +15,6 @@ from fedhet.messages import Payload
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
 from fedhet.tasks import Task
-from fedhet.training import evaluate
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 
@@ -46,13 +45,6 @@ def test_unknown_classes_in_the_common_test_set(federate):
     done = federate("fedproto", **few, **{"test-on": "both"})
     assert not any(row["failures"] for row in done.rows)
     assert [row["common"]["trained"]["accuracy"]["max"] <= 0.25 for row in done.rows[1:]] == [True, True, True]
-
-
-def test_prediction_by_the_head(federate):
-    done = federate("fedproto", **{"fedproto.predict": "head"})
-    dataset, data = client_setup.dataset_of(done.config), client_setup.data_of(done.info())
-    score = evaluate(done.network(), data.test, dataset.task, dataset.transform)
-    assert [row.accuracy for row in done.clients if row.client == "0"][-1] == pytest.approx(score.value)
 
 
 def test_different_widths_are_refused(federate):
