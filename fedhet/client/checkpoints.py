@@ -53,7 +53,8 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
         network = function(info) if function else client_setup.model_of(info)
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL):
             own = user_functions.data_function(data)
-            network, tensors = _formed(network, side, info, tensors, own, needs_data="data" in noted)
+            network, formed = _formed(network, side, info, tensors, own, needs_data="data" in noted)
+            tensors = dict(formed)
     _load(network, tensors, path, name)
     return user_functions.as_given(network.eval())
 

@@ -213,16 +213,13 @@ def data_function(data: Any) -> DataFunction | None:
 
 
 def settings_function(client_settings: Any) -> Callable[[ClientInfo], dict[str, Any]] | None:
-    """Return a function that returns a simulated client's own settings, from the user's function; None if it is None.
-
-    Raises a `ConfigError` if it is not a function.
-    """
+    """Return a function that returns a simulated client's own settings, from the user's function; None without it."""
+    name = "client_settings"
+    if client_settings is not None and not callable(client_settings):
+        kind = type(client_settings).__name__
+        raise ConfigError(f"{name} must be a function of a client that returns a dict, not a {kind}")
     if client_settings is None:
         return None
-    if not callable(client_settings):
-        kind = type(client_settings).__name__
-        raise ConfigError(f"client_settings must be a function of a client that returns a dict, not a {kind}")
-    name = "client_settings"
     return Function(name, described(client_settings), _of_client(client_settings, name), _as_settings)
 
 
