@@ -40,6 +40,9 @@ HEADINGS = {
 }
 """The heading of each page's table of methods."""
 
+TRIED = "| networks | averaging | matching | width | depth | hypernetworks | LoRA | representation |"
+"""The heading of the table of networks that work with families of methods."""
+
 NETWORKS = {"any": "any", "equal": "equal", "widths": "one graph, any widths"}
 SHARED = {"everything": "its weights", "nothing": "weights of a shared network"}
 LEARNT = {
@@ -98,6 +101,8 @@ def generated() -> dict[Path, str]:
     tables = {METHODS: methods(), QUESTIONS: questions(), DEPLOYMENT: map(_sent, registry.own_methods())}
     pages = {page: page.read_text(encoding="utf-8") for page in tables}
     texts = {page: text.replace("\n".join(rows_of(page)), "\n".join(tables[page])) for page, text in pages.items()}
+    before = texts[QUESTIONS].partition(TRIED)[0]  # the last table of its page
+    texts[QUESTIONS] = "\n".join([before + TRIED, "|" + " --- |" * 8, *networks(), ""])
     return {
         ROOT / "pyproject.toml": project(),
         ROOT / "fedhet/__init__.pyi": stub(),
@@ -181,6 +186,17 @@ def questions() -> Iterator[str]:
         public = {"none": "no", "inputs": "unlabelled", "labelled": "labelled"}[traits.public]
         networks = "one, in parts" if traits.shares.units else NETWORKS[traits.networks]
         yield f"| `{name}` | {public} | {networks} | {heads.get(name) or heads_taken(name)} | {_learnt(traits)} |"
+
+
+def networks() -> Iterator[str]:
+    """Yield the rows of the table of networks, from the file that their test compares with; equal rows are one."""
+    with (ROOT / "tests" / "networks" / "networks.csv").open(encoding="utf-8") as file:
+        outcomes = [line.strip().split(",") for line in file][1:]
+    alike: dict[str, list[str]] = {}
+    for name, *words in outcomes:
+        alike.setdefault(" | ".join("yes" if word == "yes" else "no" for word in words), []).append(name)
+    for words, names in alike.items():
+        yield f"| {', '.join(names)} | {words} |"
 
 
 def _traits(name: str) -> Traits:

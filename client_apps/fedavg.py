@@ -12,6 +12,7 @@ from fedhet.data import Examples
 from fedhet.messages import Payload, to_arrays
 from fedhet.methods.included.averaging import FedProxOptions, FedRepOptions, LocalOptions
 from fedhet.methods.included.hypernetworks import PFedHNOptions
+from fedhet.models.copies import multiplies
 from fedhet.training import Loss, Phase, Step, Term
 
 
@@ -73,7 +74,8 @@ class PFedHN(ClientSide[PFedHNOptions]):
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)
-            if (begun := begin_of(key, shape, self.client.starts.get(name))) != begin_of(key, shape):
+            begun = begin_of(key, shape, self.client.starts.get(name))
+            if begun != begin_of(key, shape) or multiplies(self.client.model):
                 starts[key] = torch.tensor(begun)
         return Payload({"starts": to_arrays(starts)} if starts else {})
 

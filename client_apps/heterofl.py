@@ -2,7 +2,8 @@
 
 HeteroFL (Diao et al., ICLR 2021):
 
-scaler         a layer's outputs are divided by the width r of the client's part
+scaler         a layer's outputs are divided by the width r of the client's part, or by r^.5 in deep networks without
+               normalisation
 masked loss    outputs for classes without an example on the client are set to 0
 
 FjORD (Horvath et al., NeurIPS 2021, algorithm 1): each step draws a width p from the configured widths up to the
@@ -27,7 +28,7 @@ from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
 from fedhet.messages import Payload
 from fedhet.methods.included.submodels import FjORDOptions, SizedOptions
-from fedhet.models.copies import tied_names
+from fedhet.models.copies import multiplies, tied_names
 from fedhet.training import Phase, Step, Term
 
 
@@ -38,10 +39,14 @@ class Scaled(Submodel):
         """Return the part of a newly built network, with a scaler after each layer with hidden units."""
         part = super().cut(model)
         slots = [slot for group in self.groups for slot in group.rows + group.completes]
-        for name in {slot.parameter.rpartition(".")[0]: None for slot in slots if self.width < 1}:
-            module = part.get_submodule(name)
-            if isinstance(module, nn.Linear | _ConvNd | nn.Embedding):
-                module.register_forward_hook(partial(_divided, self.width))
+        names = {slot.parameter.rpartition(".")[0]: None for slot in slots if self.width < 1}
+        layers = [
+            each for each in map(part.get_submodule, names) if isinstance(each, nn.Linear | _ConvNd | nn.Embedding)
+        ]
+        # Divided by r, outputs would grow with each layer; r^.5 keeps their variance.
+        divisor = self.width**0.5 if multiplies(model) else self.width
+        for layer in layers:
+            layer.register_forward_hook(partial(_divided, divisor))
         return part
 
 

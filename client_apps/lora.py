@@ -62,15 +62,8 @@ class LoRA(ClientSide[LoRAOptions]):
 
     def handshake(self, payload: Payload) -> Payload:
         """Return a digest (hash) of the frozen weights; raises a ModelError if an adapter has no effect on outputs."""
-        client, layers = self.client, adapters(self.client.model)
-        outputs = client.model.eval()(client.transform(client.data.train.inputs[:2]))
-        total = outputs.sum() + torch.zeros((), requires_grad=True)
-        gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
-        if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
-            raise ModelError(
-                f"the outputs of {type(client.model).__name__} do not depend on {', '.join(idle[:3])}, so an adapter "
-                "has no effect there: remove these layers from lora.layers"
-            )
+        client = self.client
+        check_adapters(client.model, client.transform(client.data.train.inputs[:2]))
         shared, tensors = self.shared_names(), client.tensors.items()
         frozen = {name: tensor for name, tensor in tensors if name not in shared and not name.endswith((A, B))}
         return Payload(values={"backbone": digest(*frozen, *frozen.values())})
@@ -97,6 +90,18 @@ class LoRA(ClientSide[LoRAOptions]):
         return {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
 
 
+def check_adapters(model: nn.Module, inputs: Tensor) -> None:
+    """Raise a ModelError if the outputs for two examples do not depend on an adapter."""
+    layers = adapters(model)
+    total = model.eval()(inputs).sum() + torch.zeros((), requires_grad=True)
+    gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
+    if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
+        raise ModelError(
+            f"the outputs of {type(model).__name__} do not depend on {', '.join(idle[:3])}, so an adapter has no "
+            "effect there: remove these layers from lora.layers"
+        )
+
+
 def adapters(model: nn.Module) -> dict[str, Any]:
     """Return the layers of a model that have an adapter, by name."""
     return {name: module for name, module in model.named_modules() if A in module._parameters}
@@ -113,7 +118,16 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[nn.Linear]:
         linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
     matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
     if not keys.layers and not linear:
-        raise ModelError(f"lora adapts nn.Linear layers, but {type(model).__name__} has none except its head")
+        others = [
+            f"{name!r} ({type(module).__name__})"
+            for name, module in model.named_modules()
+            if name not in ("", head)
+            and any(each is not None and each.ndim > 1 for each in module._parameters.values())
+        ]
+        raise ModelError(
+            f"lora adapts nn.Linear layers, but {type(model).__name__} has none except its head {head!r}: build "
+            f"{', '.join(others[:3]) or 'hidden layers'} as nn.Linear, or choose another method"
+        )
     if idle := [pattern for pattern, names in matching.items() if not names]:
         raise ModelError(
             f"lora.layers: {type(model).__name__} has no nn.Linear that matches {', '.join(idle)}; adapters can be "

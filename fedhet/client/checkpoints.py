@@ -16,7 +16,7 @@ from fedhet.errors import ConfigError, ModelError
 from fedhet.messages import difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.options import Config
-from fedhet.models.copies import copied
+from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
 from fedhet.utils.files import file_name, name_of, read_tensors
 from fedhet.utils.randomness import seeded
@@ -103,7 +103,7 @@ def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
 def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client: str) -> None:
     if odd := _misfit(network, tensors):
         raise ModelError(f"client {client}'s {network._get_name()} does not fit {path}: {odd}")
-    network.load_state_dict(tensors)
+    load_state(network, tensors)
 
 
 def _formed(
@@ -129,7 +129,7 @@ def _formed(
         part = side.parts(side.parts.width_of(info), side.parts.groups_of(network, inputs))
         whole, network = part.whole.cut(copied(network)), part.cut(network)
         if _misfit(network, tensors) and not _misfit(whole, tensors):
-            whole.load_state_dict(tensors)
+            load_state(whole, tensors)
             tensors = part.state(whole)
     elif registry.traits(info.config).networks == "widths" and tensors.keys() == network.state_dict().keys():
         network = resize(network, dict(tensors))

@@ -27,7 +27,7 @@ from fedhet.errors import DataError, ModelError
 from fedhet.messages import Payload, Request
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
-from fedhet.models.copies import Start, starts_of
+from fedhet.models.copies import Start, load_state, starts_of
 from fedhet.models.representation import Representation, fitted, precision
 from fedhet.tasks import Task
 from fedhet.training import Privacy
@@ -231,11 +231,6 @@ class Clients:
                 example = _transform(precision(model), dataset)(data.train.inputs[:2])
                 self._groups[kind[:-1]] = side.parts.groups_of(model, example)
             part = side.parts(kind[-1], self._groups[kind[:-1]])
-            if not part.groups:
-                raise ModelError(
-                    f"no hidden layer of {model._get_name()} can be made narrower: choose another model, or a method "
-                    "that trains whole networks"
-                )
             model = part.cut(model)
         representation = Representation(model, side.head_of(config), config.representation)
         if odd := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
@@ -266,7 +261,7 @@ class Clients:
         """Load the initial weights of the client `owner`, or of `all` clients, into a client's network."""
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
-            model.load_state_dict(part.state(built) if part else built.state_dict())
+            load_state(model, part.state(built) if part else built.state_dict())
         except RuntimeError as error:
             raise ModelError(
                 f"the client's {model._get_name()} has other layers when it is built again: the model function must "

@@ -157,6 +157,14 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
             f"the head was guessed to be {representation.head!r}, the last {kind}, but the client's network has other "
             "outputs than this layer: name the right layer, head = '...'"
         )
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if head is not None and linear[-2:-1] and linear[-1] == representation.head:
+        before, last = model.get_submodule(linear[-2]), model.get_submodule(linear[-1])
+        if before.out_features == last.in_features == last.out_features:  # type: ignore[union-attr]
+            return (
+                f"the head was guessed to be {linear[-1]!r}, the last nn.Linear, whose inputs may be scores: if "
+                f"{linear[-2]!r} is the classifier, set head = {linear[-2]!r}"
+            )
     if _probabilities(model, task, outputs):
         return (
             f"the client's {model._get_name()} returns probabilities, but the loss of {task.name} expects logits: "
@@ -189,16 +197,18 @@ def _probabilities(model: nn.Module, task: Task, outputs: Tensor) -> bool:
 
 
 def _makes(head: Captured, outputs: Tensor) -> bool:
-    """Return whether the network's outputs seem to come from the head: same size, or same predicted classes."""
+    """Return whether the network's outputs seem to come from the head: same size, or same order of classes."""
     try:
         scores = head.features
     except ModelError:  # it did not run
         return False
+    if scores.ndim > outputs.ndim == 2 and scores.shape[-1] != outputs.shape[-1]:  # a convolution, pooled afterwards
+        return scores.shape[:2] == outputs.shape
     if scores.ndim == outputs.ndim + 1 == 3:  # for each token, of which the network uses one
         return bool(torch.isclose(scores, outputs[:, None]).all(-1).any(1).all())
     if scores.shape != outputs.shape:
         return scores.numel() == outputs.numel()
-    return bool((scores.argmax(-1) == outputs.argmax(-1)).all())
+    return bool((scores.argsort(-1) == outputs.argsort(-1)).all())
 
 
 # ---- does the network keep state that files and other processes lack?

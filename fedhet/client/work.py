@@ -17,6 +17,7 @@ from fedhet.data import Examples, resident
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured
+from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST
 from fedhet.training import Phase
@@ -131,7 +132,7 @@ def evaluate(job: Job) -> Payload:
     measure(job, "received")
     if personal:
         if trained:
-            client.model.load_state_dict(weights)
+            load_state(client.model, weights)
         measure(job, "trained")
     if not client.request.final:
         return Payload()
@@ -284,15 +285,14 @@ def measure(job: Job, when: str) -> None:
 def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> None:
     client = job.client
     before = {name: tensor.clone() for name, tensor in client.tensors.items()}
-    batches, trained = job.batches, client.trained
-    job.batches = client.generator("refinement", when)
+    batches, trained, job.batches = job.batches, client.trained, client.generator("refinement", when)
     seed_everything(client.seed("refinement dropout", when))
     run_phases(job, phases)
     _score(job, when, outputs)
     if client.request.final and when == job.side.traits.scored:
         job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
     job.batches, client.trained = batches, trained
-    client.model.load_state_dict(before)
+    load_state(client.model, before)
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:

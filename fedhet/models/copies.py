@@ -1,6 +1,7 @@
 """Copies of networks without shared memory or wrappers, and the kinds of their arrays."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from inspect import getclosurevars
 from types import FunctionType
@@ -50,9 +51,13 @@ def copied(model: nn.Module) -> nn.Module:
 def separated(model: nn.Module) -> nn.Module:
     """Return a copy that shares no memory with other clients' networks, or `model` itself if it cannot be copied.
 
-    Raises a ModelError if it cannot be copied and another client already uses one of its modules.
+    Raises a ModelError if it cannot be copied and another client already uses one of its modules. Transformers of
+    PyTorch compute without nested tensors, which hooks, exits and `torch.func` do not take.
     """
     variable = False
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
     try:
         reason, variable = _bound(model)
         if not reason:
@@ -139,6 +144,18 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
     return kinds
 
 
+DEEP = 8
+"""Number of layers from which a factor of each layer's outputs multiplies too much, without normalisation."""
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def multiplies(model: nn.Module) -> bool:
+    """Return whether a factor of each layer's outputs multiplies: a deep network without PyTorch's normalisations."""
+    deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
+    return deep and not any(isinstance(module, _NORMS) for module in model.modules())
+
+
 class Start(NamedTuple):
     """Mean and standard deviation of the entries of an array in a newly built network; 0 if all are equal."""
 
@@ -147,14 +164,26 @@ class Start(NamedTuple):
 
 
 def starts_of(model: nn.Module) -> dict[str, Start]:
-    """Return the start of each trained array of a newly built network by name, as far as its entries show it."""
+    """Return the start of each trained array of a newly built network by name, as far as its entries show it.
+
+    Biases of PyTorch's normalisations are left out.
+    """
     arrays = {name: value.detach().double() for name, value in model.named_parameters() if value.requires_grad}
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | _ConvNd)}
+    norms = {name for name, module in model.named_modules() if isinstance(module, _NORMS)}
     return {
         name: Start(float(value.mean()), float(value.std(correction=0)) if value.min() < value.max() else 0.0)
         for name, value in arrays.items()
         if value.numel() > (name.rpartition(".")[0] in layers)  # one entry may be drawn at random
+        and not (name.endswith("bias") and name.rpartition(".")[0] in norms)
     }
+
+
+def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load arrays by name into a network, with the versions of its modules, which a plain dictionary lacks."""
+    state = OrderedDict(tensors)
+    state._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined]
+    model.load_state_dict(state)
 
 
 def storage_place(value: Tensor) -> Hashable:

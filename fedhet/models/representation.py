@@ -223,7 +223,7 @@ class Representation:
         value, first = values[0], next(iter(inputs.values()), None)
         rows = len(first) if isinstance(first, Tensor) and first.ndim else None
         if isinstance(value, Tensor):
-            if self.places == "pixels" and value.ndim > 2:
+            if value.ndim > 2 and (self.places == "pixels" or isinstance(self._module, _CONVOLUTIONS)):
                 value = value.flatten(2).mean(2)
             value = self.pool(value, inputs)
             fits = value.ndim == 2 or (value.ndim == 3 and self.places == "tokens")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,14 @@ from fedhet.tasks import Score, Task
 
 BATCH = 1024
 """Number of examples in a batch of an evaluation."""
+
+FEW = 64
+"""Number of examples that are always evaluated at once."""
+
+MEMORY = 2**30
+"""Bytes that the activations of a batch may need in an evaluation, as far as one example tells."""
+
+_measured: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
 
 NOTHING: Mapping[str, Capturing] = {}
 
@@ -90,7 +99,7 @@ def evaluate(
     total = None
     if isinstance(predict, nn.Module):
         predict.eval()
-    for raw, labels in examples.batches(BATCH):
+    for raw, labels in examples.batches(rows_at_once(predict, examples.inputs, prepare)):
         inputs = prepare(raw)
         outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
         score = task.evaluate(outputs.detach(), labels)
@@ -118,11 +127,37 @@ def read(
         tokens: (n,) int64, the position of the token to return for each example; None for all tokens.
     """
     model.eval()
-    values = []
+    rows, values = min(rows, rows_at_once(model, inputs, transform)), []
     for span in spans(len(inputs), rows):
         part = forward(model, transform(inputs[span]), until=until, learns=False)[0]
         values.append(part if tokens is None else of_tokens(part, tokens[span]))
     return torch.cat(values)
+
+
+def rows_at_once(
+    model: object, inputs: Tensor | LazyInputs, transform: Callable[[Tensor], Tensor], most: int = BATCH
+) -> int:
+    """Return the size of a batch in an evaluation: `BATCH`, or less if activations would need more than `MEMORY`.
+
+    One example is measured: a batch needs about three times the largest output of a module.
+    """
+    if not isinstance(model, nn.Module) or len(inputs) <= FEW:
+        return most
+    known, shape = _measured.setdefault(model, {}), tuple(inputs.shape[1:])
+    if shape in known:
+        return min(most, known[shape])
+    sizes = [1]
+
+    def measure(_module: nn.Module, _args: object, value: object) -> None:
+        for each in value if isinstance(value, tuple | list) else (value,):
+            sizes.append(each.nbytes if isinstance(each, Tensor) else 0)
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(measure))
+        forward(model, transform(inputs[:1]), learns=False, stream=RandomStream(0))
+    known[shape] = max(1, MEMORY // (3 * max(sizes)))
+    return min(most, known[shape])
 
 
 def of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
@@ -157,12 +192,13 @@ def reestimate(
         return
     momenta = [layer.momentum for layer in layers]
     model.eval()
+    size = max(2, rows_at_once(model, inputs, transform))
     for layer in layers:
         layer.reset_running_stats()
         layer.train()
     try:
         seen = 0
-        for span in spans(len(inputs), BATCH):
+        for span in spans(len(inputs), size):
             batch = transform(inputs[span])
             seen += len(batch)
             for layer in layers:

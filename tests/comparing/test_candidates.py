@@ -127,7 +127,7 @@ def test_refusals_of_a_users_networks():
         "set it to a model for these inputs"
     )
     assert refused["flha-distillation"] == f"flha-distillation.teacher: {reason}"
-    assert refused["lora"] == "lora adapts nn.Linear layers, but Sequential has none except its head"
+    assert refused["lora"].startswith("lora adapts nn.Linear layers, but Sequential has none except its head '")
     assert refused["fml"] == f"fml.shared-model: {reason}"
 
 

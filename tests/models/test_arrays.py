@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torchvision.models import resnet18
+from torchvision.models import mnasnet0_5, resnet18
 
-from fedhet.models.copies import kinds_of, tied_names
+from fedhet.models.copies import kinds_of, load_state, tied_names
 
 
 class Everything(nn.Module):
@@ -67,3 +67,10 @@ def test_statistics_of_an_ordinary_network():
     kinds = kinds_of(resnet18())
     assert set(kinds.values()) == {"trained", "statistic"}
     assert all((kind == "statistic") == (".running_" in n or n.endswith("tracked")) for n, kind in kinds.items())
+
+
+def test_arrays_of_modules_with_versions():
+    model = mnasnet0_5(num_classes=3)
+    arrays = {name: array + 1 for name, array in model.state_dict().items()}  # without the versions
+    load_state(model, arrays)
+    assert all(torch.equal(array, arrays[name]) for name, array in model.state_dict().items())

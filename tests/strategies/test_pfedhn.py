@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
 
@@ -65,3 +66,27 @@ def test_embeddings_of_absent_and_late_clients(federate):
     assert steps["embedding/0:step"] == steps["head:step"] == 2
     assert steps["embedding/2:step"] == 1
     assert done.state.hypernetwork["embedding/2"].shape == done.state.hypernetwork["embedding/0"].shape
+
+
+class Gains(nn.Module):
+    """A network with a gain and a tiny layer scale of its own, a PReLU, and weights that start at 0.02."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.slope, self.head = nn.Linear(64, 16), nn.PReLU(16), nn.Linear(16, 10)
+        self.gain, self.scale = nn.Parameter(torch.ones(16, 1)), nn.Parameter(torch.full((16,), 1e-6))
+        nn.init.normal_(self.first.weight, std=0.002)
+
+    def forward(self, inputs):
+        values = self.first(inputs.flatten(1)) * self.gain[:, 0]
+        return self.head(values + self.scale * self.slope(values))
+
+
+def test_arrays_start_as_in_the_network(federate):
+    done = federate("pfedhn", model=lambda info: Gains(), rounds=1)
+    received = done.received[1, "0"]["model"]
+    assert done.failures == []
+    for name, (value, apart) in {"gain": (1, 0.4), "scale": (0, 0.04), "slope.weight": (0.25, 0.1)}.items():
+        assert np.abs(received[name] - value).max() < apart
+    assert 0.001 < received["first.weight"].std() < 0.004
+    assert done.state.starts["0"].keys() == {"gain", "scale", "slope.weight", "first.weight"}

@@ -57,3 +57,18 @@ def test_in_place_networks_and_losses():
     assert torch.equal(examples.labels, (inputs[:, :3] > 0).float())
     assert score.value == Task("multi-label").evaluate(outputs, examples.labels).value
     assert score.loss == pytest.approx(task.loss(outputs, examples.labels).item())
+
+
+def test_batches_are_bounded_by_memory(monkeypatch):
+    examples, sizes = examples_of(200), []
+    before = evaluate(network(), examples, TASK, lambda batch: batch)
+    monkeypatch.setattr(evaluation, "MEMORY", 3 * 8 * 4 * 50)  # fifty examples of the widest layer, three times
+    model = network()
+    state = torch.get_rng_state()
+    model.register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
+    after = evaluate(model, examples, TASK, lambda batch: batch)
+    assert sizes == [1, 50, 50, 50, 50]
+    assert torch.equal(state, torch.get_rng_state())
+    assert (after.metric, after.loss) == (before.metric, pytest.approx(before.loss))
+    assert len(read(model, examples.inputs, lambda batch: batch)) == 200
+    assert sizes[5:] == [50, 50, 50, 50]

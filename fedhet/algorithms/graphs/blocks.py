@@ -141,6 +141,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
         raise UnsupportedArchitecture(
             f"{type(model).__name__} can be divided only after {', '.join(places.values()) or 'no module'}, into "
             f"{len(places) + 1} blocks, and {count} are needed: set smaller depths, or name the modules that end them"
+            f" (its layers are {', '.join([node.module for node in graph if _is_layer(graph, node)][:5])}, ...)"
         )
     chosen: list[int] = []
     for number in range(1, count):
@@ -168,10 +169,11 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
         for name in node.parameters.values():
             found.setdefault(name, depth)
     of_module = {name.rpartition(".")[0]: depth for name, depth in reversed(found.items())}
-    whole = len(ends) + 1
-    for name in graph.shapes:  # arrays that evaluation does not use, such as counters, belong to their module
+    # Arrays that evaluation does not use, such as counters, belong to their module; one that runs in training only,
+    # such as an auxiliary head, belongs to all parts.
+    for name in graph.shapes:
         first = graph.tied.get(name, name)
-        found.setdefault(name, found.get(first, of_module.get(first.rpartition(".")[0], whole)))
+        found.setdefault(name, found.get(first, of_module.get(first.rpartition(".")[0], 1)))
     return found
 
 
@@ -304,7 +306,8 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     if outputs.ndim != 2:
         raise ModelError(
             f"a network with exits must return logits ({len(inputs)}, classes) for {len(inputs)} examples, and "
-            f"{type(network).__name__} returns shape {tuple(outputs.shape)}"
+            f"{graph[graph.nodes[-1].inputs[0]].module!r} of {type(network).__name__} returns shape "
+            f"{tuple(outputs.shape)}"
         )
     slots = []
     for number, name in enumerate(ends):

@@ -202,8 +202,12 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
     """Raise an UnsupportedArchitecture error for an operator without a rule, a computed weight or an empty result."""
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
+        before, place = node, repr(node.module)
+        while not before.module and before.inputs:  # the network's own forward: name the module that ran before
+            before = graph[before.inputs[0]]
+            place = f"the forward, after {before.module!r}"
         raise UnsupportedArchitecture(
-            f"fedhet has no rule for operator {name} (in {node.module or 'the forward'!r} of {graph.model}): use a "
+            f"fedhet has no rule for operator {name} (in {place} of {graph.model}): use a "
             "supported layer (linear, convolution, pooling, flatten, dropout, activation, normalisation, embedding, "
             "attention, LSTM, GRU, RNN, add, cat) or leave this model out of methods that match layers"
         )

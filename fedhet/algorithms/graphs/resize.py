@@ -1,6 +1,7 @@
 """Copies of networks with other widths: the modules are the same, and parameters have other shapes."""
 
 from collections.abc import Collection, Hashable
+from contextlib import ExitStack
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -10,10 +11,16 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from fedhet.algorithms.graphs.graph import ArchitectureGraph, UnsupportedArchitecture, architecture_graph
+from fedhet.algorithms.graphs.graph import (
+    ArchitectureGraph,
+    UnsupportedArchitecture,
+    architecture_graph,
+    in_evaluation_mode,
+)
 from fedhet.algorithms.graphs.permutations import PermutationGroups, permutation_groups
 from fedhet.algorithms.graphs.states import State, expand
 from fedhet.models.copies import copied, storage_place
+from fedhet.utils.machine import out_of_memory
 
 _Known = dict[tuple[ArchitectureGraph, bool], PermutationGroups]
 _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
@@ -71,15 +78,25 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
     known = _resizable.setdefault(model, {})
     if (graph, partly) not in known:
         try:
-            known[graph, partly] = _checked(model, graph, example, partly=partly)
+            groups = _checked(model, graph, example, partly=partly)
         except UnsupportedArchitecture:
             if not partly:
                 raise
             groups = _checked(model, graph, example, partly=True, whole=True)
             if not groups:
                 raise
-            known[graph, partly] = groups
+        known[graph, partly] = groups if groups or not partly else _refused(graph)
     return known[graph, partly]
+
+
+def _refused(graph: ArchitectureGraph) -> PermutationGroups:
+    """Raise an UnsupportedArchitecture error with the reason why no layer can be made narrower."""
+    reason = "it has no hidden layer"
+    try:
+        permutation_groups(graph)
+    except UnsupportedArchitecture as error:
+        reason = str(error)
+    raise UnsupportedArchitecture(f"no hidden layer of {graph.model} can be made narrower: {reason}")
 
 
 def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **options: bool) -> PermutationGroups:
@@ -88,17 +105,40 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
     places = {group.index: np.arange(group.width) for group in groups}
     wide = resize(model, expand(model.state_dict(), groups, places, dict(enumerate(sizes))))
     try:
-        again = permutation_groups(architecture_graph(wide, example), **options)
-        reason = "its units would lie differently" if again.axes != groups.with_widths(sizes).axes else ""
+        reason = _failing(wide, example)
+        again = groups if reason else permutation_groups(architecture_graph(wide, example), **options)
+        if not reason and again.axes != groups.with_widths(sizes).axes:
+            reason = "its units would lie differently"
     except UnsupportedArchitecture as error:
         reason = str(error).partition("\n")[0]
     if reason:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} cannot have other widths: {reason}\nIts forward must take the sizes of hidden "
+            f"{type(model).__name__} cannot have other widths: {reason}; its forward must take the sizes of hidden "
             "layers from its tensors (x.flatten(1), x.unflatten(-1, (-1, head_size))), not from numbers or attributes "
-            "(x.view(-1, 400)); else leave it out of methods that change widths."
+            "(x.view(-1, 400)), else leave it out of methods that change widths"
         )
     return groups
+
+
+def _failing(model: nn.Module, example: Tensor) -> str:
+    """Return which module's forward fails on an example, or an empty string."""
+    running: list[str] = []
+
+    def done(*_: object) -> None:
+        running.pop()
+
+    with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
+        for name, module in model.named_modules():
+            before = module.register_forward_pre_hook(lambda _module, _args, name=name: running.append(name))
+            hooks.enter_context(before)
+            hooks.enter_context(module.register_forward_hook(done))
+        try:
+            model(example)
+        except Exception as error:  # whatever a user's forward raises
+            if out_of_memory(error):
+                raise
+            return f"the forward of {running[-1]!r} ({type(model.get_submodule(running[-1])).__name__}) fails with them"
+    return ""
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
@@ -143,10 +183,8 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.num_channels = len(module.weight)
         case nn.RNNBase():
             module.input_size, module.hidden_size = (len(w[0]) for w in module.all_weights[0][:2])
-        case _ if type(module).__name__ == "VisionTransformer" and isinstance(
-            module.class_token, Tensor
-        ):  # torchvision's
-            module.hidden_dim = module.class_token.shape[-1]  # type: ignore[assignment]
+        case _ if hasattr(module, "hidden_dim") and isinstance(token := getattr(module, "class_token", None), Tensor):
+            module.hidden_dim = token.shape[-1]  # of torchvision's VisionTransformer
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
                 f"{name!r} cannot change its width: fedhet does not know the size attributes of "

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.algorithms.hypernets.design import BASE, RANK, WIDTH, Design, LayerType, Slot
+from fedhet.utils.randomness import torch_generator
 
 LATENT = 16
 """Width of z, and of the hidden layer that computes s."""
@@ -131,11 +132,13 @@ class Tiled:
     Attributes:
         nodes: index of the layer of each tile.
         places: encoded position of each tile in its array, PLACE numbers.
+        signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
         arrays: name, index of the layer, slot, and numbers of tiles along the axes, for each array.
     """
 
     nodes: list[int] = field(default_factory=list)
     places: list[list[float]] = field(default_factory=list)
+    signs: list[int] = field(default_factory=list)
     arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
@@ -145,6 +148,8 @@ class Tiled:
             waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
             self.nodes.append(node)
             self.places.append(waves)
+        drawn = torch.randint(2, (prod(grid),), generator=torch_generator(0, "signs of tiles", node, role))
+        self.signs += (2 * drawn - 1).tolist() if slot.std is not None else [1] * prod(grid)
         self.arrays.append((name, node, slot, grid))
 
 
@@ -200,7 +205,8 @@ class Tiles(nn.Module):
             if not tiled.arrays:
                 continue
             z = normalised(F.leaky_relu(nodes[places[f"{kind}-nodes"]] + self.place(places[f"{kind}-places"])))
-            parts = (z @ decoders[kind].flatten(1)).split([prod(grid) for *_, grid in tiled.arrays])
+            decoded = places[f"{kind}-signs"][:, None] * (z @ decoders[kind].flatten(1))
+            parts = decoded.split([prod(grid) for *_, grid in tiled.arrays])
             for (name, node, slot, grid), part in zip(tiled.arrays, parts, strict=True):
                 if slot.std is None:
                     yield name, (part.flatten()[: prod(slot.shape)] + slot.start).view(slot.shape)

@@ -150,6 +150,7 @@ class GraphHypernetwork(nn.Module):
         tensors["edges"] = torch.tensor(graph.edges, dtype=torch.long).view(-1, 2).T.contiguous()
         tensors["features"] = torch.tensor(described).view(-1, FEATURES)
         tensors |= {f"{kind}-places": torch.tensor(each.places) for kind, each in rows.items()}
+        tensors |= {f"{kind}-signs": torch.tensor(each.signs) for kind, each in rows.items()}
         names = tuple(nodes[place].parameters[role] for place in (*ordered, *tiled) for role in slots[place])
         unknown = () if self.tiles else tuple(dict.fromkeys(nodes[place].type for place in others))
         device = self.embedding.shapes.weight.device

@@ -12,7 +12,7 @@ learn from one another.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import MappingProxyType
 
@@ -29,8 +29,8 @@ SPREAD = 0.1
 VECTORS = 0.1
 """Scale s of biases and normalisations."""
 
-LEAST = 0.01
-"""The least absolute value of a constant to which s is proportional, so that tiny layer scales can grow."""
+LEAST = 0.1
+"""The least s of a constant, relative to the usual scale, so that zeros and tiny layer scales can grow."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,25 @@ class PersonalHypernetwork:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
         Clients whose networks have equal names and shapes of arrays share the parameters of one architecture. `starts`
-        has b and s of the arrays for which they differ from `begin_of`'s for PyTorch's layers.
+        has b and s of the arrays for which they differ from `begin_of`'s for PyTorch's layers; s is exact for these.
         """
+        features = self._features(client)
+        first = replace(self, tensors={})._features(client).detach() if starts else features
+        size = float(first.square().mean().sqrt()) if starts else 1.0
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        architecture = sha256(repr(sorted(shapes.items())).encode()).hexdigest()[:16]
+        chosen = self._drawn(f"chunks/{architecture}", (math.ceil(sum(sizes) / self.chunk), self.hidden), 1.0)
+        tile = self._drawn("head", (self.hidden, self.chunk), self.hidden**-0.5)
+        flat = ((features * chosen) @ tile).flatten()[: sum(sizes)]
+        written = {}
+        for (name, shape), piece in zip(shapes.items(), flat.split(sizes), strict=True):
+            base, scale = begin_of(name, shape)
+            if name in starts:
+                base, scale = starts[name][0], starts[name][1] / size
+            written[name] = base + scale * piece.view(shape)
+        return written
+
+    def _features(self, client: str) -> Tensor:
         features = self._drawn(f"embedding/{client}", (1, self.embedding), SPREAD)
         for layer in range(self.layers + 1):
             if layer:
@@ -69,16 +86,7 @@ class PersonalHypernetwork:
             weight = self._drawn(f"mlp/{layer}/weight", (fan_in, self.hidden), math.sqrt(gain / fan_in))
             bias = self._drawn(f"mlp/{layer}/bias", (self.hidden,), 0.0 if layer else math.sqrt(gain))
             features = features @ weight + bias
-        sizes = [math.prod(shape) for shape in shapes.values()]
-        architecture = sha256(repr(sorted(shapes.items())).encode()).hexdigest()[:16]
-        chosen = self._drawn(f"chunks/{architecture}", (math.ceil(sum(sizes) / self.chunk), self.hidden), 1.0)
-        tile = self._drawn("head", (self.hidden, self.chunk), self.hidden**-0.5)
-        flat = ((features * chosen) @ tile).flatten()[: sum(sizes)]
-        written = {}
-        for (name, shape), piece in zip(shapes.items(), flat.split(sizes), strict=True):
-            base, scale = map(float, starts.get(name, begin_of(name, shape)))
-            written[name] = base + scale * piece.view(shape)
-        return written
+        return features
 
     def _drawn(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
         if name not in self.tensors:
@@ -97,6 +105,6 @@ def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tup
     if own is None or (own.std and name.endswith("bias")):
         return usual
     if not own.std:
-        return own.mean, VECTORS * (max(abs(own.mean), LEAST) if own.mean else kaiming)
+        return own.mean, VECTORS * max(abs(own.mean), LEAST * kaiming)
     scale = scale_of(own, usual[1], shape) * usual[1] if len(shape) > 1 else own.std
     return own.mean if abs(own.mean) > own.std else 0.0, scale
