@@ -298,6 +298,8 @@ class FedGenKeys(Keys, total=False):
     """width to which a linear layer before the head projects representations; 0: no such layer"""
     weight: float
     """weight of the clients' loss on generated representations"""
+    diversity: float
+    """weight of the generator's diversity loss"""
     server_steps: int
     """number of steps per round in which the server trains the generator"""
     server_learning_rate: float

@@ -1,6 +1,6 @@
 r"""FedGen, server side: a generator learns representations that the clients' heads agree on (Zhu et al., ICML 2021).
 
-    L = CE(mean_i h_i(G(e, y)), y) + exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
+    L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
 
 for noise e and classes y, drawn in proportion to the clients' examples. Heads h_i are linear, so the mean of their
 scores equals the scores of the averaged head, which clients receive with the generator.
@@ -70,7 +70,7 @@ class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
 
         def loss(step: Step) -> Tensor:
             agreed = F.cross_entropy(F.linear(step.outputs, head["weight"], head["bias"]), step.labels)
-            return agreed + alike(step.inputs[:, :-1], step.outputs)
+            return agreed + keys.diversity * alike(step.inputs[:, :-1], step.outputs)
 
         steps = Optimisation("adam", keys.server_learning_rate, batch_size=batch)
         phase = Phase(1, steps, terms=(loss,), task_weight=0.0)

@@ -10,9 +10,9 @@ from fedhet.config import client_setup
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, live, rounds_of, stepped
 
-WEIGHT, RATE, STEPS, BATCH = 0.7, 0.01, 3, 12
+WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
 SETTINGS = UNLIKE | {"batch_size": BATCH}
-KEYS = {"weight": WEIGHT, "server-learning-rate": RATE, "server-steps": STEPS}
+KEYS = {"weight": WEIGHT, "diversity": DIVERSITY, "server-learning-rate": RATE, "server-steps": STEPS}
 
 
 def own_network(client):
@@ -55,7 +55,7 @@ def server_trained(done, round, weights, statistics, counts, head):
         outputs = generated(weights, inputs[rows], mean, variance)
         apart = (noise[rows][:, None] - noise[rows]).square().mean(2) * (outputs[:, None] - outputs).abs().mean(2)
         loss = F.cross_entropy(outputs @ head["weight"].T + head["bias"], classes[rows])
-        loss = loss + (-apart).mean().exp()
+        loss = loss + DIVERSITY * (-apart).mean().exp()
         for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
             first[name] = 0.9 * first[name] + 0.1 * gradient
             second[name] = 0.999 * second[name] + 0.001 * gradient**2
