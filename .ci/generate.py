@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 from fedhet import data, make_client_app, models
 from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
+from fedhet.config.flower_names import FlowerOptions
 from fedhet.engines.flower import app_table
 from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
@@ -121,7 +123,8 @@ def project() -> str:
 def stub() -> str:
     """Return the stub of the package, in which each strategy names its keys."""
     common = {field.name for field in fields_of(Config).values()} | {"public"}  # an argument of strategies
-    parts = [STUB, *_keys("Keys", "TypedDict", Config, {"method"})]
+    flower = [f"    {each.name}: {each.type.__name__}" for each in fields(FlowerOptions)]
+    parts = [STUB, *_keys("Keys", "TypedDict", Config, {"method"}), *flower]
     for name, method in sorted(registry.strategy_classes().items()):
         own = [*_keys(f"{name}Keys", "Keys", registry.method(method).Options, common)]
         parts += [*own, STRATEGY.format(name=name, keys=f"{name}Keys" if own else "Keys")]

@@ -143,6 +143,12 @@ class Keys(TypedDict, total=False):
     """random seed"""
     out: str
     """run directory; empty: a new folder in runs/"""
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
 
 class DepthFLKeys(Keys, total=False):
     depths: str

@@ -50,7 +50,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
     Args:
         config: a complete configuration, or None if keys are given by keyword.
         settings: configuration keys as keyword arguments, with `_` for `-`: keys of the method (`eta0=0.01`) and keys
-            that all methods have (`learning_rate=0.05`).
+            that all methods have (`learning_rate=0.05`); also arguments of Flower's `FedAvg`, such as
+            `min_train_nodes` and `weighted_by_key` (`fedhet.config.flower_names.FlowerOptions`).
         public: the public dataset, as a `PublicDataset` or raw inputs (n, ...); it is sent to each client once.
         model: the clients' models; needed if they are not the configured ones and the method builds them at the server.
         observers: objects that are notified of every round.
