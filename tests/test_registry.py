@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedhet.config import configuration
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import HEAD
-from fedhet.server import FederatedStrategy
 from fedhet.server.app import make_server_app
 
 MODULE = """
@@ -218,18 +217,3 @@ class TestRegistered:
         assert (strategy.method.name, strategy.options.weight) == ("heads", 2.0)
         assert [row["failures"] for row in watch.rows] == [[]] * 4
         assert strategy.state.model.keys() == {"head.weight", "head.bias"}
-
-    def test_a_client_without_the_method(self, tiny, monkeypatch, home):
-        registry.register(Method("heads"))
-        config, known = configuration.resolve({"method": "heads", "rounds": 1}), registry._registered
-
-        def forgetful(message, context):
-            monkeypatch.setattr(registry, "_registered", {})
-            configuration.parse.cache_clear()
-            try:
-                return tiny.app()(message, context)
-            finally:
-                monkeypatch.setattr(registry, "_registered", known)
-
-        with pytest.raises(FedhetError, match="client 0: unknown method 'heads'"):
-            FederatedStrategy(config).start(LocalGrid(forgetful, 1))

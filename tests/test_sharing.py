@@ -1,6 +1,5 @@
 """The shared arrays of a network, and their keys."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -64,36 +63,3 @@ def test_similar_names_of_modules():
     of = NetworkDescription(nn.ModuleDict({"head": nn.Linear(1, 1), "head2": nn.Linear(1, 1)}), "head", "small")
     assert names(HEAD, of).keys() == {"head.weight", "head.bias"}
     assert names(BODY, of).keys() == {"head2.weight", "head2.bias"}
-
-
-def convolutions():
-    """Two convolutions alike, one of another stride, and a head."""
-    return nn.Sequential(
-        nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3, stride=2), nn.Conv2d(3, 3, 3), nn.Flatten(), nn.Linear(12, 2)
-    )
-
-
-def test_keys_by_kind_and_order():
-    one = NetworkDescription(convolutions(), "4", "one")
-    inner = nn.ModuleDict({"a": nn.Conv2d(3, 3, 3), "b": nn.Conv2d(3, 3, 3), "c": nn.Conv2d(3, 3, 3)})
-    other = NetworkDescription(nn.ModuleDict({"inner": inner, "out": nn.Linear(10, 2)}), "out", "other")
-    mine, theirs = names(BY_TYPE_AND_ORDER, one), names(BY_TYPE_AND_ORDER, other)
-    for name, its in (("0", "inner.a"), ("2", "inner.b")):
-        for part in ("weight", "bias"):
-            assert mine[f"{name}.{part}"] == theirs[f"{its}.{part}"]
-    # The third of its kind has no partner, nor have those of another stride or width.
-    alone = {mine["1.weight"], mine["4.weight"], theirs["inner.c.weight"], theirs["out.weight"]}
-    assert len(alone) == 4
-    assert alone & set(mine.values()) & set(theirs.values()) == set()
-
-
-def test_keys_by_first_layers():
-    def made(*widths):
-        layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
-        return NetworkDescription(nn.Sequential(*layers), str(len(layers) - 1), "any")
-
-    one, other, third = (names(BY_FIRST_LAYERS, made(*widths)) for widths in ((4, 4, 4, 2), (4, 4, 2), (3, 4, 4, 4, 2)))
-    assert one["0.weight"] == other["0.weight"]
-    assert one["2.weight"] != other["1.weight"], "the same kind, behind other layers"
-    assert not set(third.values()) & {*one.values(), *other.values()}
-    assert len(set(one.values()) & set(other.values())) == 2

@@ -76,15 +76,6 @@ def test_char_lstm_reads_the_whole_text() -> None:
     assert not torch.allclose(model(texts), logits)
 
 
-def test_unknown_model_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ModelError, match="unknown model 'cnn33'; did you mean 'cnn-3-3'"):
-        models.build("cnn33", DIGITS, 10)
-    with pytest.raises(ModelError, match="did you mean 'cnn-family'"):
-        models.expand("cnn, cnn-famly")
-    with pytest.raises(ModelError, match="names no model"):
-        models.expand(" , ")
-
-
 @pytest.mark.parametrize(
     ("name", "input_shape"),
     [("char-lstm", CIFAR10), ("word-lstm-1", CIFAR10), ("cnn", SHAKESPEARE), ("vgg9", (1, 7, 7))],
@@ -92,11 +83,6 @@ def test_unknown_model_is_answered_with_the_nearest() -> None:
 def test_model_that_does_not_fit_its_input_says_so(name: str, input_shape: tuple[int, ...]) -> None:
     with pytest.raises(ModelError, match=rf"model '{name}': the model needs"):
         models.build(name, input_shape, 10)
-
-
-def test_registering_a_name_twice_is_refused() -> None:
-    with pytest.raises(ModelError, match="already registered"):
-        models.register_model("cnn")(lambda input_shape, classes: nn.Identity())
 
 
 def test_architectures_are_assigned() -> None:
@@ -120,15 +106,3 @@ def test_families_of_widths(family: str, usual: str) -> None:
     assert len({tuple((name, tensor.ndim) for name, tensor in network.items()) for network in networks}) == 1
     same = models.build(usual, MNIST, 10).state_dict()
     assert {name: tensor.shape for name, tensor in networks[-1].items()} == {n: t.shape for n, t in same.items()}
-
-
-@pytest.mark.parametrize("name", models.expand("fedharm-small")[3:])
-def test_stages_of_fedharms_small_networks(name: str) -> None:
-    for side in (8, 64):
-        model, maps = models.build(name, (1, side, side), 10), []
-        for stage in range(4):
-            model.get_submodule(f"stages.{stage}").register_forward_hook(
-                lambda *args, maps=maps: maps.append(args[2].shape[2])
-            )
-        model(torch.randn(2, 1, side, side))
-        assert maps == [side, side // 2, side // 4, side // 8]

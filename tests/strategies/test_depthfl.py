@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.models import VisionTransformer
 
 from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture
@@ -112,34 +113,6 @@ def test_one_exit_is_fedavg(federate):
     assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
-class Block(nn.Module):
-    """A transformer's, after Vaswani et al. (2017), with one head."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention, self.norm = nn.MultiheadAttention(8, 1, batch_first=True), nn.LayerNorm(8)
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, tokens):
-        tokens = tokens + self.attention(tokens, tokens, tokens, need_weights=False)[0]
-        return tokens + self.down(F.gelu(self.up(self.norm(tokens))))
-
-
-class ViT(nn.Module):
-    """Patches of 4 x 4, a class token, two blocks, a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.patches, self.first = nn.Conv2d(1, 8, 4, 4), nn.Parameter(torch.zeros(1, 1, 8))
-        self.places, self.blocks = nn.Parameter(torch.zeros(1, 5, 8)), nn.Sequential(Block(), Block(), Block())
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 10)
-
-    def forward(self, inputs):
-        tokens = self.patches(inputs).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.first.expand(len(tokens), -1, -1), tokens], 1) + self.places
-        return self.head(self.norm(self.blocks(tokens))[:, 0])
-
-
 class Recurrent(nn.Module):
     """Two GRUs over the rows of an image; `batch_first` or the rows first."""
 
@@ -153,9 +126,10 @@ class Recurrent(nn.Module):
         return self.head(self.second(self.first(rows)[0])[0].select(self.axis, -1))
 
 
+LAYERS = [f"encoder.layers.encoder_layer_{number}" for number in range(2)]
 NETWORKS = {
     "cnn": (lambda: models.build("cnn", (1, 8, 8), 10), "body.1"),
-    "vit": (ViT, "blocks.0,blocks.1"),
+    "vit": (lambda: VisionTransformer(8, 4, 3, 2, 8, 12, num_classes=10), ",".join(LAYERS)),
     "gru": (Recurrent, "first"),
 }
 
@@ -163,7 +137,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_first_blocks_compute_first_exits(name):
     build, ends = NETWORKS[name]
-    network, count, inputs = build(), ends.count(",") + 2, torch.randn(3, 1, 8, 8)
+    network, count, inputs = build(), ends.count(",") + 2, torch.randn(3, 3 if name == "vit" else 1, 8, 8)
     model = Exits(network, count)
     groups = groups_by_depth(model, inputs)
     assert groups[0].name == ends

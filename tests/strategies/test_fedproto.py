@@ -35,11 +35,6 @@ def side_with(prototypes, labels, device="cpu", **own):
     return side
 
 
-def test_device_of_missing_prototypes():
-    side = side_with(None, torch.tensor([1, 2]), device="meta")
-    assert {side.classes.device.type, side.prototypes.device.type} == {"meta"}  # with labels on a GPU, `isin` failed
-
-
 def test_unknown_classes_in_the_common_test_set(federate):
     few = {"partition": "classes", "classes-per-client": 2, "fedproto.predict": "prototype"}
     done = federate("fedproto", **few, **{"test-on": "both"})
@@ -106,12 +101,6 @@ def test_classes_of_predictions(predict, expected):
     known = {"prototype": [2, 4], "all-prototypes": [2, 3, 4, 8]}[predict]
     assert (scores > -1e4).nonzero()[:, 1].unique().tolist() == known
     assert scores.isfinite().all()
-
-
-def test_prediction_without_prototypes():
-    side = side_with({"classes": np.array([2]), "means": np.zeros((1, 3), np.float32)}, torch.tensor([4, 5]))
-    side.client.model = nn.Identity()
-    assert side.evaluate("received") is side.client.model
 
 
 @pytest.mark.parametrize("width", [0, 7])
