@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fedhet.algorithms.graphs import graph
 from fedhet.algorithms.matching import Matching
 from fedhet.client.app import make_client_app
-from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.methods import registry
 from fedhet.models.copies import storage_place
@@ -280,17 +279,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=others)
     places = {name: place for place, name in enumerate(LONGEST)}
     items[:] = sorted(chosen, key=lambda item: places.get(item.nodeid.split("::")[0], len(places)))
-
-
-@pytest.fixture
-def controls_of():
-    """The module of a method's controls, `run_configs/METHOD/controls.py`, by the method's name."""
-
-    def controls_of(method):
-        path = configuration.run_configs() / method / "controls.py"
-        return registry.module_of(str(path))
-
-    return controls_of
 
 
 @pytest.fixture(autouse=True, scope="session")

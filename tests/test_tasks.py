@@ -251,18 +251,6 @@ def test_shapes_of_a_binary_task(squeezed, run):
     assert (summary["metric"], personal(summary) > 0.8) == ("accuracy", True)
 
 
-def test_one_logit_trains_like_two(run):
-    class Two(nn.Sequential):
-        def forward(self, inputs):
-            logit = super().forward(inputs)
-            return torch.cat([torch.zeros_like(logit), logit], 1)
-
-    one = run("fedavg", lambda: nn.Linear(4, 1).double(), with_public(yes))
-    two = run("fedavg", lambda: Two(nn.Linear(4, 1).double()), with_public(yes), out="two")
-    for key in ("personal_accuracy", "trained_accuracy"):
-        assert one[key] == two[key]
-
-
 def test_ignored_labels_of_pixels(run):
     def data(client):
         supplied = blobs(client)

@@ -31,7 +31,3 @@ def test_a_run_shows_itself_in_a_notebook(tiny, tmp_path):
     assert "fedavg: global accuracy" in shown
     assert "<svg" in shown
     assert "<svg" in done.plot()._repr_svg_()
-
-
-def test_the_public_names_are_listed():
-    assert {"run", "compare", "make_client_app", "FedHeNN", "FedAvg"} <= set(dir(fedhet))

@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 from stand_in import SETTINGS
 
 import fedhet
@@ -104,12 +103,6 @@ def test_a_best_value_at_the_edge_is_told(comparison):
     assert "local: learning-rate = 0.2 (validation 0.900, 3 tried of 3)\n" in text
 
 
-def test_a_key_without_effect_is_not_tuned(comparison):
-    comparison.go(methods=("local", "nearest-neighbour"), seeds=(0,), tuning=Tuning(RATES, (9,)))
-    (row,) = tried(comparison, "nearest-neighbour")
-    assert row["learning-rate"] == ""
-
-
 def test_validation_on_the_common_labels(comparison):
     tuning = Tuning({"learning-rate": [0.1, 0.2, 0.3]}, (9, 10))
     comparison.go(("local",), (0,), SETTINGS | {"test-on": "global"}, tuning=tuning)
@@ -120,25 +113,6 @@ def test_validation_on_the_common_labels(comparison):
     comparison.go(("local",), (0,), tuning=tuning)
     tuned = [settings_of(path.parent) for path in (comparison.folder / "tuning").glob("*/config.toml")]
     assert {each["validation-on"] for each in tuned} == {"own"}
-
-
-def test_validation_labels_are_noted(comparison):
-    def data(client):
-        part = torch.ones(12, 8), torch.arange(12) % 3
-        return {"train": part, "test": part, "common": part}
-
-    settings = {"clients": 2, "rounds": 1, "test-on": "global", "report": False}
-    fedhet.compare(
-        ["local"],
-        settings,
-        seeds=[0],
-        model=lambda client: torch.nn.Linear(8, 3),
-        data=data,
-        tuning=Tuning({"learning-rate": [0.1, 0.2]}, (9,)),
-        out=comparison.folder,
-        jobs=1,
-    )
-    assert "Tuning measured validation parts" in (comparison.folder / "comparison.md").read_text()
 
 
 def test_failed_configurations_are_not_chosen(comparison):

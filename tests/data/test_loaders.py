@@ -277,17 +277,3 @@ class TestShakespeare:
             assert 0.15 * characters < len(part.test) + 80 <= 0.2 * characters + 1
         batch = dataset.transform(dataset.train.inputs[:3])
         assert batch.dtype == torch.int64
-
-
-@pytest.mark.parametrize(
-    ("name", "train", "test"),
-    [("mnist", 60_000, 10_000), ("fashion-mnist", 60_000, 10_000), ("cifar10", 50_000, 10_000)],
-)
-def test_real_images(name: str, train: int, test: int) -> None:
-    if not (folder := os.environ.get("FEDHET_DATA")):
-        pytest.skip("set FEDHET_DATA to a folder with cifar10, mnist and fashionmnist")
-    dataset = data.load(name, folder)
-    assert (len(dataset.train), len(dataset.test)) == (train, test)
-    images = dataset.transform(dataset.train.inputs[:10_000])
-    assert abs(images.mean().item()) < 0.02
-    assert abs(images.std().item() - 1) < 0.02

@@ -28,22 +28,6 @@ Random = np.random.Generator
 TOKENS = 11
 
 
-class Plain(nn.Module):
-    """LeNet-like; a reshape instead of flatten, functional activations, in place and not."""
-
-    def __init__(self, random: Random):
-        super().__init__()
-        a, b, c = random.integers(1, 7, 3)
-        self.one, self.two = nn.Conv2d(2, a, 3), nn.Conv2d(a, b, 2, bias=False)
-        self.three, self.four = nn.Linear(4 * b, c), nn.Linear(c, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.one(x)), 2)
-        x = F.leaky_relu_(self.two(x))
-        x = x.view(x.size(0), -1) if x.dim() == 4 else x
-        return self.four(F.dropout(torch.tanh(self.three(x)), 0.3, self.training))
-
-
 class Residual(nn.Module):
     def __init__(self, random: Random):
         super().__init__()
@@ -133,7 +117,6 @@ class Tied(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[Random], nn.Module]] = {
-    "plain": Plain,
     "residual": Residual,
     "dense": Dense,
     "mobile": Mobile,

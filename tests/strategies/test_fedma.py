@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from fedhet import make_client_app, models
-from fedhet.config.configuration import resolve
+from fedhet.config.configuration import resolve, run_configs
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.figures import shared_filters_figure
@@ -221,9 +221,9 @@ def test_shared_init_with_other_widths(run, tmp_path):
 
 
 @pytest.mark.parametrize("matching", ["identity", "random"])
-def test_controls_of_matching(run, matching, tmp_path, controls_of):
+def test_controls_of_matching(run, matching, tmp_path):
     """Without training a pass averages the clients' own weights, at the same places or at drawn ones."""
-    control = f"{controls_of('fedma').__name__}:{matching}"
+    control = f"{run_configs() / 'fedma' / 'controls.py'}:{matching}"
     settings = {"architectures": "mlp", "local_epochs": 0, "fedma__last_epochs": 0, "method": control}
     done, again, other = (
         run(tmp_path / name, seed=seed, before=crash([2]), **settings)

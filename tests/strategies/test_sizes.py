@@ -149,28 +149,6 @@ def test_heterofl_follows_its_paper(sized, who):
     compare(done, of_heterofl(done, data, [first] * 3))
 
 
-def test_masked_loss_of_pixels(federate, float64_travels):
-    """Of three classes one is at no pixel that counts; by hand, for one step."""
-    inputs = torch.rand(6, 3, 2, 2, dtype=torch.float64)
-    labels = (inputs[:, 0] > 0.5).long()
-    labels[0] = -100
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1)).double()
-    settings = {"heterofl.widths": "1", "clients": 1, "rounds": 1, "local_epochs": 1, "momentum": 0.0}
-    settings |= {"partition": "", "classes_per_client": "", "samples_per_client": "", "wire_dtype": "float64"}
-    part = (inputs, labels)
-    models = {"model": lambda client: model, "data": lambda client: (part, part)}
-    done = federate("heterofl", **models, **{**SAME, **settings})
-    before = {name: array.copy() for name, array in done.received[1, "0"]["model"].items()}
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in before.items()})
-    kept = torch.tensor([1.0, 1.0, 0.0]).double()
-    outputs = (model(inputs).movedim(1, -1) * kept).reshape(-1, 3)
-    F.cross_entropy(outputs, labels.flatten(), ignore_index=-100).backward()
-    for name, parameter in model.named_parameters():
-        expected = parameter.detach() - SAME["learning_rate"] * parameter.grad
-        np.testing.assert_allclose(done.state.model[name], expected.numpy(), rtol=1e-9, atol=1e-9)
-    assert done.sent[1, "0"]["rows"]["2.weight"].tolist() == [0, 1]
-
-
 def test_heterofl_of_whole_networks_is_fedavg(federate, monkeypatch):
     monkeypatch.setattr("fedhet.client_apps.heterofl.HeteroFL.absent", None)  # whatever classes a client lacks
     same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": "resnet8"}
