@@ -13,12 +13,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize, get_temp_dir
@@ -230,12 +230,18 @@ class SharedMessage:
         """Send the object over a socket; raises an OSError if the receiver has ended."""
         connection.send((self._pickled, self._places))
         if self._memory:
-            reduction.send_handle(connection, self._memory.fileno(), None)
+            with _socket(connection) as there:
+                socket.send_fds(there, [b"0"], [self._memory.fileno()])
 
     def close(self) -> None:
         """Close the file in memory; receivers keep their own mapping of it."""
         if self._memory:
             self._memory.close()
+
+
+def _socket(connection: Connection) -> socket.socket:
+    # Functions of `multiprocessing` that send file descriptors wait for the receiver, in Python 3.14 and on macOS.
+    return socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def send(connection: Connection, content: object) -> None:
@@ -252,7 +258,11 @@ def receive(connection: Connection) -> Any:
     pickled, places = connection.recv()
     memory = memoryview(b"")
     if places:
-        with open(reduction.recv_handle(connection), "rb") as file:
+        with _socket(connection) as there:
+            handles = socket.recv_fds(there, 1, 1)[1]
+        if not handles:
+            raise EOFError
+        with open(handles[0], "rb") as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     return pickle.loads(pickled, buffers=[memory[start:end] for start, end in places])  # noqa: S301 - a child's
 

@@ -1,11 +1,11 @@
 """Objects between processes, with large arrays in memory that both have."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,8 @@ def test_large_arrays_are_shared_until_written(ends: tuple[Connection, Connectio
         pickled, places = there.recv()
         assert len(pickled) < 1000
         assert places[-1][1] == 16 * LARGE
-        os.close(recv_handle(there))
+        with messages._socket(there) as end:
+            os.close(*socket.recv_fds(end, 1, 1)[1])
         message.send(here)
         received.append(messages.receive(there))
     received[0][0][3], received[0][1][4] = -1, -1
