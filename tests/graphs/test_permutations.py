@@ -69,25 +69,6 @@ class Dense(nn.Module):
         return self.head(torch.flatten(torch.cat([both + torch.cat([one, two], 1), three, one, two], 1), 1))
 
 
-class Mobile(nn.Module):
-    """Depthwise convolutions (with a channel multiplier) and squeeze-excitation."""
-
-    def __init__(self, random: Random):
-        super().__init__()
-        a, b, c = random.integers(2, 6, 3)
-        self.stem, self.wide = nn.Conv2d(2, a, 3, padding=1), nn.Conv2d(a, b, 1, bias=False)
-        self.depthwise, self.norm = nn.Conv2d(b, b, 3, padding=1, groups=b), nn.BatchNorm2d(b)
-        self.squeeze, self.excite = nn.Conv2d(b, c, 1), nn.Conv2d(c, b, 1)
-        self.twofold = nn.Conv2d(b, 2 * b, 1, groups=b)
-        self.narrow, self.head = nn.Conv2d(2 * b, a, 1), nn.Linear(a, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.hardswish(self.stem(x))
-        y = F.relu6(self.norm(self.depthwise(self.wide(x))))
-        y = y * torch.sigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
-        return self.head(F.adaptive_max_pool2d(self.narrow(self.twofold(y)) + x, 1).flatten(1))
-
-
 class Text(nn.Module):
     def __init__(self, random: Random, bidirectional: bool = False):
         super().__init__()
@@ -119,7 +100,6 @@ class Tied(nn.Module):
 NETWORKS: dict[str, Callable[[Random], nn.Module]] = {
     "residual": Residual,
     "dense": Dense,
-    "mobile": Mobile,
     "text": Text,
     "text-both-ways": lambda random: Text(random, bidirectional=True),
     "tied": Tied,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
 from fedhet.algorithms.hypernets import Design, catalogue, start, std_of
-from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
+from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 
 HEADS = ("dense", "base-lowrank", "tiled")
 
@@ -70,42 +70,6 @@ def assert_written_at_scale(model: nn.Module, graph: LayerGraph, head: str) -> N
             normalises = isinstance(model.get_submodule(key.rpartition(".")[0]), nn.BatchNorm2d)
             assert torch.equal(array, model.state_dict()[key] if normalises else torch.zeros_like(array))
     assert off == {}
-
-
-class Attention(nn.Module):
-    """A class token, positions, an attention layer with LayerNorm, and an embedding tied to the head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.places = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 6, 8))
-        self.table = nn.Embedding(7, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.head = nn.Linear(8, 7, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat([self.token.expand(len(x), 1, 8), self.table(x)], 1) + self.places
-        outputs: Tensor = self.head(self.layer(x)[:, 0])
-        return outputs
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_attention_and_tied_weights(head: str) -> None:
-    model, example = Attention().eval(), torch.arange(10).view(2, 5) % 7
-    graph = layer_graph(model, example)
-    made = hypernetwork([graph], head=head)
-    reading = made.read(graph)
-    written = made.write(reading)
-    assert {key: array.shape for key, array in written.items()} == parameters(model)
-    assert torch.equal(written["layer.norm1.weight"], torch.ones(8))
-    assert torch.equal(written["token"], torch.zeros(1, 1, 8))
-    assert 0.01 < written["places"].std().item() < 0.04
-    outputs = Written(made, model, reading)(example)
-    with torch.no_grad():
-        for name, array in written.items():
-            model.state_dict()[name].copy_(array)
-        assert torch.allclose(outputs, model(example), atol=1e-4)
-    assert torch.equal(model.head.weight, model.table.weight)
 
 
 # ---- gradients

@@ -7,12 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.models import VisionTransformer
 
 from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture
 from fedhet.algorithms.graphs.blocks import Exits, groups_by_depth
-from fedhet.client.submodel import Submodel
 from fedhet.config import client_setup
 from fedhet.errors import ModelError
 from fedhet.results.history import read_clients
@@ -124,44 +122,6 @@ class Recurrent(nn.Module):
     def forward(self, inputs):
         rows = inputs.squeeze(1) if self.axis else inputs.squeeze(1).transpose(0, 1)
         return self.head(self.second(self.first(rows)[0])[0].select(self.axis, -1))
-
-
-LAYERS = [f"encoder.layers.encoder_layer_{number}" for number in range(2)]
-NETWORKS = {
-    "cnn": (lambda: models.build("cnn", (1, 8, 8), 10), "body.1"),
-    "vit": (lambda: VisionTransformer(8, 4, 3, 2, 8, 12, num_classes=10), ",".join(LAYERS)),
-    "gru": (Recurrent, "first"),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_first_blocks_compute_first_exits(name):
-    build, ends = NETWORKS[name]
-    network, count, inputs = build(), ends.count(",") + 2, torch.randn(3, 3 if name == "vit" else 1, 8, 8)
-    model = Exits(network, count)
-    groups = groups_by_depth(model, inputs)
-    assert groups[0].name == ends
-    model.add_exits(groups)
-    before, seen = {key: each.clone() for key, each in model.state_dict().items()}, {}
-    for place in range(count - 1):
-        model.get_submodule(f"exits.{place}").register_forward_hook(
-            lambda _m, _a, v, place=place: seen.update({place: v})
-        )
-    outputs = network.eval()(inputs)
-    torch.testing.assert_close(model.eval()(inputs), (sum(seen.values()) + outputs) / count)
-    for depth in range(1, count):
-        size = Submodel(depth / count, groups)
-        part = size.cut(model)
-        part.depth = depth
-        names = {key for key in before if groups.needs[key][1] <= depth}
-        assert part.state_dict().keys() == names < before.keys()
-        assert sum(name.startswith("exits.") for name in names) == 2 * depth
-        expected = sum(seen[place] for place in range(depth)) / depth
-        torch.testing.assert_close(part.eval()(inputs), expected)
-        part(inputs).sum().backward()
-        assert all(each.grad is not None for each in part.parameters())
-        assert not any(key in part.state_dict() for key in before.keys() - names)
-    assert all(torch.equal(each, before[key]) for key, each in model.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -183,30 +183,6 @@ def test_unused_layer(federate):
     assert federate("lora", "first", model=lambda client: Attending(), **{"lora.layers": "first"}).failures == []
 
 
-def encoder(client=None):
-    """A network with torch's own transformer layer, which has a faster path for evaluation that calls no layer."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        rows = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (8, 8)))
-        return nn.Sequential(rows, nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(64, 10))
-
-
-def test_saved_network(federate):
-    done = federate("lora", model=encoder, **{"lora.aggregate": "stack", "rounds": 3, "learning_rate": 0.5})
-    assert done.failures == []
-    assert [*done.sent[1, "0"]["model"]] == [f"1.layers.0.linear{i}.lora_{x}" for i in (1, 2) for x in "ab"]
-    data, transform = client_setup.data_of(done.info("1")).test, client_setup.dataset_of(done.config).transform
-    inputs, losses = transform(data.inputs[:]), []
-    for state in (done.saved("1"), encoder().state_dict()):
-        plain = encoder().eval()
-        plain.load_state_dict(state)
-        losses.append(F.cross_entropy(plain(inputs), data.labels).item())
-    (last,) = [row for row in done.clients if row.client == "1" and row.round == 4]
-    assert last.loss == pytest.approx(losses[0], rel=1e-4)
-    assert losses[0] < 0.98 * losses[1], "the adapters are part of it"
-
-
 def test_other_frozen_network(federate):
     done = federate("lora", model=lambda client: network(seed=int(client.name == "1")), rounds=1)
     (where, client, reason), *_ = done.failures
