@@ -54,8 +54,9 @@ class LoRA(ClientSide[LoRAOptions]):
         for layer in _chosen(model, keys, head):
             rank, weight = max(keys.all_sizes), layer.weight
             dtype = torch.promote_types(weight.dtype, torch.float32)  # a network of bfloat16 is adapted in float32
-            layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, layer.in_features, dtype=dtype)))
-            layer.register_parameter(B, nn.Parameter(weight.new_empty(layer.out_features, rank, dtype=dtype)))
+            outputs, inputs = _as_stored(layer, weight).shape
+            layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, inputs, dtype=dtype)))
+            layer.register_parameter(B, nn.Parameter(weight.new_empty(outputs, rank, dtype=dtype)))
             _start(layer)
             layer.register_forward_hook(_with_adapter, with_kwargs=True)
         return model
@@ -86,7 +87,7 @@ class LoRA(ClientSide[LoRAOptions]):
         tensors = dict(self.client.tensors)
         for name, layer in adapters(self.client.model).items():
             change = layer.lora_b @ layer.lora_a
-            tensors[f"{name}.weight"] = layer.weight + change.to(layer.weight.dtype)
+            tensors[f"{name}.weight"] = layer.weight + _as_stored(layer, change).to(layer.weight.dtype)
         return {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
 
 
@@ -107,12 +108,24 @@ def adapters(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if A in module._parameters}
 
 
-def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[nn.Linear]:
+def _is_conv1d(layer: nn.Module) -> bool:
+    """Return whether a layer is the linear layer of Hugging Face's GPT-2, whose weight is (in, out)."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
+
+
+def _as_stored(layer: nn.Module, weight: Tensor) -> Tensor:
+    """Convert a weight (out, in) to the order of axes in which a layer stores it, or back."""
+    return weight.T if _is_conv1d(layer) else weight
+
+
+def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
     """Return the layers that get an adapter; raises a ModelError if a pattern in `lora.layers` matches no layer."""
     linear = {
         name: module
         for name, module in model.named_modules()
-        if name and isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+        if name
+        and (isinstance(module, nn.Linear) or _is_conv1d(module))
+        and not isinstance(module, NonDynamicallyQuantizableLinear)
     }
     if keys.train_head or not keys.layers:
         linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
@@ -151,6 +164,7 @@ def _add(layer: Any, name: str, products: Arrays) -> None:
     if b is not None:
         product = to_tensor(b).to(layer.lora_b)
         product = product if a is None else product @ to_tensor(a).to(layer.lora_a)
+        product = _as_stored(layer, product)
         if product.shape != layer.weight.shape:
             raise WireError(
                 f"the received sum of products B A for {name} has shape {list(product.shape)}, expected "

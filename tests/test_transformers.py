@@ -1,6 +1,7 @@
 """One round of every method with small networks of Hugging Face's transformers, or its refusal by name."""
 
 import runpy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fedhet.data.own import as_client_data
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
+from fedhet.results.history import final_clients, read_clients
 from tests.data.test_inputs import built, texts
 
 transformers = pytest.importorskip("transformers")
@@ -92,6 +94,18 @@ def test_four_architectures_in_one_federation(tmp_path, method):
     inputs, _ = texts(4, 0)
     with torch.no_grad():
         assert loaded(**inputs).logits.shape == (4, 2)
+
+
+@pytest.mark.parametrize("aggregate", ["truncate", "svd", "stack"])
+def test_lora_adapts_gpt2(tmp_path, aggregate):
+    done = run("lora", tmp_path / "run", [gpt2] * 2, **{"rounds": 2, "lora.aggregate": aggregate})
+    assert done.summary["failures"] == 0
+    reported = {each.client: each.accuracy for each in final_clients(read_clients(done.folder))}
+    for client, accuracy in reported.items():
+        inputs, labels = data(SimpleNamespace(partition_id=int(client)))["test"]
+        with torch.no_grad():
+            logits = fedhet.load_model(done, client, model=gpt2)(**inputs).logits
+        assert (logits.argmax(1) == labels).float().mean().item() == pytest.approx(accuracy, abs=1e-6)
 
 
 def test_the_representation_of_a_decoder_is_that_of_the_last_token():
