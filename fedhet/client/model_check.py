@@ -160,7 +160,7 @@ def _note(representation: Representation, head: Captured | None, outputs: Tensor
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if head is not None and linear[-2:-1] and linear[-1] == representation.head:
         before, last = model.get_submodule(linear[-2]), model.get_submodule(linear[-1])
-        if before.out_features == last.in_features == last.out_features:  # type: ignore[union-attr]
+        if before.out_features == last.in_features == last.out_features:
             return (
                 f"the head was guessed to be {linear[-1]!r}, the last nn.Linear, whose inputs may be scores: if "
                 f"{linear[-2]!r} is the classifier, set head = {linear[-2]!r}"

@@ -14,6 +14,7 @@ from fedhet.errors import ModelError
 from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
 from fedhet.tasks import Score, Task
+from fedhet.utils.randomness import seeded
 
 BATCH = 1024
 """Number of examples in a batch of an evaluation."""
@@ -143,7 +144,7 @@ def rows_at_once(
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
         return most
-    known, shape = _measured.setdefault(model, {}), tuple(inputs.shape[1:])
+    known, shape = _measured.setdefault(model, {}), tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
     if shape in known:
         return min(most, known[shape])
     sizes = [1]
@@ -152,7 +153,7 @@ def rows_at_once(
         for each in value if isinstance(value, tuple | list) else (value,):
             sizes.append(each.nbytes if isinstance(each, Tensor) else 0)
 
-    with ExitStack() as hooks:
+    with ExitStack() as hooks, seeded(0, "memory"):  # transforms may draw random numbers
         for module in model.modules():
             hooks.enter_context(module.register_forward_hook(measure))
         forward(model, transform(inputs[:1]), learns=False, stream=RandomStream(0))

@@ -75,35 +75,29 @@ class _Marks(Variables):
         super().__init__(graph, {})
 
     def pin(self, axis: Axis) -> None:
-        """Keep the axis."""
+        pass
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Refuse nothing."""
+        pass
 
     def hidden(self) -> set[int]:
-        """Return all variables."""
         return set(range(1, self._count + 1))
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Return the axis that moves."""
         return one if moving(one) else other
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Return the axis in units of `count` entries."""
         return tuple(replace(segment, width=segment.size // count, block=count) for segment in axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Return axes of these sizes, of which the largest moves if `axis` does."""
         largest = max(range(len(sizes)), key=sizes.__getitem__)
         moves = bool(moving(axis))
         return [self.new(size) if moves and place == largest else fixed(size) for place, size in enumerate(sizes)]
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis, or None if the axis does not move."""
         return self.new(entries(axis) // count) if moving(axis) else None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Return an axis that moves, except for a parameter outside layers."""
         size = self.graph.shapes[node.parameters[role]][axis] if layout is None else entries(layout)
         if role == VALUE:
             return fixed(size)

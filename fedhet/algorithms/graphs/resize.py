@@ -184,7 +184,7 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
         case nn.RNNBase():
             module.input_size, module.hidden_size = (len(w[0]) for w in module.all_weights[0][:2])
         case _ if hasattr(module, "hidden_dim") and isinstance(token := getattr(module, "class_token", None), Tensor):
-            module.hidden_dim = token.shape[-1]  # of torchvision's VisionTransformer
+            module.hidden_dim = token.shape[-1]  # type: ignore[assignment]  # of torchvision's VisionTransformer
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
                 f"{name!r} cannot change its width: fedhet does not know the size attributes of "
