@@ -28,27 +28,6 @@ Random = np.random.Generator
 TOKENS = 11
 
 
-class Residual(nn.Module):
-    def __init__(self, random: Random):
-        super().__init__()
-        a, b, c, d = random.integers(1, 7, 4)
-        self.stem, self.stem_norm = nn.Conv2d(2, a, 3, padding=1, bias=False), nn.BatchNorm2d(a)
-        self.one, self.one_norm = nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b)
-        self.two, self.two_norm = nn.Conv2d(b, a, 3, padding=1), nn.BatchNorm2d(a)
-        self.three, self.four = nn.Conv2d(a, c, 3, stride=2, padding=1), nn.Conv2d(c, d, 3, padding=1)
-        self.four_norm = nn.BatchNorm2d(d)
-        self.shortcut = nn.Sequential(nn.Conv2d(a, d, 1, stride=2), nn.BatchNorm2d(d))
-        self.head = nn.Linear(d, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem_norm(self.stem(x)))
-        y = F.relu(self.one_norm(self.one(x)))
-        x = F.relu(self.two_norm(self.two(y)) + x)
-        y = self.four_norm(self.four(F.relu(self.three(x))))
-        y += self.shortcut(x)
-        return self.head(F.relu(y).mean((2, 3)))
-
-
 class Dense(nn.Module):
     """Concatenations, of hidden streams and of the input, BatchNorm and a residual addition over them, a flatten."""
 
@@ -98,7 +77,6 @@ class Tied(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[Random], nn.Module]] = {
-    "residual": Residual,
     "dense": Dense,
     "text": Text,
     "text-both-ways": lambda random: Text(random, bidirectional=True),

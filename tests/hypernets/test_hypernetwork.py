@@ -72,9 +72,6 @@ def assert_written_at_scale(model: nn.Module, graph: LayerGraph, head: str) -> N
     assert off == {}
 
 
-# ---- gradients
-
-
 # ---- graphs
 
 

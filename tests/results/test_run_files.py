@@ -28,21 +28,6 @@ def test_nested_tables_read_as_dotted_keys(make_run):
     assert read_run(folder).settings == {"method": "fedhenn", "fedhenn.eta0": 0.2}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("summary.json", '{"method": ', r"summary\.json: damaged"),
-        ("matrices.json", "[1]", r"matrices\.json: damaged \(a JSON object was expected\)"),
-        ("config.toml", "method = ", r"config\.toml is not a TOML file"),
-    ],
-)
-def test_a_damaged_file_is_named(make_run, name, text, message):
-    folder = make_run(rounds=1)
-    (folder / name).write_text(text)
-    with pytest.raises(FedhetError, match=message):
-        read_run(folder)
-
-
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(FedhetError, match="is not the directory of a run") as caught:
         read_run(tmp_path)

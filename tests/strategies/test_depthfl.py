@@ -111,19 +111,6 @@ def test_one_exit_is_fedavg(federate):
     assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
-class Recurrent(nn.Module):
-    """Two GRUs over the rows of an image; `batch_first` or the rows first."""
-
-    def __init__(self, batch_first=True):
-        super().__init__()
-        self.first, self.second = nn.GRU(8, 6, batch_first=batch_first), nn.GRU(6, 5, batch_first=batch_first)
-        self.head, self.axis = nn.Linear(5, 10), 1 if batch_first else 0
-
-    def forward(self, inputs):
-        rows = inputs.squeeze(1) if self.axis else inputs.squeeze(1).transpose(0, 1)
-        return self.head(self.second(self.first(rows)[0])[0].select(self.axis, -1))
-
-
 @pytest.mark.parametrize(
     ("network", "count", "names", "words"),
     [
@@ -136,7 +123,6 @@ class Recurrent(nn.Module):
         ),
         (lambda: models.build("mlp", (1, 8, 8), 10), 2, "tail", "has no module 'tail'"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4))), 1, "", "must return logits"),
-        (lambda: Recurrent(batch_first=False), 2, "first", "examples instead of 2: name modules"),
     ],
 )
 def test_wrong_networks(network, count, names, words):

@@ -206,9 +206,6 @@ def test_fewer_slots_and_batch_norm(federate: Federate, caplog: pytest.LogCaptur
     torch.testing.assert_close(first.running_mean, seen[0].mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
 
 
-# ---- what is refused
-
-
 def test_bytes_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [torch.randn(5000, k) for k in (128, 256, 512, 1024)]
     monkeypatch.undo()  # as they travel, in float16
