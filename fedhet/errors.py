@@ -4,7 +4,6 @@ import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
 
 
 class FedhetError(Exception):
@@ -63,7 +62,7 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
             raise ConfigError(f"{name} = {value!r}: must be without the character NUL, which no name can have")
 
 
-def check_list(name: str, value: object, kind: type | UnionType, example: str) -> None:
+def check_list(name: str, value: object, kind: type, example: str) -> None:
     """Raise a ConfigError unless the argument `name` is a list whose elements are instances of `kind`."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
         raise ConfigError(f"{name} = {value!r}: must be a list, such as {example}")

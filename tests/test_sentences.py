@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fedhet
-from fedhet.comparing import Tuning
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import FedhetError
 from fedhet.results.observers import Observer, RoundReport, RunInfo
@@ -188,7 +187,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "observers of another kind": (lambda: fedhet.run("fedavg", observers=[3]), "observers = [3]: must be a list"),  # type: ignore[list-item]
     "a task of another kind": (lambda: fedhet.run("fedavg", task=3), "task = 3: must be a text"),  # type: ignore[arg-type]
     "tuning of another kind": (lambda: fedhet.compare(["local"], tuning=3), "tuning = 3: must be a Tuning"),  # type: ignore[arg-type]
-    "tuning without a list": (lambda: Tuning({"momentum": 3}), "momentum = 3: must be a list, such as"),  # type: ignore[dict-item]
     "a folder with NUL": (
         lambda: fedhet.run("fedavg", out="a\0b"),
         "out = 'a\\x00b': must be without the character NUL",
@@ -273,8 +271,22 @@ def cached(client: ClientInfo) -> Any:
     return data(client)
 
 
+class Off(list[Any]):
+    """Rows that switch gradients off, as the data function `off` does."""
+
+    def __getitem__(self, row: Any) -> Any:
+        torch.set_grad_enabled(False)
+        return super().__getitem__(row)
+
+
+def off(client: ClientInfo) -> Any:
+    torch.set_grad_enabled(False)
+    return tuple(Off(zip(*part, strict=True)) for part in data(client))
+
+
 RIGHT: dict[str, dict[str, Any]] = {
     "a cached data function": {"data": cached},
+    "gradients off": {"data": off},
     "a module twice, lora": {"model": lambda client: Repeated(), "method": "lora"},
     "a module twice, flha-ghn": {"model": lambda client: Repeated(), "method": "flha-ghn"},
     "an integer parameter": {"model": lambda client: Ordered(), "method": "depthfl"},
@@ -291,6 +303,7 @@ def test_programs_that_work(what: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     done = run(**RIGHT[what])
     assert (done.summary["status"], done.summary["failures"]) == ("completed", 0)
+    assert torch.is_grad_enabled()
 
 
 def test_a_client_whose_data_function_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

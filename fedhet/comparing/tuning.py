@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedhet.comparing.runs import Execution, check, why_incomplete
 from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
-from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.utils.files import write_csv
@@ -49,13 +49,6 @@ class Tuning:
     grid: Mapping[str, Sequence[Value]]
     seeds: Sequence[int] = SEEDS
     runs: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the kinds of all arguments; raises a ConfigError."""
-        check_kinds(grid=(self.grid, (Mapping,)), runs=(self.runs, (int,)))
-        check_list("seeds", self.seeds, int, "[1000, 1001]")
-        for key, values in self.grid.items():
-            check_list(str(key), values, Value, "[0.1, 0.3]")
 
 
 @dataclass

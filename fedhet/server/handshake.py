@@ -25,8 +25,8 @@ from fedhet.utils.text import log
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""
 
-MANY, TELL = 1000, 30.0
-"""Number of clients from which a handshake is announced; seconds between reports of its progress."""
+TELL = 30.0
+"""Seconds between reports of a handshake's progress."""
 
 UNSEEN = 2**26
 """Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
@@ -104,8 +104,6 @@ class Handshake:
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
         opened: dict[int, tuple[Hashable, Reply]] = {}
         started = told = time.monotonic()
-        if len(new) >= MANY:
-            log.info("asking %d clients to take part, which can take minutes", len(new))
 
         def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:

@@ -227,28 +227,6 @@ def test_evaluations_change_no_network(trained: Callable[..., dict[str, Tensor]]
     assert same(every, trained(Averaging, rounds=3, **{"evaluate-every": 3}))
 
 
-def test_gradients_are_recorded_whatever_user_code_sets(trained: Callable[..., dict[str, Tensor]]) -> None:
-    def off(value: Any) -> Any:
-        torch.set_grad_enabled(False)
-        return value
-
-    rows = [*zip(INPUTS, LABELS, strict=True)]
-
-    class Off(Dataset[tuple[Tensor, Tensor]]):
-        def __len__(self) -> int:
-            return 40
-
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            return off(rows[index])
-
-    def without(client: ClientInfo) -> Any:
-        return off({"train": Off(), "test": rows[40:], "augment": off})
-
-    saved = trained(lambda client: off(model()), without)
-    assert torch.is_grad_enabled()
-    assert same(saved, trained(data=lambda client: {"train": rows[:40], "test": rows[40:]}))
-
-
 def wrappers() -> Iterator[Callable[[nn.Module], nn.Module]]:
     yield from (nn.DataParallel, AveragedModel, lambda network: torch.compile(network, backend="eager"))  # type: ignore
 
