@@ -13,7 +13,6 @@ import fedhet
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import Policy
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower.grid import LocalGrid
 from fedhet.utils.statistics import Metric
 from tests.small import SMALL
 
@@ -283,17 +282,6 @@ def test_a_node_withholds_the_iou_of_rare_classes():
     told = policy.measured(metric, 0.1, examples=30, ranked=False, behind=[30, 9, 0]).metric
     assert told.weights == (123500.0, 0.0, 0.0)
     assert told.values[0] == 0.1235
-
-
-def test_rows_of_a_public_dataset_are_tokens(new_watch):
-    watch, grid = new_watch(), LocalGrid(make_client_app(tagger, tagged), 3)
-    strategy = fedhet.FedMD(observers=[watch], rounds=2, public_epochs=0, subset=40, learning_rate=0.05)
-    strategy.start(grid)
-    assert strategy.state.tokens == 5
-    rows = strategy.rows(2)
-    assert len(rows) == 40 == len(set(rows.tolist()))
-    assert 30 < rows.max() < 150
-    assert watch.rows[-1]["failures"] == []
 
 
 def test_one_hot_labels_are_pointed_out(run, caplog):

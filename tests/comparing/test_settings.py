@@ -215,11 +215,3 @@ def test_keys_without_effect_for_the_first_variant(order):
         assert config.clip_gradients == 2.0
     assert found.settings("label-spreading", 0).clip_gradients == 0.0, "it trains no network"
     assert (found.settings("fedavg", 0).aggregation, found.settings("local", 0).aggregation) == ("median", "mean")
-
-
-def test_presets_ask_for_a_common_test_set():
-    part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
-    functions = UserFunctions(data=lambda client: (part, part))
-    found = shared(["layer-average", "local"], {"preset": "layer-average/digits"}, functions)
-    assert {found.settings(variant, 0).test_on for variant in found.own} == {"local"}
-    assert [note for note in found.notes if "the data have no common test set" in note] == list(found.notes)

@@ -72,12 +72,6 @@ def test_layer_types(layer: nn.Module, shape: tuple[int, ...], type: str) -> Non
     assert types(layer_graph(layer, torch.zeros(2, *shape))) == [type]
 
 
-def test_attention() -> None:
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    graph = layer_graph(encoder, torch.zeros(2, 5, 8))
-    assert types(graph) == ["l8_24", "l8_8", "add", "layer_norm_8_8", "l8_16", "l16_8", "add", "layer_norm_8_8"]
-
-
 @pytest.mark.parametrize("name", ["cnn", "lenet", "resnet8", "small-mobilenet-a", "flha-small-0"])
 def test_each_array_is_in_one_node(name: str) -> None:
     shape = (1, 28, 28) if "lenet" in name else (3, 32, 32)

@@ -182,12 +182,6 @@ def test_other_folders_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_matrices_of_unknown_methods_are_named(make_run):
-    page, _ = report_of(make_run(cka=True, settings={"method": "somebody's own"}))
-    assert "cka" not in page.figures
-    assert "matrices.json also holds: cka, unheard-of." in page.text
-
-
 def test_drawings_exist():
     drawings = [drawing for method in registry.methods() for drawing in registry.drawings(method).values()]
     assert drawings

@@ -19,21 +19,6 @@ def test_head_then_body(federate, phases, changed):
     assert not any(name.startswith("head.") for name in changed(*then))
 
 
-def test_only_bodies_are_averaged(federate):
-    done = federate("fedrep")
-    names = {name for arrays in done.sent.values() for name in arrays["model"]}
-    whole = client_setup.model_of(done.info()).state_dict()
-    assert names == {name for name in whole if not name.startswith("head.")}
-    model = done.state.model
-    assert set(model) == names
-    for name in names:
-        expected = np.mean([done.sent[2, client]["model"][name].astype(np.float64) for client in "012"], axis=0)
-        np.testing.assert_allclose(model[name], expected, rtol=1e-6)
-    own = [done.network(client).head.weight for client in "012"]
-    assert not torch.equal(own[0], own[1])
-    assert done.summary["global_accuracy"] is None
-
-
 def test_averaged_body_with_own_head_is_scored(federate, phases):
     done = federate("fedrep", clients=3)
     last = {phase: after for phase, (_, _, after) in enumerate(phases)}
