@@ -4,10 +4,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from fedhet.config.user_functions import model_function
 from fedhet.data import Examples
 from fedhet.data.own import as_input
+from fedhet.data.reading import LazyInputs
 from fedhet.models.representation import Representation
 from fedhet.tasks import Task
 from fedhet.training import evaluate, evaluation
@@ -59,9 +61,13 @@ def test_in_place_networks_and_losses():
     assert score.loss == pytest.approx(task.loss(outputs, examples.labels).item())
 
 
-def test_batches_are_bounded_by_memory(monkeypatch):
+@pytest.mark.parametrize("lazy", [False, True])
+def test_batches_are_bounded_by_memory(lazy, monkeypatch):
     examples, sizes = examples_of(200), []
     before = evaluate(network(), examples, TASK, lambda batch: batch)
+    if lazy:
+        dataset = TensorDataset(examples.inputs, examples.labels)
+        examples = Examples(LazyInputs(dataset, None, torch.arange(200)), examples.labels)
     monkeypatch.setattr(evaluation, "MEMORY", 3 * 8 * 4 * 50)  # fifty examples of the widest layer, three times
     model = network()
     state = torch.get_rng_state()
