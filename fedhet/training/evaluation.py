@@ -140,7 +140,8 @@ def rows_at_once(
 ) -> int:
     """Return the size of a batch in an evaluation: `BATCH`, or less if activations would need more than `MEMORY`.
 
-    One example is measured: a batch needs about three times the largest output of a module.
+    Two examples are measured, since BatchNorm may not take one: a batch needs about three times the largest output of a
+    module.
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
         return most
@@ -156,8 +157,8 @@ def rows_at_once(
     with ExitStack() as hooks, seeded(0, "memory"):  # transforms may draw random numbers
         for module in model.modules():
             hooks.enter_context(module.register_forward_hook(measure))
-        forward(model, transform(inputs[:1]), learns=False, stream=RandomStream(0))
-    known[shape] = max(1, MEMORY // (3 * max(sizes)))
+        forward(model, transform(inputs[:2]), learns=False, stream=RandomStream(0))
+    known[shape] = max(2, 2 * MEMORY // (3 * max(sizes)))
     return min(most, known[shape])
 
 

@@ -73,7 +73,7 @@ def test_batches_are_bounded_by_memory(lazy, monkeypatch):
     state = torch.get_rng_state()
     model.register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
     after = evaluate(model, examples, TASK, lambda batch: batch)
-    assert sizes == [1, 50, 50, 50, 50]
+    assert sizes == [2, 50, 50, 50, 50]
     assert torch.equal(state, torch.get_rng_state())
     assert (after.metric, after.loss) == (before.metric, pytest.approx(before.loss))
     assert len(read(model, examples.inputs, lambda batch: batch)) == 200
