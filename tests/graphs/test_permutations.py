@@ -23,6 +23,7 @@ from fedhet.algorithms.graphs import (
     set_rows,
     widths,
 )
+from fedhet.algorithms.graphs.blocks import block_ends
 
 Random = np.random.Generator
 TOKENS = 11
@@ -303,3 +304,19 @@ def test_kinds_of_arrays():
     model[0].bias.requires_grad_(False)
     tracked = dict.fromkeys(("1.running_mean", "1.running_var", "1.num_batches_tracked"), "statistic")
     assert permutation_groups(architecture_graph(model, torch.rand(2, 3))).kinds == {"0.bias": "frozen", **tracked}
+
+
+@pytest.mark.parametrize("first", [lambda x: torch.empty(0), lambda x: x[:, :0], lambda x: x.new_zeros(len(x), 0)])
+def test_an_empty_tensor_is_joined(first: Callable[[Tensor], Tensor]) -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            values = self.body(inputs).relu()
+            return self.head(torch.cat([first(values), values], 1))
+
+    model, inputs = Joined(), torch.randn(3, 6)
+    assert permutation_groups(architecture_graph(model, inputs)).widths == (8,)
+    assert block_ends(model, inputs, 2) == ("body",)

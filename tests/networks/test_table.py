@@ -73,8 +73,9 @@ def test_a_network_works_or_is_refused_by_a_sentence_that_names_a_layer(name: st
     found = outcome(name, family)
     assert ("yes" if found == "yes" else "refused") == expected()[name, family], found
     if found != "yes":
-        modules = {each for each, _ in network(name).model.named_modules() if each}
-        assert modules & {*re.findall(r"[\w.\-]+\w|\w", found)}, found
+        model = network(name).model
+        named = {each for each, _ in (*model.named_modules(), *model.named_parameters()) if each}
+        assert named & {*re.findall(r"[\w.\-]+\w|\w", found)}, found
         assert not FOREIGN.search(found), found
 
 

@@ -191,7 +191,8 @@ def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
     last_use: dict[int, int] = {}
     spans: dict[str, list[int]] = {}
     for place, node in enumerate(graph):
-        used = [number[name] for name in node.inputs if number[name] in data]
+        filled = node.operator.startswith(("new_", "zeros", "ones", "full"))  # takes the shape of its input only
+        used = [number[name] for name in node.inputs if number[name] in data and not filled]
         last_use |= dict.fromkeys(used, place)
         if used or node.operator == "input":
             data.add(place)

@@ -171,8 +171,8 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
             for axis in _axes(inputs):
                 variables.pin(axis)
             moved = set()
-        if not moved:
-            return tuple(map(fixed, node.shape))  # any operator may work on fixed axes
+        if not moved or 0 in node.shape:
+            return tuple(map(fixed, node.shape))  # any operator may work on fixed axes, or return an empty tensor
     if isinstance(first, Several) and node.operator in ("getitem", "select"):
         if node.options.get("dim", 0) != 0:
             raise UnsupportedArchitecture(
