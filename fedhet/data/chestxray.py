@@ -38,13 +38,13 @@ Row = dict[str, str]
 
 @register_dataset("chestxray14")
 def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
-    """Load ChestX-ray14 (Wang et al., CVPR 2017): 112,120 grey images of 30,805 patients with 14 labels; mean AUC.
+    """Load ChestX-ray14 (Wang et al., CVPR 2017): 112,120 grey images of 30,805 patients with 14 labels.
 
     The folder contains the table of labels (see `LABELS`), directly or in its subfolder `chestxray`, and PNG images in
     any subfolder. Rows without an image are left out; larger images are shrunk to `size`. The patients of
     `test_list.txt` are for testing; without that file, every fifth patient is. The partition `iid` assigns whole
     patients to clients. Decoded images (5.6 GB at 224 x 224) are kept in the user's cache folder. Raises a `DataError`
-    if files are missing or damaged, or the list has only some images of a patient.
+    if files are missing or damaged, or `test_list.txt` has only some images of a patient.
     """
     table = locate_one(folder, "chestxray", LABELS, "chestxray14")
     files = {path.name: path for path in sorted(table.parent.rglob("*.png"), reverse=True)}

@@ -27,8 +27,8 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class Examples:
     """Labelled examples: raw inputs (n, ...), in memory or read on demand (`[:]` reads all), and their labels.
 
-    Labels are (n,) int64 classes, (n, labels) of 0 and 1, or (n, targets) float32; for tokens (n, tokens) int64, for
-    pixels (n, h, w) integers. `groups` lists the rows of each group, if mini-batches must consist of whole groups.
+    Labels are (n,) int64 classes, (n, labels) of 0 and 1, (n, targets) float32, (n, tokens) int64 for tokens, or (n, h,
+    w) integers for pixels. `groups` lists the rows of each group, if mini-batches must consist of whole groups.
     """
 
     inputs: Tensor | LazyInputs
@@ -39,7 +39,7 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels of some rows, read together since a user's collate function can reorder rows."""
+        """Return the inputs and labels of some rows, read together as a user's collate function can reorder rows."""
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
         if isinstance(rows, slice):
@@ -135,7 +135,7 @@ class ClientData:
     batch_size: int | None = None
 
     def to(self, device: torch.device) -> "ClientData":
-        """Return the data, with all parts on a device except for the public dataset."""
+        """Return the data with all parts on a device, except for the public dataset."""
         parts: dict[str, Any] = {name: part for name, part in vars(self).items() if isinstance(part, Examples)}
         return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
@@ -181,7 +181,7 @@ class DataSet:
 
 
 class Normalise:
-    """Convert images to float32 and normalise each channel: `(images / scale - mean) / std`."""
+    """A transform that converts images to float32 and normalises each channel: `(images / scale - mean) / std`."""
 
     def __init__(self, scale: float, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)):
         # A scalar for one channel, because broadcasting costs more than the addition.
@@ -224,8 +224,8 @@ def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tenso
     """Augment images (n, channels, height, width) uint8 as FedHARM does; see `crop_and_flip` for the generator.
 
     This flips images horizontally and vertically, crops them, changes the brightness by up to 20 % and applies a
-    Gaussian blur. The paper gives no probabilities: here each flip and the blur (3 x 3, standard deviation of 0.1 to 1
-    pixel) affect half of the images.
+    Gaussian blur. Kastellos et al. (2024) give no probabilities: here each flip and the blur (3 x 3, standard deviation
+    of 0.1 to 1 pixel) affect half of the images.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)

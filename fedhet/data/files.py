@@ -26,7 +26,7 @@ _downloads = ContextVar("downloads", default=True)
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Context that forbids downloads of data sets if `really`, so that a server cannot fill a node's disk."""
+    """Return a context that forbids downloads of data sets if `really`, so that a server cannot fill a node's disk."""
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield
@@ -47,7 +47,7 @@ def variant(file: Path) -> Path | None:
 def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
     """Return the first of these subfolders of `folder` that contains all files of a data set.
 
-    If `folder` is None, it is the cache folder, to which torchvision downloads its data set `dataset` if necessary.
+    The default of `folder` is the cache folder, to which torchvision downloads its data set `dataset` if necessary.
     """
     root = folder or cache_folder()
     places = [root / subfolder for subfolder in subfolders]
@@ -92,7 +92,7 @@ def _download(dataset: str) -> None:
 
 @contextmanager
 def _opened(file: Path, **options: str) -> Iterator[Any]:
-    """Context manager that opens a file, or its `.gz` or `.xz` variant, which is decompressed."""
+    """Return a context with an open file, or its `.gz` or `.xz` variant, which is decompressed."""
     if (packed := variant(file)) is None:
         raise DataError(f"the file {file} is missing: add it (or .gz, .xz)")
     try:
@@ -141,7 +141,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64, named `labelled`, from a file of the python version."""
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a file of CIFAR's Python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()

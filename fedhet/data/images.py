@@ -1,6 +1,6 @@
 """Image data sets: handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100.
 
-All but the digits are read from the files that their authors published.
+The digits are part of scikit-learn; the others are read from the files that their authors published.
 
 Loaders raise a `DataError` if a file is missing or damaged, or if a data set cannot be downloaded.
 """
@@ -83,7 +83,7 @@ def mnist(folder: Path | None) -> DataSet:
 
 @register_dataset("fashion-mnist")
 def fashion_mnist(folder: Path | None) -> DataSet:
-    """Load Fashion-MNIST (Xiao et al., 2017): images of 10 kinds of clothing, as many and as large as MNIST's."""
+    """Load Fashion-MNIST (Xiao et al., 2017): 70,000 grey images of 10 kinds of clothing, 28 x 28 pixels."""
     place = locate(folder, FASHION_FOLDERS, MNIST_FILES, "FashionMNIST")
     return _from_idx("fashion-mnist", place, Normalise(255.0, mean=(0.2860,), std=(0.3530,)))
 
@@ -106,7 +106,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
 def cifar10(folder: Path | None) -> DataSet:
     """Load CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images, colour, 32 x 32 pixels, 10 classes.
 
-    Mean, standard deviation and augmentation are those of FedMA's code.
+    Mean, standard deviation and augmentation are as in the code of FedMA's authors.
     """
     place = locate(folder, CIFAR10_FOLDERS, [*CIFAR10_TRAIN, "test_batch"], "CIFAR10")
     images, labels = zip(*(read_cifar(place / file) for file in CIFAR10_TRAIN), strict=True)
@@ -117,7 +117,7 @@ def cifar10(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar100", augments=True)
 def cifar100(folder: Path | None) -> DataSet:
-    """Load CIFAR-100 (Krizhevsky, 2009): as CIFAR-10 in size and augmentation, with 100 classes."""
+    """Load CIFAR-100 (Krizhevsky, 2009): 60,000 colour images of 100 classes, 32 x 32 pixels; augmented as CIFAR-10."""
     place = locate(folder, CIFAR100_FOLDERS, CIFAR100_FILES, "CIFAR100")
     parts = [Examples(*read_cifar(place / file, "fine_labels", 100)) for file in CIFAR100_FILES]
     transform = Normalise(255.0, (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255))
@@ -168,7 +168,7 @@ def cifar10_domains(folder: Path | None) -> DataSet:
 
 @register_dataset("cifar10-domains-balanced", augments=True)
 def cifar10_domains_balanced(folder: Path | None) -> DataSet:
-    """Load the control for `cifar10-domains` in FedMA's paper: half of each class's images are grey."""
+    """Load the control for `cifar10-domains` (FedMA, section 3): half of each class's images are grey."""
     return _domains("cifar10-domains-balanced", folder, 0.5)
 
 

@@ -38,7 +38,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_scale(raw: Mapping[str, Tensor]) -> None:
-    """Raise a `DataError` if some parts have bytes, which `as_input` scales to [0, 1], and others another scale."""
+    """Raise a `DataError` if some parts have bytes, scaled to [0, 1] by `as_input`, and others values beyond [0, 1]."""
     for name in parts_of(raw["train"]):
         tensors = {part: parts_of(inputs)[name] for part, inputs in raw.items() if name in parts_of(inputs)}
         scaled = [part for part, each in tensors.items() if each.dtype == torch.uint8]
@@ -158,7 +158,7 @@ def _examples(value: Any) -> Examples:
 def _two_rows(first: Any, second: Any) -> bool:
     """Return whether two objects are two rows (input, label), rather than inputs and labels.
 
-    Raises a `DataError` if they can be either.
+    Raises a `DataError` if the objects can be understood in both ways.
     """
     if isinstance(first, Mapping):
         return isinstance(second, Mapping)

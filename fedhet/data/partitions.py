@@ -1,6 +1,6 @@
 """Partitions: rules that assign the examples of a data set to clients.
 
-The same rule assigns training and test examples, so that a client's test examples are distributed as its training data.
+A rule assigns training and test examples alike, so a client's test examples are distributed as its training examples.
 """
 
 from collections.abc import Callable, Iterable
@@ -165,7 +165,7 @@ def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
 
 
 def by_classes(job: Job) -> Dealt:
-    """Assign to every client examples of k classes (`classes_per_client`), the same in training and test.
+    """Assign to every client examples of k classes (`classes_per_client`), which are the same in training and test.
 
     Clients choose in turn the classes that the fewest clients have chosen, with ties at random. Raises a `DataError` if
     there are fewer than k classes.
@@ -191,9 +191,9 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
 
 
 def dirichlet(job: Job) -> Dealt:
-    """Divide each class among clients in proportions p ~ Dir(alpha), the same p in training and test.
+    """Divide each class among clients in proportions p ~ Dir(alpha), which are the same in training and test.
 
-    As in FedMA (section 3) and its code, a client that has 1 / clients of all examples receives none of the remaining
+    As in the code of FedMA's authors, a client that has 1 / clients of all examples receives none of the remaining
     classes, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST` examples, at most
     `DIRICHLET_TRIES` times.
     """
@@ -224,7 +224,7 @@ def _rounded(shares: NDArray[np.float64], size: int) -> Indices:
 
 
 def natural(job: Job) -> Dealt:
-    """Use the data set's own division into clients, such as users, of whom `clients` are drawn at random."""
+    """Assign the examples of one owner, such as a user, to each client; the owners are drawn at random."""
     groups = job.dataset.groups
     train, test = job.by_owner(groups) if groups is not None else ({}, {})
     owners = np.array(sorted(owner for owner in train.keys() & test.keys() if owner >= 0))

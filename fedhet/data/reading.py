@@ -1,7 +1,7 @@
 """Read rows of a user's dataset on demand, and convert columns, images and labels to tensors.
 
-A `DataError` raised here has a message without subject, such as "has sparse inputs"; callers put the name of the
-client's part, such as "train", in front.
+A `DataError` raised here has a message without subject, such as "has sparse inputs"; callers prepend the name of the
+client's part, such as "train".
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ _AUGMENTED: set[str] = set()
 
 
 def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader], Loader]:
-    """Return a decorator that registers a loader under `name`; `augments`: whether its data set has an augmentation."""
+    """Return a decorator that registers a loader under `name`; `augments` states whether it returns an augmentation."""
 
     def register(loader: Loader) -> Loader:
         if name in _LOADERS:

@@ -16,7 +16,7 @@ from fedhet.utils.randomness import numpy_generator
 
 
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
-    """Draw `size` training examples for a public dataset; return their indices and those left for the clients.
+    """Draw `size` training examples for a public dataset; return their indices and the remaining indices.
 
     The draw is stratified by class. If examples belong together, such as those of a patient, whole owners are drawn,
     and the surplus is not used. Raises a `DataError` if nothing is left for the clients.
@@ -46,8 +46,8 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
 def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) -> PublicDataset:
     """Return a public dataset of `size` training images of another data set, drawn by the seed, stratified by class.
 
-    They get the size, channels and range of the images in `dataset`, and keep their labels if both data sets have the
-    same number of classes and task. Raises a `DataError` if one of them has no images.
+    The images are converted to the size, channels and range of those in `dataset`, and keep their labels if both data
+    sets have the same task and number of classes. Raises a `DataError` if a data set has no images.
     """
     for each in (dataset, other):
         if len(each.input_shape) != 3:
@@ -72,9 +72,9 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
 def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> DataSet:
     """Return the data set with a test set that is drawn by the seed from all its examples.
 
-    It has its previous size or, if `share` is not 0, this fraction of the examples. It is stratified by class, or
-    consists of whole owners. Raises a `DataError` if natural clients have fixed test examples, such as the ends of
-    texts.
+    The test set keeps its size or, if `share` is not 0, has this fraction of the examples. It is stratified by class,
+    or consists of all examples of some owners. Raises a `DataError` if natural clients have fixed test examples, such
+    as the ends of texts.
     """
     if dataset.groups is not None and dataset.together is None:
         raise DataError(
@@ -122,7 +122,7 @@ def _size(labels: Tensor, share: float) -> int:
 
 
 def _drawn(labels: Tensor, size: int, rng: np.random.Generator, owners: Indices | None) -> tuple[Indices, Indices]:
-    """Draw `size` examples, or whole owners with about as many; return the other and the drawn indices, ascending."""
+    """Draw about `size` examples, all of an owner or none; return the remaining and the drawn indices, ascending."""
     if owners is None:
         drawn = np.isin(np.arange(len(labels)), proportional_sample(labels, size, rng))
     else:
@@ -153,8 +153,8 @@ def split(
 ) -> Split:
     """Hold out a public dataset and common validation examples, and assign the rest to clients by the partition `name`.
 
-    `validation` is a fraction of the training examples that clients keep. The partition has its own seed, by default
-    the same as the examples that are held out. `options` are further arguments of `partition`.
+    `validation` is a fraction of the training examples that clients keep. The seed of the partition is
+    `partition_seed`, by default `seed`. `options` are further arguments of `partition`.
     """
     held_out, available = hold_out(dataset, public_samples, seed)
     public = common = None
@@ -174,7 +174,7 @@ def split(
 def with_validation(
     data: ClientData, share: float, seed: int, client: str, *, owners: Indices | None = None
 ) -> ClientData:
-    """Return a client's data with a share of its training examples, at least one, held out for validation.
+    """Return a client's data with a fraction `share` of its training examples, at least one, held out for validation.
 
     If `owners` (n,) is given, since examples belong together, whole owners are held out. Data that already have a
     validation part, or have a single example or owner, are returned unchanged.

@@ -51,8 +51,8 @@ def copied(model: nn.Module) -> nn.Module:
 def separated(model: nn.Module) -> nn.Module:
     """Return a copy that shares no memory with other clients' networks, or `model` itself if it cannot be copied.
 
-    Raises a ModelError if it cannot be copied and another client already uses one of its modules. Transformers of
-    PyTorch compute without nested tensors, which hooks, exits and `torch.func` do not take.
+    Raises a ModelError if it cannot be copied and another client already uses one of its modules. Nested tensors are
+    disabled in PyTorch's transformers, since hooks and `torch.func` do not support them.
     """
     variable = False
     for module in model.modules():
@@ -76,12 +76,12 @@ def separated(model: nn.Module) -> nn.Module:
 
 
 def in_use(model: nn.Module) -> None:
-    """Note that a network is in use, so that no client can use its modules without a copy."""
+    """Register a network as in use, so that no other client can use its modules without a copy."""
     _used.update(model.modules())
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    """Return why a copy would still use modules of the original: an attribute is a function that refers to one.
+    """Return why a copy of a network would use modules of the original: an attribute is a function that refers to one.
 
     The reason is empty if a copy uses none; the second value tells whether a global variable holds the module.
     """
@@ -99,9 +99,9 @@ def _entries(held: Any) -> Iterable[Any]:
 
 
 def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield the objects from outside that a function and the functions of its module that it calls refer to.
+    """Yield the global and enclosing variables that a function, or a function of its module that it calls, refers to.
 
-    Each has a flag whether it is held by a global variable.
+    Each is a pair of a flag, True for global variables, and the value. Functions in `seen` are skipped.
     """
     if not isinstance(function, FunctionType) or function in seen:
         return
@@ -123,9 +123,9 @@ RUNNING = ("running_", "moving_", "num_batches_tracked")
 def kinds_of(model: nn.Module) -> dict[str, Kind]:
     """Return the kind of each array of a network's state dict, by name.
 
-    A parameter that requires gradients is trained, any other is frozen. Running statistics are buffers of BatchNorm and
-    InstanceNorm, and of other modules if their names start with a prefix in `RUNNING`; not if the network keeps the
-    module in evaluation mode during training, as in fine-tuning.
+    A parameter that requires gradients is trained, any other is frozen. Statistics are the buffers of BatchNorm and
+    InstanceNorm, and buffers whose names start with a prefix in `RUNNING`, unless the network keeps their module in
+    evaluation mode during training, as in fine-tuning.
     """
     modes = {module: module.training for module in model.modules()}
     model.train()
@@ -151,22 +151,22 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a factor of each layer's outputs multiplies: a deep network without PyTorch's normalisations."""
+    """Return whether rescaling layers changes outputs exponentially: a deep network without normalisation layers."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
 
 class Start(NamedTuple):
-    """Mean and standard deviation of the entries of an array in a newly built network; 0 if all are equal."""
+    """Mean and standard deviation of the entries of an array in a newly built network."""
 
     mean: float
     std: float
 
 
 def starts_of(model: nn.Module) -> dict[str, Start]:
-    """Return the start of each trained array of a newly built network by name, as far as its entries show it.
+    """Return mean and standard deviation of each trained array of a newly built network, by name.
 
-    Biases of PyTorch's normalisations are left out.
+    Biases of normalisation layers, and single numbers of layers, which can be random, are left out.
     """
     arrays = {name: value.detach().double() for name, value in model.named_parameters() if value.requires_grad}
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | _ConvNd)}
@@ -180,7 +180,7 @@ def starts_of(model: nn.Module) -> dict[str, Start]:
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load arrays by name into a network, with the versions of its modules, which a plain dictionary lacks."""
+    """Load arrays by name into a network, as arrays of the current versions of its modules."""
     state = OrderedDict(tensors)
     state._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined]
     model.load_state_dict(state)

@@ -36,7 +36,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """A widening 1 x 1 convolution, a depthwise convolution, an optional gate and a narrowing 1 x 1 convolution.
+    """An expanding 1 x 1 convolution, a depthwise convolution, an optional gate and a projecting 1 x 1 convolution.
 
     There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). EfficientNet calls this
     block MBConv. `stride` and `kernel` are the depthwise convolution's, of `expanded` channels.
@@ -67,10 +67,10 @@ class InvertedResidual(nn.Module):
 
 
 class StagedNetwork(nn.Module):
-    """A network of a stem, four stages, a widening 1 x 1 convolution, global average pooling, and `head`.
+    """A network of a stem, four stages, an expanding 1 x 1 convolution, global average pooling, and `head`.
 
     Images must be at least 8 x 8. `widths` and `depths` are channels and number of blocks of each stage; the stem has
-    the width of the first. The last convolution widens its input by the factor `widened`, unless that is 1.
+    the width of the first. The last convolution increases the channels by the factor `widened`, unless that is 1.
     """
 
     def __init__(

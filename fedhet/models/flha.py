@@ -35,7 +35,7 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 class FLHANetwork(Classifier):
-    """A network of a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
+    """A network of FLHA-GHN: a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
     `layout` has a pair (kind, stage) for each layer, where the kind is `conv`, `add` or `concat`. `widths` are the
     channels of each stage.

@@ -19,7 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return channels, height and width of an image; raises a `ModelError` if one is smaller or it is not an image."""
+    """Return channels, height and width; raises a `ModelError` unless this is an image of `smallest` pixels or more."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
             f"the model needs images (channels, height, width) of at least {smallest} x {smallest} pixels, got shape "
@@ -170,7 +170,7 @@ class ResidualBlock(nn.Module):
 
 @register_model("resnet8")
 class ResNet8(Classifier):
-    """The CIFAR ResNet (He et al., 2016) with n = 1, for images of at least 4 x 4: blocks of 16, 32 and 64 channels."""
+    """The ResNet for CIFAR (He et al., 2016) with blocks of 16, 32 and 64 channels, for images of at least 4 x 4."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int):
         channels, _, _ = image_shape(input_shape, smallest=4)

@@ -166,8 +166,8 @@ def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ..
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
     """Return one of K `values` for each client.
 
-    `how` is `round-robin` (in turn), `blocks` (K consecutive blocks of clients) or `random` (drawn with `seed`); a
-    `ModelError` is raised for another one.
+    `how` is `round-robin` (in turn), `blocks` (K consecutive blocks of clients) or `random` (drawn with `seed`). Raises
+    a `ModelError` for any other value of `how`.
     """
     if how not in ASSIGNMENTS:
         raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
@@ -180,7 +180,7 @@ def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, .
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Split `NAME:WIDTH` into the name of a model or family and the width (see `build`), empty if there is none."""
+    """Split `NAME:WIDTH` into the name of a model or family and the width (see `build`), which can be empty."""
     base, colon, width = name.partition(":")
     if colon and not (width.isascii() and width.isdigit() and 0 < int(width) <= 2**16):
         raise ModelError(f"model {name!r}: the width after the colon must be a whole number from 1 to {2**16}")
@@ -199,11 +199,11 @@ def _check_library(name: str) -> None:
 
 
 class HeadRead(ModelError, AttributeError):
-    """A network reads an attribute of its head although a layer was placed before the head."""
+    """Raised if a network reads an attribute of its head, before which layers were inserted."""
 
 
 class Placed(nn.Sequential):
-    """Layers before a head, in place of the head: a network may call it, but not read the head's attributes."""
+    """A head with layers inserted before it. A network can call the module, but not read the head's attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
@@ -217,7 +217,8 @@ class Placed(nn.Sequential):
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
     """Insert layers before the linear head of a model, in place, and return it with a new head of `width` inputs.
 
-    `name` is the head's, empty if the model itself is the head; `layers` map the representation (n, d) to (n, width).
+    `name` is the name of the head, empty if the model itself is the head; `layers` map the representation (n, d) to (n,
+    width).
     """
     head = model.get_submodule(name)
     assert isinstance(head, nn.Linear)

@@ -62,7 +62,7 @@ class Captured:
 
 
 class Output:
-    """The output of a module inside a network; raises a ModelError if the network has no module with this name.
+    """The output of a module in a network; raises a ModelError if the network has no module with this name.
 
     `site` identifies the captured value, and is equal for networks of one architecture.
     """
@@ -213,7 +213,7 @@ class Representation:
         return values[torch.arange(len(values), device=values.device), last]
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: object) -> Tensor:
-        """Return the captured value in a forward pass of `inputs`, pooled over tokens, after a check of its shape."""
+        """Check the captured value, the first of `values`, and return it pooled over pixels and tokens (see `pool`)."""
         kind, name = ("the output of module", self.what) if self._by_output else ("the input of head", self.head)
         title = f"{kind} {name or type(self._module).__name__!r} of {self.model._get_name()}"
         key = "representation" if self._by_output else "head"
@@ -245,7 +245,7 @@ Capturing = Output | Representation
 
 
 def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a network by name or position; `Inputs` are several arguments."""
+    """Return the arguments of a network by name or position; `Inputs` count as several arguments."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         return args[0].parts
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}

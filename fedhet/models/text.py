@@ -82,7 +82,7 @@ class TokenBag(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, texts: Tensor) -> Tensor:
-        """Return logits (n, classes) for int64 texts (n, tokens), or for `Inputs` whose first tensor are the texts."""
+        """Return logits (n, classes) for int64 texts (n, tokens), or for `Inputs` whose first tensor has the texts."""
         tokens = next(iter(parts_of(texts).values()))
         mask = parts_of(texts).get("inputs.attention_mask", torch.ones_like(tokens))[:, :, None]
         vectors = self.embedding(tokens % self.embedding.num_embeddings)

@@ -37,7 +37,7 @@ class Outputs(ABC):
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Convert labels to the form that methods use; labels that need no conversion or do not fit stay unchanged."""
+        """Convert labels to the form that methods use, such as int64 classes; labels that do not fit stay unchanged."""
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
@@ -54,7 +54,7 @@ class Outputs(ABC):
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions, and the columns that `measure` needs."""
+        """Return the sum of a batch's losses, the number of predictions, and the columns for `measure`."""
 
     @abstractmethod
     def measure(self, count: int, *columns: Columns) -> Metric:
@@ -256,7 +256,7 @@ class Vectors(Outputs):
 
 
 class MultiLabel(Vectors):
-    """Multi-label classification: logits (n, labels), labels (n, labels) of 0 and 1; binary cross entropy and AUC."""
+    """Multi-label classification: logits and labels of 0 and 1, (n, labels) each; binary cross entropy and AUC."""
 
     name = "multi-label"
     metric = "auc"

@@ -40,7 +40,7 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
     One output per example and labels of 0 and 1 mean `binary`; several labels of 0 and 1 with as many outputs mean
     `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise float labels mean
-    `regression` and integers `classification`. Whether outputs and labels fit the task is checked by `Outputs.problem`.
+    `regression` and integers `classification`. `Outputs.problem` checks whether outputs and labels fit the task.
     """
     known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
     if known and one_each and len(outputs) and outputs[0].numel() == 1:
@@ -93,13 +93,13 @@ class Score:
         return behind
 
     def __add__(self, other: "Score") -> "Score":
-        """Return the score of the examples of both scores together."""
+        """Return the score of the predictions of both operands."""
         batches = self.batches + other.batches
         return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
 
 
 class Task:
-    """The kind of the networks' outputs and the loss for training, the same for all clients.
+    """The kind of the networks' outputs and the training loss, which are the same for all clients.
 
         fedhet.run(settings, model=model, data=data, task=fedhet.Task(class_weights=[1, 5]))
 
@@ -110,11 +110,11 @@ class Task:
             of positive labels, as `pos_weight` of `torch.nn.BCEWithLogitsLoss`.
         loss: Replaces the task's loss: a function of outputs and labels, or a module without parameters, that returns
             the mean over a batch. It receives outputs and labels in the form of PyTorch's loss for the task:
-            `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` for a single logit or several labels (floats of
-            the outputs' shape), `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes,
-            or keywords of a `functools.partial`) are ignored in the metric, too.
+            `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` (labels as floats of the outputs' shape) or
+            `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes, or keywords of a
+            `functools.partial`) are ignored in the metric, too.
 
-    Evaluations report this loss, too; a loss that is a module is then in evaluation mode.
+    Evaluations report this loss as well, with a loss module in evaluation mode.
 
     Raises:
         ConfigError: The task is unknown, or weights or loss cannot be used.

@@ -140,8 +140,7 @@ def rows_at_once(
 ) -> int:
     """Return the size of a batch in an evaluation: `BATCH`, or less if activations would need more than `MEMORY`.
 
-    Two examples are measured, since BatchNorm may not take one: a batch needs about three times the largest output of a
-    module.
+    Memory is estimated from a pass of two examples, as three times the largest output of a module.
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
         return most
@@ -182,7 +181,7 @@ def reestimate(
         model: the network; it is left in evaluation mode if it has such layers.
         inputs: (n, ...) raw examples; with fewer than two examples nothing changes.
         transform: function from raw inputs to the model's inputs.
-        chosen: whether to re-estimate a layer, given the name of its running mean; by default all layers.
+        chosen: function from the name of a layer's running mean to whether to re-estimate the layer; by default all.
     """
     kinds = kinds_of(model)
     layers: list[_NormBase] = []

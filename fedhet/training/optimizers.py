@@ -77,7 +77,7 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 def eager(kind: type[Kind]) -> type[Kind]:
     """Return a subclass of a torch optimiser with the same computation, but without torch's compiler and profiler.
 
-    Torch wraps the methods of its optimisers: the wrappers import the compiler, which takes seconds, and profile each
+    The wrappers that torch adds to its optimisers' methods import the compiler, which takes seconds, and profile each
     step, which takes a third of a small network's step.
     """
     step = torch.no_grad()(_bare(kind.step))

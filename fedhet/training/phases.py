@@ -35,7 +35,7 @@ class Step:
         captured: the inner values that the phase captures, by name; each (n, ...), part of the autograd graph.
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
-        further: number of examples outside the batch that loss terms passed through the network.
+        further: number of other examples that loss terms have passed through the network.
     """
 
     number: int
@@ -55,13 +55,13 @@ class Step:
         return self.task.loss(outputs.to(self.outputs.dtype), self.labels)
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return `soft_divergence` between two networks' outputs (n, ...) for the inputs."""
+        """Return the divergence between two networks' outputs (n, ...) for the inputs (see `soft_divergence`)."""
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return representations Phi (m, d) of further transformed examples (m, ...), part of the autograd graph.
+        """Return representations Phi (m, d) of other transformed examples (m, ...), as part of the autograd graph.
 
         Dropout draws from `stream`. The pass changes neither buffers nor torch's global random state.
         """
@@ -81,8 +81,8 @@ class Term:
 
     Args:
         function: the function, defined in a module, whose only other inputs are `constants`.
-        draw: returns further constants of a step, such as drawn examples, given its number and the number of its
-            examples; None to skip the step.
+        draw: function from a step's number and number of examples to further constants, such as drawn examples, or to
+            None to skip the step.
         constants: tensors and nested tensors, which can differ between clients, and other values.
     """
 
@@ -111,8 +111,8 @@ class Phase:
         steps: number of mini-batches, instead of whole epochs, if above 0.
         module: the network to train, if not the client's network.
         trains: function from an array's name to whether it is trained; None trains all. Other parameters do not change,
-            nor do buffers of a module that has no parameters to train (or no buffers, if it has no parameters). A
-            parameter that does not require gradients is never trained.
+            nor do the buffers of a module in which no array is selected. A parameter that does not require gradients is
+            never trained.
         terms: loss terms to add to the task's loss.
         task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
         captures: inner values to capture from every batch for the terms, by name.
@@ -154,10 +154,10 @@ class Trained:
 
     @property
     def mean_loss(self) -> float | None:
-        """The mean loss over all epochs; None if nothing was trained."""
+        """Mean loss over all epochs; None if nothing was trained."""
         return self.loss / self.epochs if self.epochs else None
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean of each recorded value over the steps that recorded it."""
+        """Mean of each recorded value over the steps that recorded it."""
         return {name: float(total) / count for name, (total, count) in self.recorded.items()}

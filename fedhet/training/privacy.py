@@ -19,15 +19,15 @@ AT_ONCE = 64
 
 @dataclass
 class Privacy:
-    """How the training of a client is made differentially private.
+    """The settings of a client's differentially private training.
 
     Attributes:
         noise: standard deviation of the noise, as a multiple of `clip`.
         clip: largest Euclidean norm of the gradient of one example.
-        spend: function that is called with the sampling rate and the number of steps before a phase, and returns
-            epsilon; raises if the privacy budget does not allow the phase.
+        spend: function that takes the sampling rate and the number of steps before a phase, and returns epsilon; raises
+            an error if the privacy budget does not allow the phase.
         generator: draws examples and noise, on the CPU.
-        epsilon: what was spent so far.
+        epsilon: the privacy budget spent so far.
     """
 
     noise: float
@@ -93,7 +93,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Takes the place of a batch's values, which loss terms must not read under differential privacy.
+    """A stand-in for a batch's values, which loss terms must not read under differential privacy.
 
     Attributes:
         loss: the batch's mean loss, a scalar without gradient.
@@ -111,5 +111,5 @@ class Hidden:
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refuse all of torch's functions."""
+        """Raise a ModelError for every function of torch."""
         cls(torch.zeros(()))._refuse()

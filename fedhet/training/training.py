@@ -42,7 +42,7 @@ def train(
         prepare: function that transforms raw inputs, and augments them if it is given a generator.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         before: the result of earlier phases.
-        privacy: makes the training differentially private by example. Then loss terms may not read the batch.
+        privacy: makes the training differentially private by example. Loss terms may then not read the batch.
 
     Raises:
         ModelError: the phase trains none of the model's parameters, or continues a phase that trained other parameters;
@@ -112,7 +112,7 @@ def _passes(
 ) -> Iterator[Step]:
     """Yield a `Step` after the forward pass of each mini-batch; `batches` are the row numbers of its examples.
 
-    With `privacy`, the gradients of the task's loss are set instead, and the step hides what is private.
+    With `privacy`, the private gradients of the task's loss are set as well, and the step hides the batch.
     """
 
     def of_task(outputs: Tensor, labels: Tensor) -> Tensor:

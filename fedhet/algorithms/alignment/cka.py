@@ -48,7 +48,7 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Return CKA with linear kernels from the debiased estimate HSIC_1 (Song et al., JMLR 2012), for four rows or more.
+    """Return CKA with linear kernels from the debiased estimate HSIC_1 (Song et al., JMLR 2012) of L >= 4 examples.
 
     Its mean over mini-batches estimates CKA of all examples. It is a scalar of at most 1, can be negative, and is 0 if
     `x` or `y` is constant.
@@ -82,7 +82,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
 
         d(X, Y) = min_Q ||X - Y Q||_F^2 = 2 - 2 ||X^T Y||_*,    X and Y centred and of norm 1
 
-    The gradient is the subgradient of least norm, which does not move units whose singular values are 0.
+    Where singular values are 0, the distance is not differentiable, and the subgradient of least norm is used.
     """
     check_pair(x, y)
     if x.shape[1] != y.shape[1]:
@@ -113,7 +113,7 @@ def centred_unit(x: Tensor) -> Tensor:
 
 
 def _unit(deviation: Tensor, original: Tensor) -> Tensor:
-    """Divide `deviation` (centred features) by its norm; return zeros if it is only rounding error of `original`."""
+    """Divide `deviation` (centred features) by its norm; return zeros if it is only a rounding error of `original`."""
     with torch.no_grad():
         norm = torch.linalg.vector_norm(deviation)
         rounding = 8 * torch.finfo(deviation.dtype).eps * torch.linalg.vector_norm(original)
@@ -122,14 +122,14 @@ def _unit(deviation: Tensor, original: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Return the Frobenius product `<x x^T, y y^T>`, through `x^T y` or L x L matrices, whichever is cheaper."""
+    """Return the Frobenius product `<x x^T, y y^T>`, computed from `x^T y` or L x L matrices, whichever is cheaper."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
 
 
 def self_inner(x: Tensor) -> Tensor:
-    """Return `||x x^T||_F^2`, through the smaller of `x^T x` and `x x^T`."""
+    """Return `||x x^T||_F^2`, computed from the smaller of `x^T x` and `x x^T`."""
     return (x.T @ x if x.shape[1] <= len(x) else x @ x.T).square().sum()
 
 
@@ -183,7 +183,7 @@ def u_centred_kernel(kernel: Tensor) -> Tensor:
 def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
     """Return a kernel `(L, L)`, centred and divided by its norm, and its squared norm for the denominator of CKA.
 
-    With `debiased`, the kernel is then U-centred, and the squared norm has a lower bound.
+    With `debiased`, the kernel is also U-centred, and its squared norm is clamped away from 0.
     """
     biased = _unit(centred_kernel(kernel), kernel)
     square: Tensor = biased.square().sum()

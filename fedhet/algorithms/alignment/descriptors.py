@@ -45,12 +45,13 @@ def describe(
     slots: Sequence[int],
     transform: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the descriptor of each image and the indices of the activations: for each block (n, k_b) and (n, k_b).
+    """Return FedHARM's descriptors of images and the indices of their activations, both (n, k_b) for each block b.
 
-    The indices refer to the block's flattened output. `blocks` names the modules that end blocks, from shallow to deep,
-    and `slots` are the numbers k_b, limited to the size of the output. `labels` (n,) are by default the predicted
-    classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation mode.
-    Raises a ModelError if it does not return logits (n, C) for two or more classes, or if gradients are not finite.
+    A descriptor has the k_b activations of each block that affect the probability of the image's class most. Indices
+    refer to the block's flattened output. `blocks` names the modules that end blocks, from shallow to deep, and `slots`
+    has the numbers k_b, limited to the size of the output. `labels` (n,) are by default the predicted classes;
+    `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation mode. Raises a
+    ModelError if the model does not return logits (n, C) for two or more classes, or if gradients are not finite.
     """
     values: list[list[Tensor]] = [[] for _ in blocks]
     places: list[list[Tensor]] = [[] for _ in blocks]
@@ -73,7 +74,7 @@ def describe(
 def _differentiated(
     model: nn.Module, blocks: Sequence[str], inputs: Tensor, labels: Tensor | None, rows: slice
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Return the outputs of blocks for a batch, and the gradients of the log-odds with respect to them."""
+    """Return the outputs of blocks for the batch `rows`, and the gradients of the log-odds with respect to them."""
     constants = {name: parameter.detach() for name, parameter in model.named_parameters()}
     model.eval()
     with _leaves(model, blocks) as leaves, torch.enable_grad():
@@ -91,7 +92,7 @@ def _differentiated(
 
 @contextmanager
 def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Capture the outputs of blocks inside the context, and make all of them require gradients."""
+    """Return a context that captures the outputs of blocks and makes them require gradients."""
     leaves: dict[str, Tensor] = {}
 
     def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
@@ -134,14 +135,14 @@ def summarised(
 
 
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return the cosine (n,) between two descriptors, (n, k_b) for each block b, over the slots that both have."""
+    """Return the cosine similarities (n,) of descriptors (n, k_b) of each block b, over the columns that both have."""
     blocks = zip(descriptors, others, strict=True)
     pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the clients' mean descriptor, (n, K_b) for each block; a slot is averaged over clients that have it."""
+    """Return clients' mean descriptors, (n, K_b) per block; a column is averaged over the clients that have it."""
     means = []
     for block in zip(*clients, strict=True):
         sums, counts = _sums(block)
@@ -150,10 +151,10 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
-    """Return how well descriptors of at least two clients agree: mean cosines for equal and for different images.
+    """Return mean cosine similarities between clients' descriptors, for equal images and for different images.
 
-    A cosine compares a client's descriptor with the mean of the others, without slots that only one client has. Each
-    list has one mean for each block and one for whole descriptors.
+    A client's descriptor is compared with the other clients' mean, without the columns that only one client has. Each
+    list has a mean for each block, followed by the mean for whole descriptors.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
     cosines: list[list[tuple[float, float]]] = []
@@ -177,7 +178,7 @@ def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def _sums(clients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sums (n, K) of a block's slots over clients, in float64, and the number of clients per slot (K,)."""
+    """Return the sums (n, K) of a block's columns over clients, in float64, and numbers of clients per column (K,)."""
     width = max(each.shape[1] for each in clients)
     sums = torch.zeros(len(clients[0]), width, dtype=torch.float64)
     counts = torch.zeros(width, dtype=torch.float64)

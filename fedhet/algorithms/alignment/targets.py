@@ -33,8 +33,8 @@ ERROR = 0.01
 def compress(features: Tensor) -> Tensor:
     """Return a low-rank factor (L, r) of the linear kernel K of features (L, d).
 
-    r is the smallest rank with ||K - K_r|| <= `ERROR` ||K||; if no r saves space, the centred features are returned.
-    Raises a ModelError unless features are finite.
+    r is the smallest rank with ||K - K_r|| <= `ERROR` ||K||. If r is not smaller than d, the centred features are
+    returned. Raises a ModelError unless features are finite.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -95,7 +95,7 @@ def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
 
 
 def check_peers(features: Sequence[Tensor]) -> None:
-    """Raise a ModelError if the peers' features are not finite, a ValueError if numbers of examples differ or are 0."""
+    """Raise a ModelError for features that are not finite, and a ValueError if numbers of examples differ or are 0."""
     if not features:
         raise ValueError("a target needs features of at least one peer, got none")
     for index, peer in enumerate(features):
@@ -140,8 +140,8 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
     `eigenvalues` are those of the kernel of `parts`, largest first, and `parts` the centred posteriors `(L, C_i)`.
     Parallel analysis (Horn, 1965) shuffles each client's rows, and counts the singular values above the largest one of
     the shuffled posteriors. This count is small early in training, so k is at least the median number of classes. It is
-    at most half of the number of singular values, since with all of them an example would resemble only itself; a
-    single client has all.
+    at most half of the number of singular values, since with all of them an example would resemble only itself. With a
+    single client, k is this number.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -164,7 +164,7 @@ LEAST_ROWS = 4
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
-    """Return the target of a kind: mean descriptors, factors of the blocks' mean kernels, or the spectral target.
+    """Return an alignment target: mean descriptors, low-rank factors of blocks' mean kernels, or the spectral target.
 
     `clients` has for each client the values of the same n images: (n, width) for each block, or posteriors (n, C).
     """
@@ -177,7 +177,7 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_of(kind: Kind) -> Distance:
-    """Return the distance function of a kind: 1 - cosine, averaged over images, or 1 - CKA, averaged over blocks."""
+    """Return an alignment's distance function: 1 - cosine, averaged over images, or 1 - CKA, averaged over blocks."""
     if kind == "cosine":
         return lambda parts, target: 1 - cosine(parts, target).mean()
 

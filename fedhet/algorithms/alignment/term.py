@@ -30,8 +30,8 @@ class Alignment:
         rows = alignment.rows()
         loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
 
-    `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA as in the paper, on mini-batches of
-    `batch` examples (0 for all) it uses the debiased estimate.
+    `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
+    (0 for all) it uses the debiased estimate of CKA.
 
     The `target` is a factor B `(L, r)` of the target kernel B B^T for the kernel `"linear"`, and features `(L, d)` for
     `"procrustes"`, which always uses all examples, since no unbiased estimate on a mini-batch is known. For `"rbf"` it
@@ -90,7 +90,7 @@ class Alignment:
 def distance_to(
     features: Tensor, target: Tensor, target_self: Tensor | None = None, *, kind: tuple[Kernel, bool]
 ) -> Tensor:
-    """Return the distance, a scalar, of a representation `(b, d)` from a target, a pure function of tensors.
+    """Return the distance, a scalar, of a representation `(b, d)` from a target, as a pure function of tensors.
 
     `target`, `target_self` and `kind` are the results of `Alignment.target` and `Alignment.kind`.
     """

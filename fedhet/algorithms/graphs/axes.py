@@ -48,7 +48,7 @@ def moving(*axes: Axis) -> set[int]:
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return an axis that has `block` entries in place of every `of` entries."""
+    """Return an axis in which every `of` entries are replaced by `block` entries."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -71,12 +71,12 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Raised if a constraint would divide a unit."""
+    """Raised if a constraint on axes would divide a hidden unit."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A node that divides an axis into `ways` possible parts; `axis` is the part that is assumed to have the units."""
+    """A node that divides an axis; `axis` is the part that is assumed to have the units, one of `ways` candidates."""
 
     node: str
     axis: Axis
@@ -138,7 +138,7 @@ class Variables:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that these axes are fixed; if they are not in the end, the model is refused with `reason`."""
+        """Require that axes are fixed; if they are not in the end, an error with the message `reason` is raised."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
@@ -161,7 +161,7 @@ class Variables:
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
         """Divide an axis into several axes, of which one has the units and the others are fixed.
 
-        This is the part that the constraints imply, else the largest, or a smaller one if `choices` has the node.
+        Constraints determine the part with the units; otherwise it is the largest, or the one that `choices` selects.
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
@@ -184,7 +184,7 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis that have the same units, or None if this would divide units."""
+        """Return one of `count` equal parts of an axis, which have the same units; None if this would divide units."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
@@ -226,7 +226,7 @@ class Variables:
         return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
-        """Return the split whose choice to change so that an axis becomes fixed (its own, if possible), or None."""
+        """Return a split (of this axis, if possible) whose change would fix the axis; None if there is none."""
         moved = self.moves(axis)
         others = [
             split
@@ -290,7 +290,7 @@ class Variables:
         return tuple(first), tuple(rest)
 
     def _split(self, axis: Axis, sizes: Sequence[int], place: int) -> list[Axis]:
-        """Divide an axis into axes of these sizes, of which number `place` has the units and the others are fixed."""
+        """Divide an axis into axes of these sizes: the one at index `place` has the units, and the others are fixed."""
         outer, size, inner = prod(sizes[:place]), sizes[place], prod(sizes[place + 1 :])
         first, rest = self._cut(axis, size * inner)
         for _ in range(outer - 1):

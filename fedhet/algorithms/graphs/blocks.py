@@ -59,8 +59,8 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
     A stage ends with a module whose output is all that later layers need: the last of the least nested ones, where
     `nn.Sequential` and `nn.ModuleList` do not count as nesting. Sizes are numbers of positions: of entries along all
-    axes but the batch and the features. Modules that pool or reorder axes do not end stages, and neither do norms and
-    activations after a module that has modules.
+    axes but the batch and the features. Modules that pool or reorder axes do not end stages, nor do norms and
+    activations after a module with submodules.
     """
     graph, modules = architecture_graph(model, example), dict(model.named_modules())
     axes, trunk = features(graph), {place: name for place, _, name in _trunk(graph)}
@@ -155,7 +155,8 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     """Map each name of the `state_dict` to the number of the first block that uses the array, from 1.
 
-    `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error for another order.
+    `ends` are the modules that end all blocks but the last; an UnsupportedArchitecture error is raised for another
+    order.
     """
     last = [_span(graph, name)[-1:] for name in ends]
     if not all(last) or last != sorted(last):
@@ -231,13 +232,13 @@ class _LastExit(Exception):
 class Exits(nn.Module):
     """A network with an exit (a classifier) after each block.
 
-    The exit of the last block is the network's own head. The others average over positions and apply the linear layers
-    `exits.0`, `exits.1`, ... In evaluation mode the output is the mean of the logits of all exits. In training mode it
-    is the logits of the last exit; those of the others are the outputs of the modules `exits.N`.
+    The last exit is the network's own head. Earlier exits average over positions and apply the linear layers `exits.0`,
+    `exits.1`, ... The output is the mean of all exits' logits in evaluation mode, and the last exit's logits in
+    training mode, where the modules `exits.N` return the logits of earlier exits.
 
-    The network shares its modules and arrays with the result; arrays keep their names. It has `count` blocks, of which
-    all but the last end with the modules `names` (see `block_ends`). `depth` blocks are in use; arrays of later ones
-    may be missing. Raises a ModelError if the network has a module named `exits`.
+    Modules, arrays and their names are those of the original network. It has `count` blocks, which end with the modules
+    `names` (see `block_ends`) and the last layer. Only the first `depth` blocks are used; arrays of later blocks may be
+    missing. Raises a ModelError if the network has a module named `exits`.
     """
 
     network: nn.Module
@@ -290,9 +291,9 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return a single group whose units are the blocks of a network with exits, before its exits are added.
 
     A network with a smaller width of this group has only the first blocks. The `rows` of the group have the axes of
-    features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError if outputs are not one vector
-    for each example or a block's output is not features, and an UnsupportedArchitecture error if the network cannot be
-    divided into this number of blocks, or the axis of features is unknown.
+    features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError if the network does not
+    return one vector for each example or a block does not return features, and an UnsupportedArchitecture error if the
+    network cannot be divided into this number of blocks, or the axis of features is unknown.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)
@@ -334,7 +335,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return a module's output, or the first of several values, such as a recurrent layer's outputs and states."""
+    """Return the tensor in a module's output `value`, or the first of several; error messages start with `name`."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

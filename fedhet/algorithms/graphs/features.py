@@ -47,10 +47,10 @@ def features(graph: ArchitectureGraph) -> dict[str, Features]:
 
 
 def output_features(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()) -> Features:
-    """Return the features of a module's output, which has this shape if it is given.
+    """Return the features of a module's output, given the output's shape if it is known.
 
     Raises:
-        UnsupportedArchitecture: the graph does not tell which axis of the output has the features.
+        UnsupportedArchitecture: the axis of the features is unknown.
     """
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
@@ -69,7 +69,7 @@ def channel_means(values: Tensor, axis: int = 1) -> Tensor:
 
 
 class _Marks(Variables):
-    """Axes that move where a layer wrote them, without the constraints of `Variables`."""
+    """Variables without constraints, which mark the axes along which layers wrote features."""
 
     def __init__(self, graph: ArchitectureGraph) -> None:
         super().__init__(graph, {})
@@ -105,7 +105,7 @@ class _Marks(Variables):
 
 
 def _value(marks: _Marks, node: Node, inputs: Sequence[Value | Several]) -> Value | Several:
-    """Return the axes of a node's result, of which those with features move."""
+    """Return the axes of a node's result, with units along those that have features."""
     value: Value | Several = tuple(map(fixed, node.shape))
     with suppress(UnsupportedArchitecture):
         value = visit(marks, node, inputs) if node.operator != "expand" else value  # it makes equal entries
@@ -125,6 +125,6 @@ def _marked(value: Value) -> list[int]:
 
 
 def _writes(node: Node) -> bool:
-    """Return whether an operator is a layer that writes features, or a product with a matrix."""
+    """Return whether an operator is a layer that writes features, or a matrix product."""
     layer = node.operator.startswith("conv") or node.operator in ("linear", "embedding", *GATES)
     return (layer and bool(node.parameters)) or node.operator in _PRODUCTS

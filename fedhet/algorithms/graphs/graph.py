@@ -129,7 +129,7 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
 
 
 def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the positional and keyword arguments of a network; a forward with several parameters gets all parts."""
+    """Return a network's positional and keyword arguments; `Inputs` are passed as one or as several arguments."""
     try:
         signature(model.forward).bind(example)
     except TypeError:
@@ -139,7 +139,7 @@ def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a network to evaluation mode inside the context."""
+    """Return a context in which a network is in evaluation mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -151,7 +151,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _attention_unfused() -> Iterator[None]:
-    """Disable PyTorch's fused attention inside the context, so that transformer layers export all their operators."""
+    """Return a context without PyTorch's fused attention, so that transformer layers export all their operators."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -25,7 +25,7 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 
 @rule("conv1d", "conv2d")
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after a convolution. Units are filters; in a grouped convolution, groups with their inputs."""
+    """Return the axes after a convolution. A unit is a filter or, in a grouped convolution, a group of filters."""
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
         raise UnsupportedArchitecture(f"{node} has an input without batch axis: the model must keep the batch axis")

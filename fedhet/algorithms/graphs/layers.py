@@ -24,8 +24,8 @@ class LayerNode:
 
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
-    the shapes of its parameters, such as ``layer_norm_64_64``. `parameters` (names in the ``state_dict``, each in one
-    node), `shapes` and `starts` are by role, and `constants` are the roles of arrays that are not trained.
+    the shapes of its parameters, such as ``layer_norm_64_64``. `parameters` (names in the ``state_dict``), `shapes` and
+    `starts` (see `starts_of`) are by role, and `constants` are the roles of arrays that are not trained.
     """
 
     name: str

@@ -107,7 +107,8 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
     Raises an UnsupportedArchitecture error if an operator has no rule or would divide units. With `partly`, such units
-    are left out of all groups instead; with `whole`, also those of modules that divide an axis, such as attention.
+    are left out of all groups instead; with `whole`, so are all units of modules that divide an axis, such as
+    attention.
     """
     if graph.unused:
         raise UnsupportedArchitecture(

@@ -72,7 +72,7 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
 
     The check adds units to each group, and derives the groups of the wider network. With `partly`, units that cannot be
     permuted are left out of all groups, and if the check fails, all units of modules that divide an axis, such as
-    attention; otherwise an UnsupportedArchitecture error is raised.
+    attention; otherwise, an UnsupportedArchitecture error is raised.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})
@@ -121,7 +121,7 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
 
 
 def _failing(model: nn.Module, example: Tensor) -> str:
-    """Return which module's forward fails on an example, or an empty string."""
+    """Return a message that names the module whose forward fails on an example, or an empty string."""
     running: list[str] = []
 
     def done(*_: object) -> None:
@@ -142,7 +142,7 @@ def _failing(model: nn.Module, example: Tensor) -> str:
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    """Return `module` with size attributes that fit its parameters, or a replacement if its class cannot have them."""
+    """Return `module` with size attributes that fit its parameters, or a replacement if its class has none."""
     if isinstance(module, nn.RNNBase):
         recurrent = {
             len(value[0])
@@ -234,7 +234,7 @@ class StackedRecurrent(nn.Module):
 
 
 class HeadAttention(nn.Module):
-    """``nn.MultiheadAttention`` for self-attention, where E need not be the number of heads times their size.
+    """``nn.MultiheadAttention`` for self-attention, whose width E can differ from the number of heads times their size.
 
     It returns no attention weights. Raises a TypeError for `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn`.
     """

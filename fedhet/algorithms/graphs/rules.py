@@ -116,7 +116,7 @@ def _reshape(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int]) -> list[Axis]:
-    """Return the axes of sizes `sizes` to which the axes `old` are reshaped, divided wherever a new axis ends."""
+    """Return axes of these sizes, to which the axes `old` are reshaped; `old` is divided wherever a new axis ends."""
     if not variables.moves(*old):
         return list(map(fixed, sizes))
     ends = sorted({1, *accumulate(map(entries, old), mul), *accumulate(sizes, mul)})

@@ -171,7 +171,7 @@ def _checked(
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices of the units' entries and of all entries of other groups along an axis; None without units."""
+    """Return the indices of the entries of `units` and other groups along an axis; None if it has none of `units`."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []

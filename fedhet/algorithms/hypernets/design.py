@@ -32,9 +32,9 @@ RANK = 4
 class Design:
     """The design of a hypernetwork, which is the same for all clients.
 
-    `head` is ``dense`` (as in the paper) or ``base-lowrank`` for one head per layer type, or ``tiled`` for one head for
-    all. With `normalise`, embeddings and latent vectors have unit variance, so that initial weights have Kaiming's
-    scale.
+    `head` is ``dense`` (Litany et al., 2022) or ``base-lowrank`` for a head for each layer type, or ``tiled`` for a
+    single head. With `normalise`, embeddings and latent vectors have unit variance, so that initial weights have
+    Kaiming's scale.
     """
 
     head: Head = "base-lowrank"
@@ -45,7 +45,7 @@ class Design:
 class Slot:
     """An array to generate: a vector with the initial value `start`, or weights of standard deviation `std`.
 
-    `scale` is the ratio of `std` to `std_of`.
+    `scale` is the ratio of `std` to the result of `std_of`.
     """
 
     shape: Shape
@@ -101,20 +101,20 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
-    """Return the ratio of an array's standard deviation in a newly built network to the one by `rule`.
+    """Return the ratio of the standard deviation of an array as built (`own`) to the standard deviation `rule`.
 
-    It is 1 if they are alike, as in PyTorch's linear layers and convolutions, whose own is 0.41 of Kaiming's; the
-    larger scale keeps activations from vanishing in networks without normalisation.
+    Return 1 if they are similar. PyTorch's linear layers and convolutions have 0.41 of Kaiming's standard deviation,
+    and the larger one keeps activations from vanishing in networks without normalisation.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """Return the initial standard deviation of a layer's weights of a shape with units on the first axis.
+    """Return the initial standard deviation of the weights of a layer of a type, whose first axis has the units.
 
     It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings as in PyTorch, and 0.02 for parameters outside
-    layers, such as position embeddings, as in ViT.
+    layers, such as ViT's position embeddings.
     """
     if type.startswith("embedding"):
         return 1.0
@@ -142,8 +142,8 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     """Return the initial value of a parameter of a `GraphHypernetwork`; raises a ValueError for unknown parameters.
 
     Names are `heads.<type>.<role>.<part>`, `latents.<part>.<type>`, `embedding...` and `tiles...`. Without `normalise`,
-    a dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5, as in the paper, and the
-    layer that computes z is initialised as in PyTorch.
+    a dense head is drawn from Xavier's normal distribution times (2 inputs / width of z)^.5 (Litany et al., 2022), and
+    the layer that computes the latent vector z is initialised as in PyTorch.
     """
     parts, generator = key.split("."), torch_generator(seed, "hypernetwork", key)
     part = PARTS.get(parts[-1]) if parts[0] == "heads" and len(parts) == 4 else None

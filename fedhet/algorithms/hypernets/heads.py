@@ -39,8 +39,8 @@ class Latents(nn.Module):
 
         z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    With `Design.normalise`, z is divided by its root mean square. All types are computed in one batched product,
-    because the number of calls dominates the time for small networks.
+    With `Design.normalise`, z is divided by its root mean square. All types are computed in one batched product, which
+    is faster for small networks.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -65,7 +65,7 @@ class Latents(nn.Module):
 
 
 class Dense(nn.Module):
-    """The head of the paper, W = s (sum_l z_l D_l + B), with B initially 0."""
+    """A head W = s (sum_l z_l D_l + B), with B initially 0 (Litany et al., 2022)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Tiled:
     arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
-        """Add the tiles of an array of layer `node`; `grid` has numbers of tiles, and `role` is the role's number."""
+        """Add the tiles of an array of layer `node`; `grid` has numbers of tiles, and `role` is a role's index."""
         for place in product(*map(range, grid)):
             numbers = (*place, *(0,) * (4 - len(place)), role)
             waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
@@ -196,7 +196,7 @@ class Tiles(nn.Module):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and value of each generated array, from embeddings h (layers, width) and layouts (`tiling`).
 
-        `places` has the nodes (tiles,) and places (tiles, PLACE) of the layouts as tensors, such as `kernels-nodes`.
+        `places` has the nodes (tiles,) and positions (tiles, PLACE) of the layouts as tensors, such as `kernels-nodes`.
         """
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2

@@ -29,7 +29,7 @@ FEATURES = 3 * 5 + len(KINDS) + 1
 
 
 class Embedding(nn.Module):
-    """Compute embeddings h of a network's layers by T steps of message passing along the data flow (equation 2).
+    """Compute embeddings h of layers by message passing along the data flow (Litany et al., 2022, equation 2).
 
         h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b)
 
@@ -47,8 +47,8 @@ class Embedding(nn.Module):
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
         """Return the embeddings of all nodes (nodes, width).
 
-        `known` has the type of each node, or None if it is unknown; `features` are the `shape_features` of the unknown
-        ones, and `edges` (2, edges) the indices of source and target nodes.
+        `known` has the type of each node, or None if it is unknown; `features` are the `shape_features` of nodes with
+        unknown types, and `edges` (2, edges) the indices of source and target nodes.
         """
         others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
         h = torch.stack([next(others) if type is None else self.types[type] for type in known])
@@ -96,10 +96,10 @@ class Reading:
 
 
 class GraphHypernetwork(nn.Module):
-    """A network that generates the weights of other networks, by heads from the embeddings of their graphs' layers.
+    """A network that generates the weights of other networks, with heads that take embeddings of the layers.
 
-    `types` have a head each, unless one tiled head is for all. `seed` draws the initial values (see `start`); None if
-    values are loaded later.
+    Each layer type in `types` has a head, unless the design has a single tiled head. `seed` draws the initial values
+    (see `start`), or is None if values are loaded later.
     """
 
     def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:
@@ -184,7 +184,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    Its own running statistics, and parameters where none are generated, stay the network's and are trained too.
+    Running statistics and parameters that are not generated are those of `network`, and are trained as well.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

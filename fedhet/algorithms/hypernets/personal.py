@@ -2,9 +2,9 @@
 
     f_i = MLP(v_i),    theta_i = b + s * reshape((C_a diag(f_i)) W)
 
-v_i is the embedding of client i, and a is its architecture. The paper's head of an architecture is a matrix with a row
-for each weight: 1.1 billion numbers for a ResNet-18. Here weights are generated in chunks of c weights: row j of C_a
-(chunks x width) weights the features for chunk j, and W (width x c) is shared by all chunks and architectures. The
+v_i is the embedding of client i, and a is its architecture. The head of an architecture in the paper is a matrix with a
+row for each weight: 1.1 billion numbers for a ResNet-18. Here weights are generated in chunks of c weights: row j of
+C_a (chunks x width) weights the features for chunk j, and W (width x c) is shared by all chunks and architectures. The
 scale s is fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for the weight
 of a normalisation and 0 otherwise. Embeddings start close to each other, because clients with distant embeddings hardly
 learn from one another.
@@ -35,10 +35,10 @@ LEAST = 0.1
 
 @dataclass(frozen=True)
 class PersonalHypernetwork:
-    """The hypernetwork; the first `write` for a client or an architecture adds its parameters to `tensors`.
+    """pFedHN's hypernetwork; the first `write` for a client or an architecture adds its parameters to `tensors`.
 
-    v_i has the width `embedding`, the MLP has `layers` hidden layers of width `hidden`, and a chunk has `chunk`
-    weights.
+    Clients' embeddings have the width `embedding`, the MLP has `layers` hidden layers of width `hidden`, and `chunk`
+    weights are generated at once.
     """
 
     tensors: dict[str, Tensor]
@@ -57,7 +57,7 @@ class PersonalHypernetwork:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
         Clients whose networks have equal names and shapes of arrays share the parameters of one architecture. `starts`
-        has b and s of the arrays for which they differ from `begin_of`'s for PyTorch's layers; s is exact for these.
+        has base b and initial standard deviation s for arrays that differ from the default of `begin_of`.
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features
@@ -96,9 +96,9 @@ class PersonalHypernetwork:
 
 
 def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tuple[float, float]:
-    """Return the base b and the fixed scale s of an array; `own` is its start in a newly built network.
+    """Return the base b and the fixed scale s of an array; `own` is its mean and standard deviation as built.
 
-    An array that starts constant has this constant as b, and a tenth of it or of the usual scale as s.
+    For an array that is constant as built, b is the constant, and s a tenth of it or of Kaiming's scale.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

@@ -23,7 +23,7 @@ _FIRST_OFFER = 8
 
 
 def assigned(cost: Floats) -> Ints:
-    """Return the column that is assigned to each row of a cost matrix (rows, columns), with least total cost."""
+    """Return the column assigned to each row of a cost matrix (rows, columns) so that the total cost is least."""
     from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
 
     return linear_sum_assignment(cost)[1]
@@ -38,9 +38,9 @@ def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
 class GlobalRows:
     """The global rows of a layer, and the assignment of the clients' rows to them.
 
-    A global row stays in its *slot*, and `order` lists the used slots in global order. The products of a slot's row
-    with the clients' rows are cached until a client's row joins or leaves it. `weights` has s times the rows (L_j, D)
-    of each client. There are at most `max_rows` global rows, or as many as the widest client has; None for no limit.
+    A global row stays in its *slot*, and `order` lists the used slots in global order. Products of global rows and
+    clients' rows are cached until a client's row joins or leaves the slot. `weights` has s times the rows (L_j, D) of
+    each client. There are at most `max_rows` global rows, or as many as the widest client has; None for no limit.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GlobalRows:
         ]
 
     def run(self, sweeps: int, random: np.random.RandomState) -> None:
-        """Match every client once from wide to narrow, and then again in each sweep, in a random order."""
+        """Match all clients from wide to narrow, and again in a random order in each of `sweeps` sweeps."""
         for j in sorted(range(len(self.weights)), key=lambda j: -len(self.weights[j])):
             self.match(j)
         for _ in range(sweeps):
@@ -177,8 +177,8 @@ class GlobalRows:
 def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients: int, s: float, s0: float) -> None:
     """Replace products of s w_l and g_i, `cross` (L_j, L), in place by the costs of assigning row l to row i.
 
-    A cost is the negative of the value in the module's docstring, with |g|^2 / (s + G) - |g|^2 / G as one fraction to
-    avoid cancellation. `norms` are |s w_l|^2, `squares` |g_i|^2 and `counts` n_i.
+    `norms` are |s w_l|^2, `squares` |g_i|^2 and `counts` n_i, in the notation of this module. |g|^2 / (s + G) - |g|^2 /
+    G is computed as one fraction to avoid cancellation.
     """
     precision = s0 + s * counts
     popularity = np.minimum(counts, _MOST_POPULAR)

@@ -97,7 +97,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class GroupMatch:
-    """A matched group: the match of its rows, their prior mean (D,), and its averaged carried parameters by name."""
+    """The result of matching a group: `carried` has the averages of its parameters that are not matched, by name."""
 
     match: LayerMatch
     prior_mean: npt.NDArray[np.float64]
@@ -113,7 +113,7 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match the units of one group among clients, and average the group's carried parameters."""
+    """Match the units of the group `index` among clients, and average its parameters that are not matched."""
     matrices = [rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
@@ -138,7 +138,7 @@ def match_networks(
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
     """Match whole networks without training in between (PFNM: Yurochkin et al., ICML 2019).
 
-    Return the match of each group, and the clients' states in the global order, with zeros for units of other clients.
+    Return the match of each group, and the clients' states in global order, with zeros for units of other clients.
     """
     settled: list[GroupMatch] = []
     moved = [dict(state) for state in states]
@@ -159,8 +159,8 @@ def patch(
 ) -> dict[str, Array]:
     """Return a client's state with the units of one more group in the global order.
 
-    Its matched parameters are the global rows `settled` (L', D), its carried ones those in `carried`, and `assignment`
-    (L,) has the global row of each unit. Inputs of later layers from units of other clients are zeros.
+    The group's matched parameters are the global rows `settled` (L', D), its other parameters those in `carried`, and
+    `assignment` (L,) has the global row of each unit. Later layers have zero weights for units of other clients.
     """
     moved = expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = set_rows(moved, groups, index, settled)
@@ -171,9 +171,10 @@ def patch(
 def assemble(
     groups: PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
-    """Return the global model's state from the global rows and carried parameters of all groups, and the rest.
+    """Return the state of the global model, assembled from the results of matching.
 
-    Statistics that `rest` lacks are those of a new BatchNorm. `dtypes` are the dtypes of the model's arrays by name.
+    `settled` has the global rows (L', D) and the averaged other parameters of each group, `rest` the arrays that belong
+    to no group, except for missing BatchNorm's statistics, and `dtypes` the dtype of each array by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {
@@ -198,10 +199,10 @@ def average_carried(
     *,
     average: str,
 ) -> dict[str, Array]:
-    """Average a group's carried parameters, by posterior means (`map`) or plain means (`mean`).
+    """Average a group's parameters that are not matched, by posterior means (`map`) or plain means (`mean`).
 
-    A unit's weights are averaged over the clients that have it, and recurrent weights over all clients, as in the
-    authors' code.
+    A unit's weights are averaged over the clients that have it, and recurrent weights over all clients, as in the code
+    of FedMA's authors.
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:
@@ -236,7 +237,7 @@ def average_rest(
     sizes: Sequence[int],
     statistics: bool = True,
 ) -> dict[str, Array]:
-    """Average the arrays that belong to no group, with all groups in the global order.
+    """Average the arrays that belong to no group, such as the output layer, with units in the global order.
 
     `examples` weight BatchNorm's statistics, which are averaged over the clients that have the unit by `assignments`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
@@ -272,7 +273,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _present(
     groups: PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return 1 for entries along a global axis that a client has, else 0; groups without assignment count as 1."""
+    """Return 1 for entries along a global axis that a client has, else 0; all groups without assignment have 1."""
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])
@@ -287,7 +288,7 @@ def _present(
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
-    """Return the names of a group's matched parameters, followed by its carried parameters."""
+    """Return the names of a group's matched parameters, followed by its parameters that are not matched."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
@@ -305,7 +306,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
 def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
     """Return the names of the arrays that a client sends in a step of FedMA, in which group number `step` is matched.
 
-    `done` groups are matched already. In the last step the client also sends the rest.
+    `done` groups are matched already. In the last step the client also sends the arrays that belong to no group.
     """
     names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
     return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))

@@ -18,7 +18,7 @@ class LayerMatch:
         assignments: for each client the global row of each of its rows (L_j,), all different.
         weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
         counts: number of clients that share each global row (L',).
-        sigma2, sigma0_2: variances of rows around global rows, and of these around the prior mean.
+        sigma2, sigma0_2: variances of rows around global rows, and of global rows around the prior mean.
     """
 
     assignments: list[Ints]
@@ -82,7 +82,8 @@ def match_layer(
 def attach(weights: npt.ArrayLike, match: LayerMatch, *, prior_mean: npt.ArrayLike = 0.0, average: str = "map") -> Ints:
     """Assign the rows (L, D) of a client that joins later to different global rows (L,), without changing the match.
 
-    `prior_mean` and `average` must be as in the match. Raises a ValueError if the client has more rows than the match.
+    `prior_mean` and `average` must be the arguments that `match_layer` had. Raises a ValueError if the client has more
+    rows than the match.
     """
     rows, size = np.asarray(weights), len(match.weights)
     if len(rows) > size:
