@@ -27,7 +27,7 @@ __all__ = [*_LAZY, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is used, since torch and Flower take seconds; strategies by their class name."""
+    """Import a public name or strategy class at its first use, since importing torch and Flower takes seconds."""
     from importlib import import_module
 
     if name in _LAZY:

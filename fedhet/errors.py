@@ -9,7 +9,7 @@ from pathlib import Path
 class FedhetError(Exception):
     """An error that the user can correct; the message says what is wrong, where, and what to do.
 
-    If a second attempt may succeed (`may_pass`), such as reading from a network share, handshakes are repeated.
+    `may_pass` says that a second attempt may succeed, such as reading a network share; handshakes are then repeated.
     """
 
     may_pass = False

@@ -66,7 +66,7 @@ Hit = Callable[[Message, str], bool]
 
 
 def at(rounds: Iterable[int], client: str, kind: str = "train") -> Hit:
-    """Return a function of message and client: whether the message has this type, client and one of these rounds."""
+    """Return a function that is true for messages of type `kind` to `client` in one of the `rounds`."""
     hits = [(number, kind) for number in rounds]
     return lambda message, to: to == client and (int(message.metadata.group_id), message.metadata.message_type) in hits
 
@@ -107,7 +107,7 @@ class Tampering(ClientApp):
 class Case:
     """A method to test: the value of the key `method`, and the settings and architectures that it needs.
 
-    Without `architectures`, those of the clients differ as far as the method allows (`Traits.networks`).
+    Without `architectures`, the clients' architectures differ as far as the method allows (`Traits.networks`).
     """
 
     reference: str

@@ -73,9 +73,9 @@ def test_own_model_and_data_are_noted_and_required_again(run, tmp_path, tiny):
     assert (done.summary["dataset"], done.summary["clients"]) == ("own", 3)
     own = tomllib.loads((done.folder / "config.toml").read_text())["own"]
     assert own["data"].endswith("Tiny.data")
-    with pytest.raises(ConfigError, match=r"was run with data of its own \(.*Tiny.data\) and a model of its own"):
+    with pytest.raises(ConfigError, match=r"used your own data \(.*Tiny.data\) and model \("):
         fedhet.run(done.folder / "config.toml", out=tmp_path / "again")
-    with pytest.raises(ConfigError, match="data of its own"):
+    with pytest.raises(ConfigError, match="used your own data"):
         fedhet.run({"rounds": 3}, resume=done.folder, model=tiny.model)
     again = fedhet.run(done.folder / "config.toml", out=tmp_path / "again", model=tiny.model, data=tiny.data)
     assert [row["trained"] for row in again.history] == [row["trained"] for row in done.history]

@@ -86,11 +86,11 @@ def make_client_app(
 
 
 class Answers:
-    """The handlers of a ClientApp: for each message, they create the client, do its work and return its reply.
+    """The handlers of a ClientApp, which create the client for each message, do its work and return its reply.
 
-    `flower` says that arrays are sent in Flower's format, which Flower's mods need; `clipping` are mods for training
-    messages only; `noise` is the noise multiplier of a user's own mods; `loop` returns a user's own training and
-    evaluation for a message.
+    With `flower`, arrays are sent in Flower's format, which Flower's mods need. `clipping` are mods for training
+    messages only, `noise` is the noise multiplier of the user's mods, `loop` returns the user's own training loop for a
+    message, and `settings` returns a client's own settings.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Answers:
             yield job
 
     def question(self, job: Job) -> Payload:
-        """Answer a query: the handshake, a request for initial weights, an unseen client's join, or a method's own."""
+        """Answer a query: handshake, request for initial weights, joining of a new client, or a query of the method."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)

@@ -32,7 +32,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 
     Args:
         run: the run directory, or the result of `fedhet.run`.
-        client: the client's name or number; a client without a model of its own has the global model.
+        client: the client's name or number; a client without a personal model has the global model.
         model: the clients' models as they were passed to the run; by default the configured architectures.
         data: the clients' data as they were passed to the run; only needed if clients train parts of one network.
 
@@ -43,7 +43,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     folder, name = Path(getattr(run, "folder", run)), str(client)
     noted = load(folder / "config.toml").get("own", {})
     if "model" in noted and model is None:
-        raise ConfigError(f"{folder} was run with a model of its own ({noted['model']}): pass it, model=...")
+        raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): pass it again, model=...")
     settings = configuration.from_file(folder / "config.toml", ("model", "data", "client_settings"), of_run=True)
     config = configuration.resolve(settings, strict=False, trusted=False)
     info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
@@ -60,10 +60,10 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 
 
 def start(model: nn.Module, info: ClientInfo, owner: str, adapt: Callable[[nn.Module, Config], nn.Module]) -> nn.Module:
-    """Load the model that `start-from` names into a newly built network; return it in the form that the method needs.
+    """Load saved weights (`start-from`) into a newly built network, and return it in the form that the method needs.
 
-    `owner` is the client whose weights these are, or `all`. Raises a ConfigError if the folder has no such model, and a
-    ModelError if the network does not fit.
+    `owner` is the client whose weights are loaded, or `all` for the global model; `adapt` is `ClientSide.adapt`. Raises
+    a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
     """
     tensors, path = _saved(Path(info.config.start_from), info.name, owner)
     if plain := not _misfit(model, tensors):
@@ -77,7 +77,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str, adapt: Callable[[nn.Mo
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
     """Return the saved tensors of a client, or of the global model if the client has none or `owner` is `all`.
 
-    Running statistics that the global model lacks, because clients keep them, are those of the client.
+    Running statistics that are missing in the global model, because clients keep them, are taken from the client.
     """
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
@@ -89,20 +89,24 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
     path = common if owner == "all" or not own.is_file() else own
     if not path.is_file():
         there = ", ".join(sorted(name_of(each.stem) for each in folder.glob("*.safetensors"))) or "none"
-        raise ConfigError(f"{folder} has no model of client {client}, only these: {there}; give the folder of a run")
+        raise ConfigError(
+            f"{folder} has no model of client {client} (models there: {there}): give the directory of another run"
+        )
     mine = read_tensors(own) if path == common else {}
     return {**(mine or {}), **(read_tensors(path) or {})}, path
 
 
 def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """Return the first difference between a network's arrays and saved ones, or an empty string."""
+    """Describe the first difference between a network's arrays and saved arrays; return an empty string if they fit."""
     expected, there = spec_of(network.state_dict()), spec_of(tensors)
     return "" if expected == there else difference(expected, there)
 
 
 def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client: str) -> None:
     if odd := _misfit(network, tensors):
-        raise ModelError(f"client {client}'s {network._get_name()} does not fit {path}: {odd}")
+        raise ModelError(
+            f"client {client}'s {network._get_name()} does not fit {path}: {odd}; use the model of that run"
+        )
     load_state(network, tensors)
 
 
@@ -115,14 +119,16 @@ def _formed(
     *,
     needs_data: bool,
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
-    """Return a network in the form in which the method trained it (other layers or widths, or a part), and its arrays.
+    """Return a network in the form in which the method trained it, such as a smaller width, and its saved arrays.
 
-    A client that trains a part of a network, and has no model of its own, has its part of the global model.
+    A client that trains a part of a network and has no personal model has its part of the global model.
     """
     network = side.adapt(network, info.config)
     if side.parts:
         if needs_data and data is None:
-            raise ConfigError(f"{info.config.method_name} cuts networks for the clients' examples: pass data=...")
+            raise ConfigError(
+                f"{info.config.method_name} trains parts of networks, which depend on the clients' data: pass data=..."
+            )
         dataset = None if data else client_setup.dataset_of(info.config)
         raw = (data(info) if data else client_setup.data_of(info)).train.inputs[:2]
         inputs = dataset.transform(raw) if dataset else as_input(raw, precision(network))

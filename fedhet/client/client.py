@@ -39,7 +39,7 @@ class Client:
         privacy: differential privacy of the client's training; None for ordinary training.
         outputs: number of values in a prediction, such as class scores.
         part: the client's part of the configured network, for methods whose clients train parts of different sizes.
-        starts: the starts of the network's arrays (see `starts_of`), if the method reads them.
+        starts: the starts of the network's arrays (see `starts_of`), if the method needs them.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
         trained: the combined result of the training phases so far.
     """
@@ -136,7 +136,7 @@ class Client:
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the configured optimiser and learning rate for this round; in a closing round those of the last round.
+        """Return the optimiser and learning rate for this round; a closing round has those of the last training round.
 
         Args:
             part: index of the phase in the round, for rates that change with each step; negative for phases of the
@@ -181,12 +181,12 @@ class Client:
         return read(self.model, inputs, self.transform, until=until, rows=rows, tokens=tokens)
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
-        """Return class scores (n, C) for raw inputs in evaluation mode; with `tokens` (n,), for one token per input."""
+        """Return class scores (n, C) for raw inputs in evaluation mode; `tokens` (n,) selects one token per input."""
         outputs = self.read(inputs, rows=ROWS_AT_ONCE, tokens=tokens)
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
 
     def check_classes(self, *, outputs: bool = False) -> None:
-        """Raise `DataError` unless each example has one class and, if `outputs`, the network an output per class."""
+        """Raise `DataError` unless each example has one class and, with `outputs`, the network an output per class."""
         if outputs and self.task.name == "binary":
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs an output for each class, but the network has "
@@ -201,8 +201,8 @@ class Client:
     def check_scores(self, reason: str, *, tokens: bool = False, numbers: bool = False) -> None:
         """Raise `DataError` unless the network returns one vector of class scores for each example.
 
-        `reason`, a clause of the message, says why the method needs them. Vectors for each token and of numbers
-        (regression) are accepted on request.
+        `reason`, a clause of the message, says why the method needs class scores. With `tokens`, a vector for each
+        token is accepted, too; with `numbers`, the outputs of a regression.
         """
         outputs = self.task.outputs
         several = outputs.places == "pixels" or (self.tokens > 1 and not tokens)
@@ -214,5 +214,5 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate the network's running statistics from the training examples (`fedhet.training.reestimate`)."""
+        """Re-estimate the running statistics that `chosen` selects by name from the client's training examples."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)

@@ -29,7 +29,7 @@ class ClientSide(Generic[P]):
     - when a network is built: `adapt`, `head_of`;
     - for a question: `handshake` or `answer`;
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
-    - for evaluation: `begin`, evaluation of the received model and of the client's own; `finish` at the end of a run.
+    - for evaluation: `begin`, evaluation of the received and the personal model; `finish` at the end of a run.
 
     Each evaluation calls `evaluate`, then `refine`.
     """
@@ -97,7 +97,7 @@ class ClientSide(Generic[P]):
         return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
 
     def shared(self) -> dict[str, Tensor]:
-        """Return the tensors to send by shared key, without a copy; by default shared tensors of the network."""
+        """Return the tensors to send, by shared key and without copies; by default shared arrays of the network."""
         tensors = self.client.tensors
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
@@ -130,7 +130,7 @@ class ClientSide(Generic[P]):
         return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
 
     def end(self, payload: Payload) -> Payload:
-        """Return the reply after training: by default shared arrays, and means of values that loss terms recorded."""
+        """Return the reply after training; by default shared arrays, and means of values that loss terms recorded."""
         reply = self.share()
         reply.values |= self.client.trained.means
         return reply
@@ -143,7 +143,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from a batch to outputs that is evaluated (`when` as in `refine`), or None to skip it."""
+        """Return the function from inputs to outputs to evaluate, or None to skip it (`when`: see `refine`)."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

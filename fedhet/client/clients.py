@@ -191,7 +191,7 @@ class Clients:
         info: ClientInfo,
         loop: Loop | None,
     ) -> ModelCheck:
-        """Check a client's network on its data, unless both are configured or the user's own loop trains."""
+        """Check a client's network on its data, unless both are built into fedhet or a user's own loop trains it."""
         config = info.config
         if loop:
             return ModelCheck(Task("classification"), 0)
@@ -244,7 +244,7 @@ class Clients:
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
         """Build a whole network with the initial weights of the client `owner`, or of `all` clients.
 
-        With `part`, the network gets the modules that its parts have, such as exits.
+        With `part`, the network gets the modules that parts of it need, such as early exits.
         """
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
@@ -290,7 +290,10 @@ def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, m
                 "over the examples of a batch: use GroupNorm instead"
             )
     if not task.plain:
-        raise Refused("this node trains with differential privacy (dp-noise), which has no class weights or own losses")
+        raise Refused(
+            "this node trains with differential privacy (dp-noise), which supports neither class weights nor your "
+            "own loss: leave them out"
+        )
 
     def spend(rate: float, steps: int) -> float:
         epsilon = secret.spend(policy.noise, rate, steps, policy.budget)

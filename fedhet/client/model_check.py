@@ -129,7 +129,7 @@ def _outputs(
 ) -> Tensor:
     """Return a network's outputs; raises a `ModelError` if it cannot take these inputs.
 
-    `words` describes the inputs, and `like` has training inputs.
+    `words` describes the inputs in the message; `like` are training inputs, for advice on the expected shape.
     """
     model = representation.model
     try:
@@ -218,8 +218,8 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
 def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Module] | None = None) -> str:
     """Return a warning if a network has state that its state dict lacks, or an empty string.
 
-    A copy of the network runs in training mode, then it is compared with a fresh copy that loads its state dict, and
-    this one with a network that is built again. Checks are skipped if these networks cannot be made or run.
+    A copy of the network runs in training mode. It is compared with a second copy that loads its state dict, and the
+    second copy with a network that `again` builds. Checks are skipped if a network cannot be copied, built or run.
 
     Args:
         model: the network, which is not changed.

@@ -81,7 +81,7 @@ def opened(
 
 
 def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
-    """Return the run's configuration, as text, with a node's settings; the server bounds its number of epochs."""
+    """Return the configuration in `text` with a node's settings; raises a ConfigError for too many `local-epochs`."""
     chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
     config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
     if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
@@ -109,7 +109,7 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Store how a run splits the node's data, and refuse another split, since two would disclose single examples."""
+    """Store how a run splits the node's data, and refuse another split, since two could disclose single examples."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

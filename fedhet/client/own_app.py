@@ -44,10 +44,10 @@ def wrap(
 
     These functions receive what Flower's own strategies send: `arrays`, the network's state dict, and `config` with
     `server-round`, `lr`, `local-epochs`, `batch-size`, the method's own keys, and all entries of `train_config` or
-    `evaluate_config`, which replace them. They return what Flower's strategies expect: arrays from training, and
-    metrics with `num-examples` from training and evaluation. The run's history lists all metrics by name, a list as
-    `NAME.0`, `NAME.1`; a name that fedhet or the other function has gets the prefix `train_` or `evaluate_`. Arrays
-    that the method does not share stay on the client. Methods that need fedhet's training loop are refused.
+    `evaluate_config`, which take precedence. They return what Flower's strategies expect: arrays from training, and
+    metrics with `num-examples` from training and evaluation. The run's history has all metrics by name (a list as
+    `NAME.0`, `NAME.1`); a name that fedhet or both functions use gets the prefix `train_` or `evaluate_`. Arrays that
+    the method does not share stay on the client. Methods that need fedhet's training loop are refused.
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
@@ -86,7 +86,7 @@ def wrap(
 
 
 def _uncounted(client: ClientInfo) -> tuple[int, int]:
-    """Return numbers that stand for a client's examples until its functions return `num-examples`."""
+    """Return placeholders for the numbers of a client's examples until the app's functions return `num-examples`."""
     least = Policy.of(client.node_config, deployed=True).least
     return least, least
 
@@ -158,7 +158,10 @@ class _Loop:
         job.policy.check_examples(job.examples, max(client.config.batch_size, job.policy.least))
         if weight != COUNT:
             if not metrics.get(weight, 0.0) > 0:
-                raise ModelError(f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it")
+                raise ModelError(
+                    f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it to its "
+                    f"MetricRecord"
+                )
             job.weight = metrics[weight]
         try:
             check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
@@ -205,7 +208,7 @@ class _Loop:
             self._report(job)
 
     def _count(self, job: Job, action: str, metrics: dict[str, float], given: int) -> int:
-        """Return the number of examples that a function returned, or else the one that the user gave."""
+        """Return the number of examples in the `metrics` of a function (`action`), or else the user's (`given`)."""
         count = metrics.get(COUNT, given if self._counted else 0)
         if count < 1 or count != int(count):
             raise ModelError(
@@ -217,7 +220,7 @@ class _Loop:
         return int(count)
 
     def _report(self, job: Job) -> None:
-        """Report metrics of training and evaluation, with a prefix if fedhet or the other function has the name."""
+        """Report metrics of training and evaluation, with a prefix for names that fedhet or both functions use."""
         (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
         taken = {accuracy, loss, *evaluated} - {COUNT}
         trained = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self._metrics["train"].items()}
@@ -255,5 +258,5 @@ def _few(job: Job, count: int) -> bool:
 
 
 def _ours(name: str) -> bool:
-    """Return whether fedhet's own metrics of a round have a name."""
+    """Return whether fedhet records a metric with this name in every round."""
     return name == "train-loss" or name.startswith(("received-", "trained-"))

@@ -49,7 +49,7 @@ class Policy:
             downloaded, and failure reasons that could disclose data stay in the node's log.
         noise: noise of differentially private training, as a multiple of `clip`; 0 for ordinary training.
         clip: largest norm of an example's gradient in differentially private training.
-        budget: epsilon at which the node stops to take part.
+        budget: epsilon at which the node stops taking part in runs.
     """
 
     allowed: frozenset[str] | None = None
@@ -99,7 +99,10 @@ class Policy:
         """Raise `Refused` if a method sends a kind of values, other than metrics, that the node does not allow."""
         if self.allowed is not None:
             if not self.allowed:
-                raise Refused("this node allows nothing to be sent (allow = ''), so it cannot take part in a run")
+                raise Refused(
+                    "this node allows nothing to be sent (allow = ''), so it cannot take part in a run: add the "
+                    "kinds of values that it may send"
+                )
             self._check(method, traits.kinds)
         public = {"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE}
         if self.noise and (method == "fd" or not traits.kinds <= public):

@@ -111,8 +111,8 @@ class NodeSecret:
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups (see `groups_of`).
 
-        Examples in no group leave the data, because running statistics and means of few of them would disclose them.
-        If there is no group, the client trains on none of its examples, and its data stay as they are.
+        Examples without a group are removed, because running statistics and means over few of them would disclose them.
+        If no group can be formed, no example is removed, and the client does not train.
         """
         labels = data.train.labels
         self.keep({"min-examples": least, "training labels": digest(labels)})
@@ -144,9 +144,10 @@ class NodeSecret:
 
 
 def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
-    """Return epsilon at `DELTA` of steps of the Gaussian mechanism on Poisson samples, each (noise, rate, steps).
+    """Return epsilon at `DELTA` for steps of the Gaussian mechanism with Poisson sampling.
 
-    The neighbouring relation is adding or removing one example.
+    `spent` has a tuple (noise multiplier, sampling rate, number of steps) for each training. The neighbouring relation
+    is adding or removing one example.
 
     Raises:
         ConfigError: the package dp-accounting is missing.

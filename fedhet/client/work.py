@@ -48,7 +48,7 @@ class Job:
         lost: whether the state that the server expects is missing.
         further: metrics of the user's own functions, by name.
         scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
-        examples, test_examples: numbers of examples from the user's own functions; None for those of the client's data.
+        examples, test_examples: numbers of examples from the user's own functions; None to count the client's data.
         weight: the client's weight from the user's own train function; 0 for the number of training examples.
         said: remarks about the user's own functions, for the server's log.
         batches: the random generator for the order of examples.
@@ -266,8 +266,8 @@ def _has_own_model(side: AnySide) -> bool:
 def measure(job: Job, when: str) -> None:
     """Evaluate the network as `received` or as `trained` (`when`), unless the node's policy allows no metrics.
 
-    Random numbers of evaluations are always the same for a client, and do not influence those of training; nor do
-    networks that change buffers in evaluation mode.
+    Evaluation does not influence training: it has its own random numbers, which are equal in every round, and buffers
+    that a network changes in evaluation mode are restored.
     """
     client = job.client
     if not job.policy.tells_metrics:
@@ -327,7 +327,7 @@ def _check_loss(client: Client, loss: float, when: str) -> None:
     if client.request.round <= 1 and when == "received" and not math.isfinite(loss):
         raise ModelError(
             f"the loss of the received model is {loss:.3g} before any training: for some test example, the client's "
-            "network returns values that are not finite"
+            "network returns values that are not finite; check its inputs and layers"
         )
     raise ModelError(
         f"the loss of the {when} model is {loss:.3g}: training diverged, a lower learning-rate than "

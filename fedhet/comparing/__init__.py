@@ -75,7 +75,7 @@ class Comparison:
             raise FedhetError(self.failure)
 
     def tables(self) -> list[list[list[str]]]:
-        """Return tables of accuracies, of clients' gains over training without exchange (if known), and of costs."""
+        """Return tables of accuracies, costs, and, if known, the clients' gains over training without exchange."""
         tables = [accuracies(self.results, self.baseline), gains(self.results), costs(self.results)]
         return [table for table in tables if len(table[0]) > 1]
 

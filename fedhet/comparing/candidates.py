@@ -32,8 +32,8 @@ CONTROL = "local"
 class Candidates:
     """The methods that can train all clients, and those that cannot.
 
-    `choices` has the keys that had to be changed for a method, with their values. `alone` are those of its methods
-    whose clients exchange nothing, and `refused` has the reasons of all others.
+    `choices` maps each method that can train all clients to the keys that had to be changed for it, with their values.
+    `alone` are the methods in `choices` whose clients exchange nothing; `refused` maps all other methods to reasons.
     """
 
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -55,8 +55,8 @@ def ask(
 
     If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
     `allow` has the kinds of arrays that may leave the clients, as in a node's config; `labels` says whether labels of a
-    configured public dataset are known. After the `deadline` (`time.monotonic()`), methods but the first are refused
-    unasked. Raises a ConfigError if the settings are invalid.
+    configured public dataset are known. After the `deadline` (`time.monotonic()`), all methods but the first are
+    refused without a handshake. Raises a ConfigError if the settings are invalid.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -87,7 +87,7 @@ def ask(
 def _first_serving(
     tries: Iterable[tuple[Choice, Config]], refusal: Callable[[Config], str]
 ) -> tuple[Choice, Config, str]:
-    """Return the first configuration that can train the clients; if none can, the first one and the reason."""
+    """Return the first configuration that `refusal` accepts; if none is accepted, the first one and the reason."""
     refused: dict[tuple[Traits, bool], tuple[Choice, Config, str]] = {}
     for choice, config in tries:
         asked = registry.traits(config), config.options.changes_heads

@@ -79,7 +79,7 @@ class RunOutcome:
     """A completed run of a comparison.
 
     `values` are the `MEASURES` by name, None without a value. `gains` are each client's accuracy minus its accuracy
-    under `local` with the same seed; empty if unknown.
+    under the method `local` with the same seed; empty if unknown.
     """
 
     run: PlannedRun

@@ -60,10 +60,10 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method and the reasons; a federated method is recommended only if it `beats_alone`.
+    """The recommended method and the reasons; it is federated only if one `beats_alone`, training without exchange.
 
-    `settings` are those of `recommended.toml`. `refused` are the methods that cannot train the clients, cost too much
-    or completed no trial, each with the reason.
+    `settings` is the content of `recommended.toml`. `refused` are the methods that cannot train the clients, cost too
+    much or completed no trial, each with the reason.
     """
 
     folder: Path
@@ -138,7 +138,7 @@ def recommend(
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
-    """Convert a number with one of these units, such as `30m`, to the basic unit; raises a ConfigError if invalid."""
+    """Convert a number with one of the `units`, such as `30m`, to the basic unit; raises a ConfigError if invalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
@@ -147,7 +147,7 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
 
 
 def _wanted(methods: Sequence[str]) -> list[str]:
-    """Return the methods to ask in their order; without exchange all, and with exchange all by default."""
+    """Return the methods to try: all without exchange, and `methods` or by default all with exchange."""
     names = registry.methods()
     return distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
 
@@ -181,7 +181,7 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 def _in_time(
     tuner: Tuner, candidates: Candidates, budget: float, began: float
 ) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Time a run of local of one round; return the methods that can be tried in time, and why others cannot.
+    """Time one round of `local`; return the methods that can be tried in the budget, and why others cannot.
 
     Raises a FedhetError if the budget is not enough for trials and a comparison of local and one other method.
     """
@@ -211,7 +211,7 @@ def _in_time(
 
 
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run the methods' first trials, then their second ones, until the deadline; later trials count only if all end."""
+    """Run each method's first trial, then each second one, until the deadline; second ones count if all complete."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
@@ -265,7 +265,10 @@ def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple
         runs += ended
     if not any(run.variant == CONTROL and run.name not in failed for run in runs):
         reasons = "\n".join(failed.values()) or "increase --budget; the same command continues"
-        raise FedhetError(f"the method local has no result on test examples within the budget:\n{reasons}")
+        raise FedhetError(
+            f"the method local has no result on test examples within the budget, so nothing can be "
+            f"recommended:\n{reasons}"
+        )
     return sorted(runs, key=lambda run: [each.variant for each in best].index(run.variant)), failed
 
 

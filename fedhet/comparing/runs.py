@@ -116,8 +116,8 @@ def prepared(
 class Execution:
     """Carries out runs in child processes, `at_once` at a time.
 
-    `function`, with the arguments of `fedhet.run`, is copied by cloudpickle. At the `deadline` (`time.monotonic()`),
-    runs are stopped; they can be resumed later.
+    Each process calls `function`, which takes the arguments of `fedhet.run` and is pickled by cloudpickle. At the
+    `deadline` (`time.monotonic()`), runs are stopped; they can be resumed later.
     """
 
     function: Callable[..., object]

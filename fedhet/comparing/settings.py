@@ -183,7 +183,7 @@ def _for_all(
     alike: Mapping[str, Config],
     adapted: Mapping[str, Mapping[str, Value]],
 ) -> dict[str, Value]:
-    """Return the shared settings: each key from the first variant that does not reset it, since it has no effect."""
+    """Return the shared settings: the value of each key in the first variant for which the key has an effect."""
 
     def first(key: str) -> Variant:
         return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
@@ -237,7 +237,7 @@ def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) 
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
-    """Return optimiser and rate, from preset or `suited`, of a method that trains no networks; empty for others."""
+    """Return the optimiser and rate of a method that trains something other than networks; empty for others."""
     if not (method := registry.method(config.method_name)).trains:
         return {}
     preset = _own_preset(method, base)

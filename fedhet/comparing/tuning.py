@@ -172,9 +172,9 @@ class Tuner:
     folder: Path
     execute: Execution
 
-    def run(self, asked: Sequence[Trial], seeds: Sequence[int]) -> None:
+    def run(self, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
         """Run configurations with these seeds and record their outcomes; runs stopped by the deadline are skipped."""
-        planned = [(tried, seed, self.plan(tried, seed, self.held_out)) for tried in asked for seed in seeds]
+        planned = [(tried, seed, self.plan(tried, seed, self.held_out)) for tried in trials for seed in seeds]
         runs = [run for _, _, run in planned]
         check(runs, self.shared.functions)
         failed = self.execute(runs)
@@ -227,7 +227,7 @@ def tune(
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:
-    """Return the settings that hold out validation examples, with the labels of the test set that the table reports."""
+    """Return settings that hold out validation examples whose labels are distributed as in the reported test set."""
     common = shared.for_all["test-on"] == "global" and shared.functions.data is None
     return {
         "validation": float(shared.for_all["validation"]) or SHARE,

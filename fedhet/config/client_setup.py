@@ -23,7 +23,8 @@ from fedhet.utils.machine import memory
 class ClientInfo:
     """Identity and configuration of a client, the argument of a user's model and data functions.
 
-    The name is the partition id, if the node has one. `config` has this node's settings; `node_config` is Flower's.
+    `name` is the partition id if the node has one, `config` includes this node's settings, and `node_config` is
+    Flower's node config.
     """
 
     name: str
@@ -87,7 +88,7 @@ def architectures(config: Config, clients: int) -> tuple[str, ...]:
 
 
 def owner_of_weights(config: Config, client: str) -> str:
-    """Return the client whose initial weights `client` has: itself, or `all` if all clients start with the same."""
+    """Return the client whose initial weights `client` has: itself, or `all` if all start with equal weights."""
     return "all" if config.shared_init and registry.traits(config).common_init else client
 
 
@@ -221,7 +222,7 @@ def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, 
 def _check_shared(
     method: str, traits: Traits, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]
 ) -> None:
-    """Check the shapes of averaged arrays against `known` (architecture and shape by shared key), and extend it."""
+    """Check the shapes of averaged arrays against `known` (architecture and shape by shared key); add new keys."""
     if traits.networks == "widths" or not traits.shares.averaged:
         return
     tensors = network.model.state_dict()

@@ -1,8 +1,8 @@
 """Resolve settings to a valid `Config`: values are typed and checked, and all problems are reported at once.
 
 The same keys are used in TOML files, in `--set key=value` and in Flower's run config. A method's own keys have its name
-as a prefix (`fedhenn.eta0`); they are the fields of its `Options`. Values come from the user, else from the preset
-(a file in `run_configs/`), else from the method (the paper's values), else from the defaults of `Config`.
+as a prefix (`fedhenn.eta0`); they are the fields of its `Options`. Values come from the user, else from the preset (a
+file in `run_configs/`), else from the method (the values of its publication), else from the defaults of `Config`.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def resolve(
     Args:
         chosen: keys and their values. A nested table counts as dotted keys, a value `""` as not chosen.
         strict: refuse keys that the user set and that have no effect; otherwise reset them and add a remark.
-        over: keys that override those of a file, whose keys may then have no effect.
+        over: keys that the user sets in addition to a file; keys of the file may then have no effect.
         trusted: a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for references in
             messages.
     """
@@ -103,9 +103,9 @@ def parse(text: str) -> Config:
 
 @lru_cache(maxsize=256)
 def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Config:
-    """Return the configuration of a node from the server's (`Config.text`) and the keys of the node's own config.
+    """Return a node's configuration: the server's (`text`, from `Config.text`) with the keys in `node` set.
 
-    Unless the server is `here`, on the same machine or cluster, its paths are ignored.
+    The server's paths are used only if it runs `here`, on the same machine or cluster.
     """
     config = parse(text)
     paths = {} if here else {key: "" for key in keys_that("path") if config.flat()[key] != ""}
@@ -113,14 +113,14 @@ def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Conf
 
 
 def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's settings by dotted kebab-case keys, without those that are `""`."""
+    """Return a user's settings by dotted kebab-case keys, without keys whose value is `""`."""
     return {_key(key): value for key, value in toml.chosen(chosen).items()}
 
 
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of the fields of `Config`, and those of the method's `Options`; add errors to `problems`."""
+    """Return the values of the fields of `Config` and of the method's `Options`; append errors to `problems`."""
     common: dict[str, Any] = {}
     method_values: dict[str, Any] = {}
     for key, value in {**(method.common if method else {}), **layers}.items():
@@ -198,7 +198,8 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     """Return the settings for a TOML file, a preset or a method; raises a ConfigError for an unknown name.
 
     For a method, the preset is `own` if the user passes (`supplied`) both model and data, else the method's preset for
-    `digits`. None stands for `method`, which the user sets in addition, or else for the default preset.
+    `digits`. If `config` is None, the settings are those for `method`, which the user sets separately, or of the
+    default preset.
     """
     if config is not None and (str(config).endswith(".toml") or Path(config).is_file()):
         if (path := Path(config).resolve()).is_relative_to(folder := run_configs().resolve()):
@@ -226,15 +227,15 @@ def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collectio
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     """Return the chosen keys of a configuration file, without the tables of notes that a run adds to it.
 
-    Raises a ConfigError if the file cannot be read, or a run with the user's own model or data wrote it and the user
-    has not passed (`supplied`) these again.
+    Raises a ConfigError if the file cannot be read, or if it is from a run with the user's own model or data and these
+    are not in `supplied`, the names of the arguments that the user passes.
     """
     table = toml.load(path)
     notes = [table.pop(noted, {}) for noted in toml.NOTED][-1]
     if missing := {name: text for name, text in notes.items() if name not in ("task", *supplied)}:
-        words = " and ".join(f"{'a ' * (name == 'model')}{name} of its own ({text})" for name, text in missing.items())
+        words = " and ".join(f"{name} ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"{path} was run with {words}: pass it again in Python, fedhet.run({str(path)!r}, {again})")
+        raise ConfigError(f"the run of {path} used your own {words}: pass it again, fedhet.run({str(path)!r}, {again})")
     return toml.chosen(table)
 
 
@@ -243,8 +244,8 @@ def from_file(
 ) -> dict[str, Any]:
     """Return the settings of a configuration file, with its method replaced by `method` unless None.
 
-    If a run wrote the file (always with `of_run`), the method that it names is not imported; a ConfigError is raised if
-    that is unknown and not replaced.
+    If a run wrote the file, which `of_run` asserts, its method is not imported; a ConfigError is raised if that method
+    is unknown and `method` is None.
     """
     settings = read(path, supplied)
     if not of_run and not (path.parent / "history.jsonl").exists() and "ran" not in toml.load(path):
@@ -262,7 +263,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield the keys of the configuration: the common ones, then those of each method (or only those of `method`)."""
+    """Yield the common keys and those of each method (`outside`: also of other packages), or only those of `method`."""
     if method is not None:
         names = [registry.method(method).family]
     else:
@@ -283,8 +284,8 @@ def _rows(prefix: str, options: type) -> Iterator[KeyRow]:
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:
     """Return the keys of the configuration, grouped by subject or method.
 
-    `word` is a method, to return its keys only, or part of a key's name or description; a ConfigError is raised if
-    there is none.
+    `word` is a method, to return its keys only, or part of a key's name or description; a ConfigError is raised if no
+    key matches.
     """
     method = word if word and (":" in word or word in registry.methods()) else None
     about = {key: f"about {field.metadata['about']}" for key, field in fields_of(Config).items()}

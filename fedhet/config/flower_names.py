@@ -1,4 +1,4 @@
-"""Flower's names for settings of a strategy, and what they are called here."""
+"""Flower's names for the settings of a strategy, and the corresponding names in fedhet."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
@@ -35,15 +35,16 @@ FROM_FLOWER = ("server-round", "clipping_norm")
 
 @dataclass(frozen=True)
 class FlowerOptions:
-    """Arguments of Flower's `FedAvg` with the same meaning here; they are not keys of the configuration.
+    """Arguments of fedhet's strategies that Flower's `FedAvg` has, too, and that are not keys of the configuration.
 
     Attributes:
-        min_train_nodes: number of clients that train in a round at least, whatever `fraction_train` is.
+        min_train_nodes: minimum number of clients that train in a round, regardless of `fraction_train`.
         min_evaluate_nodes: number of clients that must be connected, since all connected clients are evaluated.
         min_available_nodes: number of clients that must be connected before the first round.
-        weighted_by_key: the metric that weighs a client, among those that its own train and evaluate functions return.
-        arrayrecord_key: name of the record of arrays that these functions receive.
-        configrecord_key: name of the record of settings that these functions receive.
+        weighted_by_key: name of the metric that is a client's weight, for clients that run a user's own app
+            (`fedhet.wrap`).
+        arrayrecord_key: name of the record of arrays that such an app receives.
+        configrecord_key: name of the record of settings that such an app receives.
     """
 
     min_train_nodes: int = 0
@@ -66,7 +67,7 @@ class FlowerOptions:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of records and weight that are not Flower's defaults, by option."""
+        """The options for names of records and of the weight that differ from Flower's defaults."""
         named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")
         return {name: value for name in named if (value := getattr(self, name)) != getattr(FlowerOptions, name)}
 
@@ -97,7 +98,7 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def check_sent(argument: str, settings: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if `train_config` or `evaluate_config` (`argument`) has the method or the rounds of a run."""
+    """Raise a ConfigError if `train_config` or `evaluate_config` (`argument`) sets the method or number of rounds."""
     for name in settings:
         if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):
             where = "start(num_rounds=...)" if key == "rounds" else "the strategy's class, such as fedhet.FedAvg"
@@ -115,12 +116,12 @@ def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dic
         if key in TRAINING or (key in known and "." in key):
             ours[key] = value
         elif key in known:
-            raise ConfigError(f"train_config sets how clients train, not {name!r}: give it to the strategy")
+            raise ConfigError(f"train_config cannot set {name!r}, only how clients train: pass it to the strategy")
         elif name not in FROM_FLOWER and (close := get_close_matches(key, known, n=1, cutoff=0.75)):
             raise ConfigError(f"unknown key {key!r} in train_config: did you mean {close[0]!r}?")
     return ours
 
 
 def without_effect(evaluate_config: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Return the entries of `evaluate_config` that are keys of fedhet, whose own evaluation has no settings."""
+    """Return the entries of `evaluate_config` that are keys of fedhet, which have no effect on evaluation."""
     return [name for name in evaluate_config if OURS.get(kebab(name), kebab(name)) in known]

@@ -45,7 +45,7 @@ _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", 
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """What a user passes to a run in Python: models, data, their task, and settings of clients; None if configured."""
+    """Models, data, task and client settings that a user passes in Python; None for those of the configuration."""
 
     model: Any = None
     data: Any = None
@@ -81,7 +81,7 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return which of the user's parts replace keys (see `option(replaced_by=...)`)."""
+        """Return the user's parts, such as `data`, that replace configuration keys (`option(replaced_by=...)`)."""
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
@@ -95,8 +95,9 @@ class UserFunctions:
     def adapted(self, config: Config, *, strict: bool = True) -> Config:
         """Return the configuration with defaults that suit the user's models and data.
 
-        With both, `dataset` becomes `own`. Without a common test set, `test-on` becomes `local` unless the user set it.
-        The method adapts its own keys (`Options.suited`). With `strict`, keys without effect are refused.
+        With the user's models and data, `dataset` becomes `own`. Without a common test set, `test-on` becomes `local`
+        unless the user set it. The method adapts its own keys (`Options.suited`). With `strict`, keys without effect
+        are refused.
         """
         if not self:
             return config
@@ -129,7 +130,7 @@ class UserFunctions:
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, bool, int | None, bool]:
-        """Return about client 0's data: common test set? unlabelled public dataset? batch size, augment function?"""
+        """Return whether client 0 has common and unlabelled public data, its batch size, and whether it augments."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -151,7 +152,7 @@ class Function:
 
     `accept` receives the client's name and the returned value, and converts it or raises an error. Global random
     generators are seeded during the call, so that a client's split is the same in every run; for `model`, the caller
-    does this.
+    seeds them.
     """
 
     argument: str
@@ -177,7 +178,7 @@ class Function:
 
 
 def model_function(model: Any) -> ModelFunction | None:
-    """Return a function that returns a client's model, from the user's `model`; None if that is None.
+    """Return a function that returns a client's model, from the user's `model`; None if `model` is None.
 
     `model` is a function of a client or without arguments, a class of networks, or a network with which all clients
     start. Raises a `ModelError` for other objects.
@@ -196,7 +197,7 @@ def model_function(model: Any) -> ModelFunction | None:
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """Return a function that returns a client's data, from the user's `data`; None if that is None.
+    """Return a function that returns a client's data, from the user's `data`; None if `data` is None.
 
     Instead of a client, the function can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's
     examples.
@@ -213,7 +214,7 @@ def data_function(data: Any) -> DataFunction | None:
 
 
 def settings_function(client_settings: Any) -> Callable[[ClientInfo], dict[str, Any]] | None:
-    """Return a function that returns a simulated client's own settings, from the user's function; None without it."""
+    """Return a function that returns a simulated client's settings, from the user's `client_settings`, or None."""
     name = "client_settings"
     if client_settings is not None and not callable(client_settings):
         kind = type(client_settings).__name__
@@ -251,7 +252,7 @@ def described(function: Any) -> str:
 
 
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Wrap a user's function, which takes the client, facts about it (`_FACTS`) or nothing, as a function of it."""
+    """Convert a user's function of a client, of facts such as `partition_id`, or of nothing to one of a client."""
     taken, needed = open_parameters(function)
     if any(p.name == "context" for p in needed):
         raise ConfigError(
@@ -295,7 +296,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
 
 
 def as_given(model: nn.Module) -> nn.Module:
-    """Return a network without the hooks of `_as_network`, so that it returns what the user's class returns."""
+    """Return a network without the hooks that `_as_network` added, so that its outputs are unchanged."""
     for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook in (_copied, _plain)]:
             del hooks[key]

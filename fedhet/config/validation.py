@@ -28,7 +28,7 @@ SUPPLIED: dict[OwnPart, str] = {
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Return a message for each unknown name (of a data set, partition, model, log or device) and each contradiction.
 
-    Without `numbers`, only names are checked, since some numbers are invalid.
+    Without `numbers`, only names are checked, for a configuration with invalid numbers.
     """
     from fedhet import data, models
 
@@ -61,9 +61,10 @@ def _problem(check: Callable[[], object]) -> list[str]:
 
 
 class Reason(NamedTuple):
-    """The reason why a key has no effect: the key or part (`data`, `model`, `loader`) `of` which it depends.
+    """The reason why a key has no effect.
 
-    `words` are that key with its value or describe the part; `remedy` says how to give the key an effect, if possible.
+    `of` is the key or the user's part (`data`, `model`, `loader`) that causes this, and `words` describe it with its
+    value; `remedy` says how to give the key an effect, if possible.
     """
 
     of: str
@@ -123,10 +124,10 @@ def effective(
     strict: bool = True,
     over: Collection[str] = (),
 ) -> Config:
-    """Return the configuration with keys without effect reset to defaults; with data and models, `dataset` to `own`.
+    """Return the configuration with ineffective keys reset, and `dataset = own` for the user's data and models.
 
-    If the user set (`chosen`) such a key, a ConfigError is raised or, unless `strict`, a remark added. Keys in `over`
-    override the other chosen keys, which may then have no effect.
+    If the user set an ineffective key (`chosen`), a ConfigError is raised or, unless `strict`, a remark is added. Keys
+    in `over` override other keys in `chosen`, which may then have no effect.
     """
     specs, flat, found = config.specs(), config.flat(), ineffective(config, traits, own)
     reset = {key: OWN if key == "dataset" else default_of(specs[key]) for key in found}

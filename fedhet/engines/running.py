@@ -220,7 +220,7 @@ def run_locally(
 ) -> None:
     """Run a complete configuration on this machine; raises a FedhetError if the run fails.
 
-    `app` is by default fedhet's, with the user's model and data.
+    By default, `app` is fedhet's ClientApp with the user's `functions`.
     """
     if not config.state_dir:
         config = config.replace(state_dir=str(folder / "state"))

@@ -45,7 +45,7 @@ def command(name: str) -> str:
     """Return the path of one of Flower's commands; raises a FedhetError if it is not installed."""
     path = shutil.which(name, path=environment_of_commands()["PATH"])
     if path is None:
-        raise FedhetError(f"Flower's command {name!r} is not installed for {sys.executable}")
+        raise FedhetError(f"Flower's command {name!r} is not installed for {sys.executable}: pip install flwr")
     return path
 
 

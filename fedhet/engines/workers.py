@@ -38,8 +38,9 @@ class WorkerGrid(LocalGrid):
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
     slow nodes. If a worker dies or takes longer than `timeout` seconds, its current client fails, and it is restarted.
 
-    Workers receive the ClientApp by cloudpickle, and loaded data sets of the names `datasets`. With `at_once`, they
-    start before the first message, so that the timeout holds for all. `room` returns how many the GPU has memory for.
+    Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. With `at_once`, they
+    start before the first message, so that the timeout applies to every message. `room` returns for how many workers
+    the GPU has memory.
     """
 
     patience = 5.0
@@ -204,7 +205,7 @@ class WorkerGrid(LocalGrid):
             return key
 
     def _candidates(self) -> list[str]:
-        """Return the ids of awaited messages; without any, of all messages unless too many replies wait already."""
+        """Return the ids of messages with awaited replies, or else of all messages unless many replies are waiting."""
         room = AHEAD * self._number - len(self._done) - len(self._under_way)
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 
@@ -214,7 +215,7 @@ class WorkerGrid(LocalGrid):
 
 
 class Worker:
-    """A child process that handles clients' messages after the `recipe`; it can be restarted after a failure."""
+    """A child process that handles clients' messages after the `recipe`, its first message; it can be restarted."""
 
     def __init__(self, recipe: SharedMessage) -> None:
         self._recipe = recipe

@@ -21,7 +21,7 @@ FIRST_NODE = 100
 class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process, for one message at a time.
 
-    There are `clients` nodes, of which node i has partition id i and further values `node_config`.
+    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`.
     """
 
     def __init__(self, client_app: ClientApp, clients: int, node_config: Mapping[str, str] | None = None) -> None:

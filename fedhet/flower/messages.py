@@ -25,7 +25,7 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the further entries of a request's record: `train_config`, `evaluate_config` and names of records."""
+    """Return the entries to add to a request's record: `train_config`, `evaluate_config` and names of records."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
@@ -101,9 +101,9 @@ def ask_app(
 ) -> tuple[Arrays, dict[str, Any], str]:
     """Call the `train` or `evaluate` function (`action`) of a user's own ClientApp, as Flower's strategies do.
 
-    It receives the arrays of `model` and the `settings`, which entries of `train_config` or `evaluate_config` replace.
-    Return the arrays and metrics of its reply, and the name of the metric that weighs the client.
-    Raises a FedhetError if the reply is an error, or does not have one record of arrays (of training) and of metrics.
+    The function receives the arrays of `model`, and the `settings` updated by `train_config` or `evaluate_config`.
+    Return the arrays and metrics of its reply, and the name of the metric that is the client's weight. Raises a
+    FedhetError if the reply is an error, or does not have one record of arrays (of training) and of metrics.
     """
     content, kind = message.content, message.metadata.message_type
     entries, names = _came_along(content.config_records["request"], action)

@@ -50,9 +50,9 @@ def in_flowers_format(message: Message, context: Context, call_next: ClientAppCa
 
 
 def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec]) -> None:
-    """Check that clients share one averaged model of floating arrays, since nothing else can be clipped.
+    """Check that clients share one averaged model of floating-point arrays, since nothing else can be clipped.
 
-    Raises a ConfigError for the mod or wrapper `name` otherwise; `specs` are each client's shared arrays, at least one.
+    Otherwise, raises a ConfigError that names the mod or wrapper `name`; `specs` describe each client's shared arrays.
     """
     others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
     if not traits.shares.averaged or others or not all(specs):
@@ -74,8 +74,8 @@ def check_wrapper(
 ) -> None:
     """Check before training that a wrapper for differential privacy can process the arrays that clients send.
 
-    It compares the arrays of each reply with those of `start`, by position, so a ConfigError is raised unless clients
-    share one model of these arrays, and receive nothing else.
+    The wrapper compares the arrays of each reply by position with `arrays`, which the strategy starts from. A
+    ConfigError is raised unless clients share one model of these arrays, and receive nothing else.
     """
     name, shared = type(wrapper).__name__, list(specs[0])
     check_one_model(name, method, traits, specs)

@@ -33,8 +33,9 @@ class PrivacyLedger:
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
     greatest change that one client's update can make. Flower's `RdpAccountant` composes the rounds, without
     amplification by sampling. Two runs are neighbours if all updates of one client are zero in one of them, so
-    participation and numbers of examples count as public. `name` is that of the wrapper or mod that adds the noise,
-    `against` says in the note whom the noise protects from, and `before` is the ledger of earlier runs.
+    participation and numbers of examples count as public. `name` is the name of the wrapper or mod that adds the noise,
+    `against` is a clause of the note that says from whom the noise protects, and `before` is the ledger of earlier
+    runs.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ def mod_ledger(
     """Return the ledger of a run whose clients use Flower's `LocalDpMod`, for the client with the least noise.
 
     The mod clips an update to `clipping_norm` and adds noise before sending, so epsilon holds against the server, too.
-    A client that missed rounds has spent less. `noise` has each client's noise multiplier, 0 without the mod, and may
-    get further clients; `rounds` is the number of rounds before the run was resumed.
+    A client that missed rounds has spent less. `noise` has each client's noise multiplier, 0 without the mod, and can
+    be extended later; `rounds` is the number of rounds before the run was resumed.
     """
 
     def noise_multiplier(*_: object) -> float | str:

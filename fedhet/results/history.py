@@ -249,7 +249,7 @@ def read_run(folder: Path | str) -> RunFiles:
 
 @contextmanager
 def showing(folder: object) -> Iterator[None]:
-    """Context in which any error becomes a `FedhetError` that the files in a run directory are damaged."""
+    """Context that converts any error to a `FedhetError`, which says that the run directory is damaged."""
     try:
         yield
     except (FedhetError, OSError):

@@ -97,7 +97,7 @@ def _tensorboard(folder: Path, settings: Mapping[str, Value]) -> Logger:
 
 
 def _wandb(folder: Path, settings: Mapping[str, Value]) -> Logger:
-    """Return a logger that writes into `wandb/` of the run directory, offline unless WANDB_MODE says otherwise."""
+    """Return a logger that writes into `wandb/` of the run directory, offline unless WANDB_MODE is set."""
     import wandb
 
     place = {"project": "fedhet", "name": folder.name, "dir": str(folder)}

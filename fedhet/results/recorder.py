@@ -225,7 +225,7 @@ class RunDirectory(Observer):
 def recorded(
     folder: Path, config: Config, engine: str, *, resume: bool = False, **further: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
-    """Open and lock a run directory; yield its `RunDirectory` and the configured loggers.
+    """Open and lock a run directory; yield its `RunDirectory`, created with `further` arguments, and the loggers.
 
     Raises a ConfigError if folder or loggers cannot be used, and a FedhetError that says how to resume if writing
     failed.
@@ -274,7 +274,7 @@ class Appended:
         self._content = {name: _digest(b"") for name in FILES}
 
     def begin(self) -> None:
-        """Create the files without any rounds."""
+        """Create `history.jsonl`, `clients.csv` and `digests.csv` without rows."""
         self._write({FILES[0]: b"", FILES[1]: csv_lines([COLUMNS]).encode()}, {})
 
     def append(self, name: str, text: str) -> None:
@@ -287,7 +287,7 @@ class Appended:
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Truncate the files to these numbers of lines, up to round `last`; raises a `FedhetError` if one differs."""
+        """Truncate the files to `lines` after round `last`; raises a `FedhetError` if a file has another digest."""
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
         for name, text in texts.items():

@@ -9,11 +9,11 @@ from torch.utils import _pytree
 
 
 class Inputs:
-    """Several tensors (n, ...) of the same n examples, which pass through the code like one tensor.
+    """Several tensors (n, ...) of the same n examples, which can be used like one tensor.
 
-    Whatever selects, copies, moves or joins rows does so in all tensors. Any other attribute or function is that of the
-    first tensor, such as `shape`. A user's network is called with keywords, `network(**parts)`, or with positional
-    arguments if the names are numbers, as for a tuple of tensors.
+    Operations that select, copy, move or join rows apply to all tensors. Other attributes and functions, such as
+    `shape`, are those of the first tensor. A user's network is called with keywords, `network(**parts)`, or with
+    positional arguments if the names are numbers, as for a tuple of tensors.
     """
 
     def __init__(self, parts: Mapping[str, Tensor]) -> None:

@@ -47,7 +47,7 @@ class Metric:
 class ClientRow:
     """A row of `clients.csv`: the results of a client in a round.
 
-    Accuracy and loss are None without an evaluation, epsilon (of differentially private training) if it is not told.
+    Accuracy and loss are None without an evaluation, epsilon without differentially private training.
     """
 
     round: int

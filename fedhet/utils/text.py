@@ -36,7 +36,7 @@ def all_printable(value: Any) -> Any:
 
 
 def cell(value: object) -> object:
-    """Convert a value to a cell of a CSV file: text is printable, with an apostrophe before text like a formula."""
+    """Escape invisible characters in text for CSV, and put an apostrophe before text that looks like a formula."""
     if not isinstance(value, str):
         return value
     text = printable(value)

@@ -116,8 +116,8 @@ def test_models_are_saved_every_few_rounds(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("client", "model", "message"),
     [
-        ("7", _normalised, "has no model of client 7, only these: 0, 1, 2"),
-        ("0", None, "was run with a model of its own .*: pass it, model="),
+        ("7", _normalised, r"has no model of client 7 \(models there: 0, 1, 2\)"),
+        ("0", None, "used your own model .*: pass it again, model="),
         ("0", lambda: nn.Linear(4, 3), "client 0's Linear does not fit .*: it lacks|it alone has"),
     ],
 )

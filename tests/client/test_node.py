@@ -364,5 +364,5 @@ def test_a_resumed_run_needs_its_clients_settings(tiny, tmp_path):
     fedhet.run(
         settings, **functions, client_settings=lambda client: {"batch-size": 4}, out=tmp_path / "run", progress=False
     )
-    with pytest.raises(ConfigError, match="was run with client_settings of its own"):
+    with pytest.raises(ConfigError, match="used your own client_settings"):
         fedhet.run({"rounds": 2}, **functions, resume=tmp_path / "run", progress=False)
