@@ -72,7 +72,7 @@ class DepthFL(ByDepth[DepthFLOptions]):
 
     @cached_property
     def _others(self) -> dict[str, Output]:
-        """The outputs of all exits except the last one, to capture, by name."""
+        """Outputs of all exits except the last one, by name, which are captured in each step."""
         names = [f"{EXITS}.{number}" for number in range(cast(Exits, self.client.model).depth - 1)]
         return {name: Output(self.client.model, name) for name in names}
 

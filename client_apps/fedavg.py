@@ -1,4 +1,4 @@
-"""FedAvg's relatives, client side: methods whose clients train one network as FedAvg's do, but for a detail."""
+"""Client sides of methods that are close to FedAvg: FedProx, FedRep, local training and pFedHN."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,7 +70,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return base and scale of the arrays that do not start as those of PyTorch's layers."""
+        """Return the offset and scale of arrays that differ from the usual ones (see `begin_of`)."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)

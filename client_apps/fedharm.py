@@ -129,7 +129,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return reply
 
     def sent(self) -> list[Tensor]:
-        """Return what `align` compares for the shared images: descriptors, block outputs or class probabilities."""
+        """Return descriptors, block outputs or class probabilities of the shared images, as the key `align` says."""
         settings, client, inputs = self.options, self.client, self.client.public.inputs
         if settings.align == "spectral":
             return [client.scores(inputs, "probabilities")]

@@ -27,7 +27,7 @@ from fedhet.utils.randomness import numpy_generator, torch_generator
 
 @contextmanager
 def reading_request(name: str) -> Iterator[None]:
-    """Turn errors within the context into a WireError that names a part of the server's request."""
+    """Context that turns errors into a WireError for the part `name` of the server's request."""
     try:
         yield
     except (ValueError, LookupError, TypeError) as error:
@@ -49,15 +49,15 @@ class PublicRows:
 
 
 def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> PublicRows:
-    """Return the rows of the examples `of` (n, ...) that a request selects; raises a WireError for invalid numbers.
+    """Return rows `arrays["rows"]` of the examples `of` (n, ...); raises a WireError with `name` if they are invalid.
 
-    If each example has `tokens` tokens, row r is token r % tokens of example r // tokens. `name` is for messages.
+    If each example has `tokens` tokens, row r is token r % tokens of example r // tokens.
     """
     with reading_request(name):
         rows, count = arrays["rows"], len(of) * tokens
         if rows.dtype.kind not in "iu" or rows.ndim != 1 or not 0 < len(rows) <= count:
             raise ValueError(
-                f"rows have dtype {rows.dtype} and shape {list(rows.shape)}, expected 1 to {count} integers"
+                f"row numbers have dtype {rows.dtype} and shape {list(rows.shape)}, expected 1 to {count} integers"
             )
         if rows.min() < 0 or rows.max() >= count:
             raise ValueError(f"row numbers are from {rows.min()} to {rows.max()}, expected 0 to {count - 1}")
@@ -72,7 +72,7 @@ def row_tokens(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
 def check_rows(part: Tensor, count: int) -> None:
     """Raise a ValueError unless `part`, a part of a request, has `count` rows."""
     if len(part) != count:
-        raise ValueError(f"it has {len(part)} rows, expected {count}")
+        raise ValueError(f"the array has {len(part)} rows, expected {count}")
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):

@@ -1,9 +1,8 @@
 """FedMA, client side: train the layers that the server has not matched yet (Wang et al., ICLR 2020, algorithm 1).
 
-In a pass, the server matches the layers in order. A layer that is matched in the current pass is called settled, and is
-no longer trained. Between the rounds of a pass, a client keeps its network: the settled layers as in the global model,
-then its own layers. The inputs of the client's own layers have the order of the global units, with zeros for units that
-the client does not have.
+In a pass, the server matches the layers in order, and matched layers are not trained any more. Between the rounds of a
+pass, a client keeps its network: the matched layers as in the global model, then its own layers. The inputs of the
+client's own layers have the order of the global units, with zeros for units that the client does not have.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,20 +27,20 @@ LAST_WEIGHT_DECAY = 1e-4
 
 
 class FedMA(Matched[FedMAOptions]):
-    """Trains all layers in the first round of a pass, then only the layers that are not settled yet."""
+    """Trains all layers in the first round of a pass, then only the layers that are not matched yet."""
 
     remembers = True
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._done = 0  # number of groups that are settled in this pass
-        self._own: dict[int, np.ndarray[Any, Any]] = {}  # by settled group, the global units of the client's units
+        self._done = 0  # number of groups that are matched in this pass
+        self._own: dict[int, np.ndarray[Any, Any]] = {}  # by matched group, the global units of the client's units
         self._complete = self._begins = self._lost = False
 
     # ---- the server's message
 
     def begin(self, payload: Payload) -> None:
-        """Load the settled layers from the server in front of the client's own layers."""
+        """Replace the client's first layers by the layers that the server has matched."""
         place = payload.values.get("place")
         if place is not None:
             kept = self._kept(place)
@@ -64,7 +63,7 @@ class FedMA(Matched[FedMAOptions]):
         return super().evaluate(when) if there else None
 
     def _kept(self, place: Sequence[int]) -> Arrays | None:
-        """Return the client's network after the round that the server names (`place`), or None if it is lost."""
+        """Return the network that the client kept after the round `place`, or None if it is lost."""
         memory = self.client.memory
         if "place" not in memory or memory["place"].tolist() != list(place):
             return None
@@ -76,7 +75,7 @@ class FedMA(Matched[FedMAOptions]):
         return parts["model"]
 
     def _go_on(self, state: Arrays, payload: Payload) -> None:
-        """Put the layers that were settled since the client's last round into its network (`state`)."""
+        """Put the layers that were matched since the client's last round into its network (`state`)."""
         groups, arrays = self.groups, payload.arrays
         known = self._done
         while f"group-{self._done}" in arrays:
@@ -94,7 +93,7 @@ class FedMA(Matched[FedMAOptions]):
             self.client.reestimate(lambda name: name in settled_names)
 
     def _settled_names(self) -> set[str]:
-        """Return the names of the arrays of all settled layers, including running statistics."""
+        """Return the names of the arrays of all matched layers, including running statistics."""
         groups = [self.groups[index] for index in range(self._done)]
         names = {slot.parameter for group in groups for slot in group.rows + group.completes}
         layers = {name.rpartition(".")[0] for name in names}
@@ -104,7 +103,7 @@ class FedMA(Matched[FedMAOptions]):
     # ---- training
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase, which trains all layers at the start of a pass, and later the layers not settled yet."""
+        """Return one phase, which trains all layers at the start of a pass, and later the layers not matched yet."""
         if self._lost:
             return []
         if self._begins:
@@ -124,7 +123,7 @@ class FedMA(Matched[FedMAOptions]):
         return replace(usual.at(self.options.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
-        """Continue with the client's units of the global model, or with the first units if it has no assignment."""
+        """Continue with the client's units of the global model, or with the first units without an assignment."""
         groups = self.groups
         units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
         self._use(cut_out(to_arrays(self.client.tensors), groups, units))

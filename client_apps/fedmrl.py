@@ -25,11 +25,10 @@ from .fml import SMALL, Pair, Projected
 
 
 class Fused(Pair):
-    """Two networks whose heads use the first entries of one fused representation; returns the outputs of `own`.
+    """Two networks whose heads use the first entries of one fused representation; returns the outputs of `network`.
 
-    Each network runs once for a batch: the shared network runs when `own` reaches its head. `heads` are the names of
-    the heads of `network` and `small`, `widths` d2 and d1, the widths of their inputs; `pool` pools fused
-    representations of tokens (`Representation.pool`).
+    Each network runs once for a batch: `small` runs when `network` reaches its head. `heads` are the names of the heads
+    of `network` and `small`, and `widths` the widths of their inputs; `pool` pools fused representations of tokens.
     """
 
     def __init__(

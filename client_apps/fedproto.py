@@ -45,7 +45,7 @@ class ByClass(ClientSide[P]):
 
     @property
     def until(self) -> Representation | None:
-        """The representation at which a forward pass for vectors ends; None if vectors are outputs."""
+        """Representation at which a forward pass can stop; None if class vectors are means of outputs."""
         return self.client.representation if self.of_phi else None
 
     def handshake(self, payload: Payload) -> Payload:
@@ -93,7 +93,7 @@ class SameWidth(ClientSide[W]):
 
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
-        """Replace a linear head by two linear layers, `projection` (to `width` outputs) and `head`, if that is set."""
+        """If `width` is set, split a linear head into `projection` (to `width` outputs) and `head`."""
         if not (width := config.options.width):
             return model
         name = head_name(model, config.head)
@@ -148,7 +148,7 @@ class FedProto(OneWidth[FedProtoOptions]):
         return (Term(distance, row_of=self.rows(), prototypes=self.prototypes, weight=self.options.weight),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that scores classes by minus squared distances to prototypes; without any, the network."""
+        """Return a function that scores classes by negative squared distances to prototypes, or the network."""
         rows = self.candidates()
         if not len(rows):
             return super().evaluate(when)

@@ -56,7 +56,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return self.written.hypernetwork.state_dict()
 
     def shared_names(self) -> dict[str, str]:
-        """Map each generated array of the network to the hypernetwork's first key, since all keys contribute."""
+        """Map each generated array to the hypernetwork's first shared key, since it depends on all keys."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
 
     def handshake(self, payload: Payload) -> Payload:

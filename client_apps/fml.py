@@ -95,7 +95,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
 
 
 class Pair(nn.Module):
-    """Two networks that are trained together; returns the outputs of `own`, and those of `small` can be captured.
+    """Two networks that are trained together and both run in a forward pass, which returns the outputs of `network`.
 
     `projector` is a linear layer between the representations of the two networks, if the method has one.
     """

@@ -57,7 +57,7 @@ class HeteroFL(ClientSide[SizedOptions]):
 
     @cached_property
     def absent(self) -> Tensor | None:
-        """Whether each class has no example, (classes,) bool; None if all have some, or outputs are not classes."""
+        """Mask (classes,) of classes without examples; None if there are none, or outputs are not classes."""
         labels = self.client.data.train.labels
         if self.client.task.outputs.meaning != "classes":
             return None

@@ -34,10 +34,10 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
     check(arrays, {"counts": ((classes,), "int64")}, "the client's class counts")
     counts = arrays["counts"]
     if counts.min(initial=0) < 0:
-        raise WireError("the client's class counts are negative")
+        raise WireError("the client's class counts must not be negative")
     if counts.sum(dtype=float) != reply.examples:
         raise WireError(
-            f"the client's class counts add up to {counts.sum(dtype=float):g}, and it has {reply.examples} examples"
+            f"the client's class counts add up to {counts.sum(dtype=float):g}, but it has {reply.examples} examples"
         )
     return counts
 
@@ -64,7 +64,7 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
 def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
     """Unpack the array `name` of a client's reply, (n, d); raise a WireError if it is missing or `check` fails."""
     if name not in reply.arrays:
-        raise WireError(f"the client's {name} are missing")
+        raise WireError(f"the client's reply has no {name}")
     try:
         rows = unpack(reply.arrays[name])
         check_received_features(rows, name)

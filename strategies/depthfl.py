@@ -46,7 +46,7 @@ class ByDepth(SubmodelStrategy[D, T]):
     """Averages like FedAvg, but each array over the clients whose network is deep enough to have it."""
 
     def global_model(self) -> nn.Module | None:
-        """Return the whole network with its exits; None if none is trained or clients keep BatchNorm's statistics."""
+        """Return the whole network with its exits; None before training or with local BatchNorm statistics."""
         if not self.has_global_model:
             return None
         groups = read_network(self.state.network)

@@ -55,7 +55,8 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
             0 < n <= most for n, most in zip(slots, settings.lengths, strict=True)
         ):
             raise FedhetError(
-                f"the client's blocks fill {slots[:9]} descriptor slots, and fedharm.slots allows {settings.slots}"
+                f"the client's blocks fill {slots[:9]} descriptor slots: expected 1 up to the number in fedharm.slots "
+                f"= {settings.slots!r} for each block"
             )
         self.state.slots = {**self.state.slots, reply.client: slots}
 

@@ -71,7 +71,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return super().public_dataset()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the number of tokens in an example, if clients align their representations."""
+        """Return the number of tokens per example, which must be equal if clients align their representations."""
         tokens = Common(tokens_of(reply), "all clients need the same number")
         return {"number of tokens per example": tokens} if self.options.eta0 else {}
 

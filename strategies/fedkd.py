@@ -27,7 +27,7 @@ class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
     state_class = FedKDState
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last change of the shared network, or the whole network for a client without the previous one."""
+        """Return the last change of the shared network, or the whole network for clients that cannot apply it."""
         change = Payload({"model": self.state.update}, {"change": True})
         return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
 

@@ -41,8 +41,8 @@ from ._common import build_at_server, mean_distance, packed_rows, public_rows, t
 class ScoresState(State):
     """The class scores that clients learn, and the public examples that the scores belong to.
 
-    `mean` are the packed scores (in FedMD the mean of the clients' scores) for the public examples of `mean_round`, 0
-    if there are none. With several `tokens` per example, a row of scores belongs to one token.
+    `mean` are the packed scores (in FedMD the mean of the clients' scores) for the public examples of the round
+    `mean_round` (0 if there are none). With several `tokens` per example, a row of scores belongs to one token.
     """
 
     mean: Arrays = field(default_factory=dict)
@@ -89,12 +89,12 @@ class Scores(FederatedStrategy[Q, T]):
             raise WireError(f"the client's scores have shape {list(scores.shape)}, expected {list(expected)}")
 
     def rows(self, round: int) -> np.ndarray[Any, Any]:
-        """Return the row numbers of X(t) in the public dataset, (L,), drawn from the seed."""
+        """Return the row numbers (L,) of the public examples X(t) of round t, drawn from the seed."""
         generator = numpy_generator(self.config.seed, "subset", round)
         return public_rows(generator, self.state.public_size, self.state.tokens, self.options.subset)
 
     def _sent_in(self, round: int) -> bool:
-        """Return whether clients send scores in a round; by default they do in every round."""
+        """Return whether clients send scores in a round; by default always True."""
         return True
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:
@@ -129,7 +129,7 @@ class FedMD(Scores[FedMDOptions, ScoresState]):
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: the weights of the server's network (`model`), one input's shape, and if it is integers."""
+    """The state of FedDF: the weights of the server's network (`model`), and an input's shape and kind."""
 
     serves = True
     shape: list[int] = field(default_factory=list)

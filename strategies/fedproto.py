@@ -58,9 +58,9 @@ class ByClass(FederatedStrategy[P, C]):
         )
         classes = arrays["classes"]
         if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
-            raise WireError("the client's prototypes have classes that are repeated or out of range")
+            raise WireError(f"the client's prototypes must be of different classes from 0 to {MOST_CLASSES - 1}")
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
-            raise WireError("the client's prototypes have numbers of examples that do not fit its training examples")
+            raise WireError(f"the client's prototypes have counts below 1, or above {reply.examples} in total")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the vectors, C_j = sum_i n_ij C_ij / sum_i n_ij; a class that no client sent keeps its vector."""

@@ -19,14 +19,14 @@ class HeteroFL(SubmodelStrategy[SizedOptions, SubmodelState]):
     method = heterofl
 
     def check_reply(self, reply: Reply) -> None:
-        """Check the reply, with the numbers of the head's rows that the client trained (its classes)."""
+        """Check the reply, including the row numbers of the client's classes in the head."""
         super().check_reply(reply)
         spec, rows = self.federation.specs[reply.client], reply.arrays.get("rows", {})
         for key, each in rows.items():
             many = spec[key][0][0] if key in spec and spec[key][0] else 0
             ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
             if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
-                raise WireError(f"the client's row numbers of {key[:100]} are not in ascending order, or out of range")
+                raise WireError(f"the client's row numbers of {key[:100]} must be ascending, from 0 to {many - 1}")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         models, parts = {}, {}

@@ -26,7 +26,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 class PFedHNState(State):
     """The state of pFedHN: `hypernetwork` has the parameters by name, `moments` the state of Adam by name and kind.
 
-    `starts` has base and scale, by client, of arrays that do not start as those of PyTorch's layers (see `begin_of`).
+    `starts` has, by client, the offset and scale of generated arrays that differ from the usual ones (`begin_of`).
     """
 
     hypernetwork: Arrays = field(default_factory=dict)
@@ -42,7 +42,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     copies = 8  # weights, their gradients, and pieces of both
 
     def admit(self, reply: Reply) -> None:
-        """Keep base and scale of the client's arrays that do not start as those of PyTorch's layers."""
+        """Keep the offset and scale of the client's arrays, if they differ from the usual ones (see `begin_of`)."""
         starts, known = reply.arrays.get("starts", {}), self.federation.specs.get(reply.client, reply.report.spec)
         check(starts, dict.fromkeys(starts.keys() & known.keys(), ((2,), "float32")), "the starts of arrays")
         if starts:
@@ -60,7 +60,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Take a step of Adam on the hypernetwork; parameters for absent clients and architectures do not change.
 
-        An aggregation rule other than the mean is applied to the gradients that the clients' changes give.
+        An aggregation rule other than the mean is applied to one gradient per client.
         """
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}

@@ -71,11 +71,11 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             expected = groups.shapes(widths_of(shapes, groups))
             needed = {name for name in expected if groups.kinds.get(name) != "statistic"}
             if needed - shapes.keys() or not groups.fixed:
-                raise ValueError("the described arrays have other names than the arrays that the client shares")
+                raise ValueError("the names of the described arrays differ from the names of the shared arrays")
             if {name: expected[name] for name in shapes} != shapes:
-                raise ValueError("the described arrays have other shapes than the arrays that the client shares")
+                raise ValueError("the shapes of the described arrays differ from the shapes of the shared arrays")
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise WireError(f"the client's description of its layers cannot be used: {error}") from error
+            raise WireError(f"the client's description of its layers is invalid: {error}") from error
         return groups
 
     @property

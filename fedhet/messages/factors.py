@@ -59,7 +59,7 @@ def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -
 
 
 def apply(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
-    """Return the arrays after changes that were checked; on one machine, the result is reproducible to the byte."""
+    """Apply changes, which must be valid, to `before`; on one machine, the result is reproducible to the byte."""
     after: Arrays = {}
     for name, (shape, dtype) in spec.items():
         change = packed.get(name)

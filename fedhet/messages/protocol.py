@@ -101,8 +101,8 @@ class Report:
     """A client's description of itself; after the handshake, only its name, `lost_state` and `note` are sent.
 
     Attributes:
-        lost_state: the round whose state was expected and is lost; -1 if none is.
-        metric: name of its task's metric.
+        lost_state: the round whose state was expected and is lost; -1 if no state is lost.
+        metric: name of the metric of the client's task.
         labels: number of values of its metric: one, or one for each of several labels.
         architecture: the architecture's name; empty if it is not disclosed.
         partition: its partition id and the number of partitions; None if the node has none.
@@ -174,7 +174,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         dtype, *lengths = Fields(record).text(key).split(",")
         name, damaged = key.removeprefix("spec."), f"the client's reply is damaged: {shortened(key)}"
         if dtype not in DTYPES or len(lengths) > 32:
-            raise WireError(f"{damaged} has dtype {dtype!r} and {len(lengths)} axes, which is not supported")
+            raise WireError(f"{damaged} has the unsupported dtype {dtype!r} or more than 32 axes")
         if not name.isprintable() or not 0 < len(name) <= 10 * LONGEST:
             raise WireError(f"{damaged} is not a valid name of an array")
         if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
@@ -187,7 +187,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError if a client needs too much of the server's memory; `needed` begins the message."""
+    """Raise a WireError if a client needs too much of the server's memory; the message starts with `needed`."""
     if size > (most := memory() / ROOM):
         raise WireError(f"{needed} {size / 1e9:.3g} GB, and at most {most / 1e9:.3g} GB per client is available")
 
@@ -303,7 +303,8 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
         and all(weight == 0 or -LARGEST <= value <= 1 for value, weight in zip(values, weights, strict=True))
     ):
         raise WireError(
-            f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)}, with weights {shortened(weights)}"
+            f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
+            "must be two lists of equal length: values up to 1, and weights of at least 0"
         )
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 

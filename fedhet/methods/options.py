@@ -70,8 +70,8 @@ class Options:
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
         """Return values that suit a user's models and data better than the preset's or the defaults.
 
-        They are for models of the user's own and for public examples without labels. The result has a value and the
-        reason for it, by key: one of the method's own keys or a common key.
+        `own_models` says that the user has own models, `unlabelled` that public examples have no labels. The result
+        has, by key (common or the method's), a value and the reason for it.
         """
         return {}
 
@@ -322,7 +322,7 @@ def listed(value: str) -> list[str]:
 
 @cache
 def keys_about(*about: About) -> tuple[str, ...]:
-    """Return the common keys about these subjects (`option(about=...)`)."""
+    """Return the common keys with one of the given subjects (`option(about=...)`)."""
     return tuple(key for key, field in fields_of(Config).items() if field.metadata["about"] in about)
 
 

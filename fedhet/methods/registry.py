@@ -61,7 +61,7 @@ def methods() -> list[str]:
 
 
 def register(method: Method) -> None:
-    """Register a method under its name in this process, in place of any that was registered under the same name."""
+    """Register a method under its name in this process; it replaces a registered method of the same name."""
     if not isinstance(method, Method):
         raise ConfigError(f"a method must be a fedhet.methods.method.Method, not a {type(method).__name__}")
     if method.name in installed_methods():
@@ -96,7 +96,7 @@ def method(reference: str, *, trusted: bool = True) -> Method:
 
 
 def of_data(reference: str, place: Path) -> Method:
-    """Return the method that a run's file names, without importing new code; raises a ConfigError if it is unknown."""
+    """Return the method named in a run's file `place`, without importing code; raises a ConfigError if unknown."""
     if reference in methods() or _imported_before(reference):
         return method(reference, trusted=False)
     raise ConfigError(

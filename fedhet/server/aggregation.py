@@ -40,7 +40,7 @@ class Aggregator:
     ) -> Arrays:
         """Average each shared array over the clients that have it (see `average_shared`), after clipping.
 
-        Clients started from the arrays `before`, by default the model in the state.
+        `before` has the arrays from which clients started, by default the shared model.
         """
         before = self.run.state.model if before is None else before
         models, config = self.clipped(models, dict.fromkeys(models, before)), self.run.config
@@ -48,7 +48,7 @@ class Aggregator:
         return average_shared(models, weights, specs, config.aggregation, config.byzantine)
 
     def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
-        """Average float arrays other than network weights, each over the clients that sent it, with equal weights."""
+        """Average floating-point arrays other than weights, each over the clients that sent it, with equal weights."""
         specs = {c: {name: (array.shape, "float32") for name, array in arrays.items()} for c, arrays in groups.items()}
         averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
         return cast(dict[K, Array], averages)
@@ -102,7 +102,8 @@ def average_shared(
 ) -> Arrays:
     """Return the average of each shared array over the clients that sent it, summed in the order of `models`.
 
-    `weights` are those of the mean; other rules (`AGGREGATIONS`) weight all clients equally.
+    `weights` apply to `rule="mean"`; other rules (`AGGREGATIONS`) weight all clients equally, and tolerate the fraction
+    `byzantine` of Byzantine clients.
     """
     owners: dict[tuple[str, ...], Spec] = {}
     for name in dict.fromkeys(key for client in models for key in specs[client]):
@@ -154,7 +155,7 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 def cut_to_bound(
     models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
-    """Clip updates whose norm is above `bound` times the median norm; return all models and the clipping records.
+    """Clip updates (`models` minus `starts`) to `bound` times their median norm; return models and clipping records.
 
     The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
     square root of their number of entries, so that networks of different sizes can be compared.

@@ -51,7 +51,7 @@ class Federation:
         return [client for client in self.roster.nodes if client in wanted]
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
-        """Return a message of Flower's type `kind` for each client; `asked` are further fields of its `Request`."""
+        """Return a message of Flower's type `kind` for each client; `asked` are additional fields of its `Request`."""
         request = self.request(**asked)
         encoder, messages = Encoder(flower=request.flower), []
         for client, payload in payloads.items():
@@ -68,7 +68,7 @@ class Federation:
         return round.sent[node]
 
     def request(self, **asked: Any) -> Request:
-        """Return a `Request` for the current round; `asked` are its further fields."""
+        """Return a `Request` for the current round, with the additional fields `asked`."""
         run, round = self.run, self.run.round
         return Request(
             round.number,
@@ -148,7 +148,7 @@ class Federation:
             )
         self.roster.check_counts(reply)
         if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
-            raise WireError("the client reports training, but was not asked to train")
+            raise WireError("the client reports training, but was asked only to evaluate: report no loss or steps")
         for name, group in reply.arrays.items():
             if name == "model":
                 check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "the client's model")

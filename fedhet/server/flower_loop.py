@@ -39,7 +39,7 @@ NOT_OFFERED = ("_construct_messages", "_check_and_log_replies", "initialize_para
 
 
 class FlowerLoop(Hooks[P, S], Strategy):
-    """Runs a strategy in Flower's loop, which exchanges messages and calls `configure_train` and three more hooks.
+    """Runs a strategy in Flower's loop, which calls its hooks for each round, such as `configure_train`.
 
     Attributes:
         private_wrapper: Flower's strategy for differential privacy around this one, if any.
@@ -53,7 +53,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     _arrays: tuple[ArrayRecord | None, ...] = ()  # the first arrays in Flower's loop, and those of the current round
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise a ConfigError if a subclass defines a hook that is never called."""
+        """Raise a ConfigError if a subclass defines a hook of Flower's strategies that fedhet never calls."""
         super().__init_subclass__(**options)
         if absent := [name for name in NOT_OFFERED if name in vars(cls)]:
             raise ConfigError(
@@ -63,12 +63,12 @@ class FlowerLoop(Hooks[P, S], Strategy):
 
     @property
     def overrides_hooks(self) -> bool:
-        """Whether the class is a user's that overrides hooks of Flower's strategies."""
+        """Whether this is a user's subclass that overrides hooks of Flower's strategies."""
         return any(getattr(type(self), name) is not getattr(FlowerLoop, name) for name in OFFERED)
 
     @abstractmethod
     def handshake(self, grid: Grid) -> None:
-        """Wait for clients and admit those that can serve."""
+        """Wait for clients, and admit those that can take part in the run."""
 
     @abstractmethod
     def evaluate_last(self) -> MetricRecord:
@@ -84,12 +84,12 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def _check_that_rounds_counted(self) -> None: ...
 
     def begin(self) -> None:
-        """Begin a new run, unless `state` was assigned since the last one."""
+        """Begin a new run, unless `state` was assigned since the last run."""
         if not self.fresh:
             self._renew(self.reporter.observers, self.run.privacy)
 
     def take_initial(self, arrays: ArrayRecord | None) -> None:
-        """Keep the initial arrays from the caller, or warn if the method has no use for them."""
+        """Keep the initial arrays from the caller, or log a warning if the method does not use them."""
         used = self.traits.averages_model
         self.run.initial = decode_arrays(arrays) if arrays and used else {}
         if arrays and not used:
@@ -195,19 +195,19 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 if run.config.wire_dtype != "float32":
                     raise ConfigError(f"{name} needs wire-dtype = float32, not {run.config.wire_dtype}")
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
-                    raise ConfigError(f"{name} needs clients that receive only the model: use fedavg")
+                    raise ConfigError(f"{name} needs a method whose clients receive only the model: use fedavg")
             evaluate = run.evaluates(server_round)
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 
     def _take_arrays(self, arrays: ArrayRecord) -> None:
-        """Take the arrays in Flower's loop, which a wrapper or a subclass may have changed, as the shared model."""
+        """Use the arrays of Flower's loop, which a wrapper or a subclass may have changed, as the shared model."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
             self._handshake.settle()
         elif arrays and not any(arrays is known for known in self._arrays):
             raise ConfigError(
-                f"aggregate_train returned arrays of its own, which {self.method.name} cannot use, since its clients "
-                "share no averaged model: return those of super().aggregate_train(server_round, replies)"
+                f"aggregate_train returned changed arrays, but clients of {self.method.name} share no averaged model: "
+                "return the arrays of super().aggregate_train(server_round, replies)"
             )
 
     def aggregate_train(

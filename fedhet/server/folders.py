@@ -16,7 +16,7 @@ def new_folder(parent: Path, config: Config) -> Path:
 
 
 def run_folder(config: Config, grid: Grid) -> Path:
-    """Return the folder for a run: `out`, or `out-2`, `out-3`, ... if it has a run that is not to be resumed.
+    """Return the folder for a run: `out`, or `out-2`, `out-3`, ... if `out` has a run and `resume` is not set.
 
     Flower's runtime works in the folder where its SuperLink was started, so a relative folder is in `~/.fedhet` there.
     """

@@ -46,7 +46,7 @@ class Admission:
 
 
 class Handshake:
-    """Asks new nodes for a report, and admits those that the method's hooks accept."""
+    """Asks new nodes for a description of their client (`Report`), and admits clients that the method accepts."""
 
     def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
         self.run, self.federation, self.hooks = run, federation, hooks
@@ -96,7 +96,7 @@ class Handshake:
     # ---- admission
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask nodes for a report, and admit those that can serve; if reports conflict, the majority is admitted."""
+        """Ask nodes for a `Report` and admit those that can take part; if reports differ, the majority is admitted."""
         run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
         public, encoder = self.hooks.public_dataset(), Encoder()
         payload = Payload() if public is None else with_public_dataset(public)
@@ -156,7 +156,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "the client's network")
             run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("the client did not send its network, which is large and must be sent before it is admitted")
+        raise FedhetError("the client did not send its network, which is needed for its admission: see its log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, roster = self.run, reply.report, self.federation.roster
@@ -191,7 +191,7 @@ class Handshake:
             run.warn_once(report.note, [report.client])
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Let the method admit a client, and initialise shared arrays if the method draws their values."""
+        """Let the method admit a client and, unless it is `joining` after the last round, draw initial arrays."""
         state, traits, spec = self.run.state, self.run.traits, reply.report.spec
         remedy = "return the same examples as `common` for all clients, or leave it out"
         brought = {"common test set": Common(reply.report.common, remedy)} if reply.report.common else {}
@@ -209,7 +209,7 @@ class Handshake:
                 state.model = state.model | first
 
     def _test_on_own_parts(self) -> None:
-        """Evaluate on clients' own test parts only, since one has no common test set; raise if `test-on` was set."""
+        """Evaluate on clients' own test parts only, if a client has no common test set; raise if `test-on` is set."""
         run = self.run
         if "test-on" in run.config.chosen:
             raise FedhetError(

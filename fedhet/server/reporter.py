@@ -51,7 +51,7 @@ class Reporter:
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Context of a run: when it ends, observers receive its outcome and the matrices for the report."""
+        """Context of a run, at whose end observers receive the outcome and the matrices for the report."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -69,12 +69,12 @@ class Reporter:
             observer.finished(self.info(drawn))
 
     def started(self) -> None:
-        """Notify observers which rounds are about to run."""
+        """Notify observers of the rounds that are about to run."""
         for observer in self.observers:
             observer.started(self.info(), self.run.state.round + 1, self.run.last_round)
 
     def answered(self, done: int, asked: int) -> None:
-        """Notify observers that a client answered."""
+        """Notify observers that `done` of `asked` clients have answered."""
         for observer in self.observers:
             observer.answered(done, asked)
 

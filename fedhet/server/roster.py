@@ -66,14 +66,14 @@ class Roster:
         return sorted(present - set(self.nodes.values()) - self.refused.keys() - self.waiting)
 
     def rivals(self, claims: Mapping[int, str]) -> dict[int, list[int]]:
-        """Return for each node whose name (in `claims`) other nodes claim, too, these other nodes."""
+        """Return the other nodes with the same name, for each node in `claims` whose name is not unique."""
         by_name: dict[str, set[int]] = {name: {node} for name, node in self.nodes.items()}
         for node, name in (*self.refused.items(), *claims.items()):
             by_name.setdefault(name, set()).add(node)
         return {node: others for node, name in claims.items() if (others := sorted(by_name[name] - {node}))}
 
     def contest(self, name: str, others: Sequence[int]) -> str:
-        """Return why a node is refused whose client name the nodes `others` claim as well."""
+        """Return the reason for refusing a node whose client name is also claimed by the nodes `others`."""
         nodes = f"node{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
         belongs = f"belongs to {nodes}" if name in self.nodes else f"is also claimed by {nodes}: none is admitted"
         return f"the client's name {name!r} {belongs}; each node needs its own partition-id (or name)"
@@ -125,7 +125,7 @@ class Roster:
         log.warning("%s: no test examples, so their own models are not scored", named(without))
 
     def check_counts(self, reply: Reply) -> None:
-        """Raise a WireError if a reply's numbers of examples differ from the handshake, or its metrics count more."""
+        """Raise a WireError if numbers of examples differ from the handshake, or a metric counts too many examples."""
         known = self.known[reply.client]
         wrapped = known.report.wrapped  # the user's own functions count their examples
         for kind, count, before in (
@@ -141,13 +141,13 @@ class Roster:
             most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
             if len(measured.metric.values) != labels or max(measured.metric.weights) > most:
                 raise WireError(
-                    f"the client's metric {name} has more weight than its examples allow, or a wrong number of labels"
+                    f"the client's metric {name} must have {labels} values (one per label), with weights up to {most:g}"
                 )
             if metric != "r2" and min(measured.metric.values) < 0:
                 raise WireError(f"the client's metric {name} is negative, which is impossible for {metric}")
 
     def admit(self, reply: Reply, node: int) -> None:
-        """Add a client that passed the checks; `nodes` has it at the end until it is sorted (`sort`)."""
+        """Add a client that passed the checks, at the end of `nodes` (see `sort`)."""
         self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
         for key, (shape, dtype) in reply.report.spec.items():
             self.keys.setdefault(key, (shape, dtype, reply.client))
@@ -165,8 +165,8 @@ def _task(report: Report) -> str:
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: bool, one_shape: bool) -> list[int]:
     """Return nodes in the order of admission, so that the majority decides which clients fit.
 
-    Clients with the most frequent compatibility value come first; among them, if arrays are `averaged`, those with the
-    most arrays of the most frequent dtype and, with `one_shape`, shape.
+    Clients with the most frequent `Hooks.compatibility` come first; among them, if arrays are `averaged`, those with
+    the most arrays of the most frequent dtype and, with `one_shape`, shape.
     """
     kinds = Counter(kind for kind, _ in opened.values())
     arrays = {
@@ -183,14 +183,14 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], *, averaged: 
 
 
 def with_remedy(reasons: str) -> str:
-    """Return reasons for refusals; if networks differ, name the methods that accept different networks."""
+    """Return reasons for refusals, with the methods that accept different networks if that is a reason."""
     return f"{reasons}; {TAKES_UNLIKE}" if UNLIKE in reasons else reasons
 
 
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Raise a FedhetError unless a client has the public dataset of the server or, without one, of other clients."""
+    """Raise a FedhetError unless a client can use the server's public dataset or has the other clients' one."""
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:
@@ -209,7 +209,7 @@ def agree_on_public_dataset(
 
 
 def agree(known: Mapping[str, int | str], values: Mapping[str, Common]) -> dict[str, int | str]:
-    """Return the known common values and a new client's; raise a FedhetError if a value of this client differs."""
+    """Return `known` with a new client's `values` added; raise a FedhetError if a value differs from the known one."""
     for name, (value, remedy) in values.items():
         if (other := known.get(name, value)) != value:
             raise FedhetError(f"the client's {name} is {value}, and the other clients have {other}: {remedy}")

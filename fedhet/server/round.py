@@ -33,8 +33,8 @@ class Hooks(Generic[P, S]):
     """The server-side hooks of a method, with defaults that implement FedAvg; a method overrides what differs.
 
     `state_class` is the class of the method's state, and `copies` how many copies of a client's network the server
-    makes from the reported shapes. `fresh` says whether the next run begins or continues with `state`, which no run has
-    used yet.
+    makes from the reported shapes. `fresh` is whether no run has used `state` yet, so that the
+    next run starts from it.
     """
 
     role: ClassVar[str] = "server"
@@ -50,7 +50,7 @@ class Hooks(Generic[P, S]):
     _handshake: Handshake
 
     def run_round(self, round: int) -> MetricRecord:
-        """Run one round of training, or the closing round that follows the last of them, and return its metrics."""
+        """Run one round of training, or the closing round after the last one, and return its metrics."""
         run, federation = self.run, self.federation
         run.round = Round(round, closing=round > run.training_rounds)
         self._handshake.admit()  # clients that come late
@@ -124,7 +124,7 @@ class Hooks(Generic[P, S]):
         )
 
     def admit(self, reply: Reply) -> None:
-        """Keep what the method needs from a client's first handshake, or raise an exception to refuse the client."""
+        """Keep the values that the method needs from a client's first handshake, or raise an exception to refuse it."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
         """Return initial values for the shared arrays in `missing`; None (the default) to use clients' weights."""
@@ -149,16 +149,16 @@ class Hooks(Generic[P, S]):
         return [known[index] for index in sorted(drawn)]
 
     def payload_for(self, client: str) -> Payload:
-        """Return what a client receives for training or evaluation, by default the shared arrays that it has."""
+        """Return the payload for a client's training or evaluation, by default the shared arrays that it has."""
         model = self.aggregator.part_of(client)
         return Payload({"model": model} if model else {})
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return what the clients that train in a round (from 1) receive, by client; by default `payload_for` each."""
+        """Return the payloads for training in a round (from 1), by client; by default `payload_for(client)`."""
         return {client: self.payload_for(client) for client in clients}
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return what clients that are only evaluated receive, by client; by default `payload_for` each.
+        """Return the payloads for clients that only evaluate, by client; by default `payload_for(client)`.
 
         `amid_training` says whether other clients train in the same round.
         """
@@ -191,11 +191,11 @@ class Hooks(Generic[P, S]):
         return ""
 
     def take_last(self, reply: Reply) -> None:
-        """Check a client's reply to the evaluation after the last round, and keep what the method needs from it."""
+        """Check a client's reply to the evaluation after the last round, and keep the values that the method needs."""
 
     @property
     def makes_global_model(self) -> bool:
-        """Whether there will be a global model; by default, if clients share networks or the server trains one."""
+        """Whether the run creates a global model; by default, if clients share networks or the server trains one."""
         return self.traits.whole or self.state.serves
 
     @property

@@ -1,4 +1,4 @@
-"""The values of a run and of its round, shared by the objects of the server, and networks like the clients'."""
+"""The data of a run and its current round, shared by all server objects, and networks built like the clients'."""
 
 import time
 from collections import Counter
@@ -49,7 +49,7 @@ class Round:
         self.failures.append({"client": client, "reason": reason})
 
     def name_cuts(self, cuts: Iterable[Mapping[str, Any]]) -> None:
-        """Record whose updates were clipped; a client that is recorded already is skipped."""
+        """Record the clients whose updates were clipped, each client once."""
         named = {cut["client"] for cut in self.cuts}
         self.cuts += [dict(cut) for cut in cuts if cut["client"] not in named]
 
@@ -65,12 +65,12 @@ class Round:
 
 @dataclass
 class Run:
-    """The values of a run.
+    """The configuration and data of a run, which the server's objects share.
 
     Attributes:
         config: the complete configuration; `override` changes it.
         public: the public dataset of the server, if it has one.
-        model: the user's model function, if clients have models of the user's own.
+        model: the user's model function, if clients use the user's own models.
         own_data: whether clients have data other than the configured data set.
         devices: distinct descriptions of the clients' devices.
         initial: initial arrays from the caller, kept until it is known which arrays clients share.
@@ -131,13 +131,13 @@ class Run:
 
     @property
     def further(self) -> dict[str, Any]:
-        """Entries for Flower's mods and clients' own functions, in the form in which messages have them."""
+        """Entries of messages for Flower's mods and clients' own functions (`train_config`, `evaluate_config`)."""
         return sent_along(self.train_config, self.evaluate_config, self.flower_options.names)
 
     def take(self, argument: Literal["train_config", "evaluate_config"], sent: Mapping[str, Any] | None) -> None:
         """Send the entries of `train_config` or `evaluate_config` to the clients from now on.
 
-        Raises a ConfigError for the method and the rounds of the run, which only the strategy and `start` set.
+        Raises a ConfigError if an entry would change the method or the number of rounds.
         """
         flower_names.check_sent(argument, sent or {})
         setattr(self, argument, dict(sent or {}))
@@ -203,8 +203,8 @@ class Networks:
         node = {"architecture": architecture} if architecture and not model else {}
         if partition is None and not node and not model:
             raise FedhetError(
-                f"client {client} discloses neither its architecture (disclose-architecture) nor its partition-id, and "
-                "the server needs to build its network"
+                f"client {client} discloses neither its architecture nor its partition-id, and the server must build "
+                "its network: set disclose-architecture = true"
             )
         info = ClientInfo(client, partition, partitions, self.run.config, node)
         owner = client_setup.owner_of_weights(self.run.config, client)

@@ -88,7 +88,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self._renew(observers)
 
     def _renew(self, observers: Sequence[Observer], before: PrivacyLedger | None = None) -> None:
-        """Prepare a run from its beginning, with its own collaborators; `before` is the privacy budget spent so far."""
+        """Create the objects for a new run; `before` is the privacy budget spent in earlier runs."""
         state = self.state_class(run=uuid.uuid4().hex)
         self.run = self._new_run(state=state, model=self._model, privacy=before)
         self.federation = Federation(self.run)
@@ -129,8 +129,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
             evaluate_fn: evaluates the global model at the server, before the first round and after each round.
 
         Raises:
-            FedhetError: too few clients can serve, no client gave a valid reply in the first round, the last rounds did
-                not count, or the method failed.
+            FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds
+                had too few valid replies, or the method failed.
         """
         self.begin()
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
@@ -173,7 +173,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def handshake(self, grid: Grid) -> None:
-        """Wait for clients and admit those that can serve; raise a FedhetError if there are too few."""
+        """Wait for clients and admit those that can take part; raise a FedhetError if there are too few."""
         exact = "clients" in self.config.chosen
         least = max(self.config.min_clients, self.run.flower_options.least)
         wanted = self.config.clients if exact else least
@@ -184,12 +184,12 @@ class FederatedStrategy(FlowerLoop[P, S]):
         present = self.federation.present
         if len(present) < least:
             raise FedhetError(
-                f"{len(present)} clients can serve, and {least} are needed (min-clients):\n"
+                f"{len(present)} clients can take part: start at least {least}, or lower min-clients:\n"
                 f"{self.run.round.reasons('no more nodes came')}"
             )
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
-            raise FedhetError(f"{named(gone)} cannot continue this run:\n{self.run.round.reasons('no such node')}")
+            raise FedhetError(f"{named(gone)} of this run cannot take part:\n{self.run.round.reasons('no such node')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         if self._directory and self.run.train_config:
             self._directory.reconfigure(self.config)
@@ -266,13 +266,13 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.reporter.on_common_test = common
 
     def _check_that_rounds_counted(self) -> None:
-        """Raise a FedhetError if too many rounds at the end of the run did not count (see `LAST`)."""
+        """Raise a FedhetError if too many rounds at the end of the run (`LAST`) had too few valid replies."""
         last = self.run.last_round
         counted = max([0, *(client.trained for client in self.state.clients.values())])
         if last - counted >= min(LAST, math.ceil(last / 2)) > 0:
             raise FedhetError(
-                f"no round counted after round {counted} of {last}: too few clients gave a valid reply (min-clients = "
-                f"{self.config.min_clients}):\n{self.run.round.reasons('no client was asked')}"
+                f"no round after round {counted} of {last} had {self.config.min_clients} valid replies (min-clients):\n"
+                f"{self.run.round.reasons('no client was asked')}"
             )
         if last and self.traits.whole and not self.has_global_model:
             raise FedhetError(
@@ -282,7 +282,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     @contextmanager
     def _recording(self, grid: Grid, *, lines: bool = False) -> Iterator[None]:
-        """Context that prints rounds (with `lines`), and writes a run directory if `out` is set; not with observers."""
+        """Context that prints rounds if `lines`, and writes a run directory if `out` is set; no-op with observers."""
         if self.reporter.observers:
             yield
             return

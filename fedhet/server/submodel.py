@@ -1,7 +1,7 @@
 """Methods whose clients have parts of one network: each entry is averaged over the clients that have it.
 
-A part of an array is given by the client's indices along each axis, in the client's order. The method determines
-which units of a hidden layer a client of a given width has (`Sharing.units`).
+A part of an array is given by the indices of its entries along each axis. The method determines which
+units of a hidden layer a client of a given width has (`Sharing.units`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- a round
 
     def parts(self, client: str) -> Parts:
-        """Return the client's parts in the current round, for the arrays that the client does not have whole."""
+        """Return the client's part of each array that it does not have as a whole, in the current round."""
         units = self.traits.shares.units
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
@@ -132,10 +132,11 @@ def check_part(report: Report) -> None:
         groups, spec = read_network(report.groups), report.spec
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
-            raise ValueError("the arrays are wider than the whole network")
+            raise ValueError("a hidden layer has more units than in the whole network")
         shapes = groups.shapes(widths)
-        if any(shapes[name] != shape for name, (shape, _) in spec.items()):
-            raise ValueError("the shapes of the arrays differ from the description")
+        for name, (shape, _) in spec.items():
+            if shapes[name] != shape:
+                raise ValueError(f"the array {name[:100]} has shape {list(shape)}, expected {list(shapes[name])}")
         lacking = [name for name in groups.needs if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
             raise ValueError(f"the array {lacking[0]} is missing")
@@ -145,7 +146,7 @@ def check_part(report: Report) -> None:
 
 @lru_cache(maxsize=64)
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
-    """Return the parts of the arrays that a client of the given widths has in a round (from 1)."""
+    """Return the parts of arrays that a client of these widths has in a round (from 1); `units` as in `Sharing`."""
     groups = read_network(network)
     sizes = enumerate(zip(widths, groups.widths, strict=True))
     chosen = {
@@ -166,7 +167,7 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 def split(
     models: Mapping[str, Arrays], specs: Mapping[str, Spec], parts: Mapping[str, Parts], wholes: Arrays
 ) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Sequence[Indices] | None]]]:
-    """Split clients' arrays into pieces, such that a client has either all entries of a piece or none.
+    """Split clients' arrays into pieces, such that each client has either all entries of a piece or none.
 
     Returns:
         The pieces by client and name, their specifications by client and name, and for each name the key of the split

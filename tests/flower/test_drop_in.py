@@ -173,7 +173,7 @@ def test_hooks_without_a_use_are_refused_by_name():
         def aggregate_train(self, server_round, replies):
             return first(), super().aggregate_train(server_round, replies)[1]
 
-    with pytest.raises(ConfigError, match="aggregate_train returned arrays of its own, which fedproto cannot use"):
+    with pytest.raises(ConfigError, match="aggregate_train returned changed arrays, but clients of fedproto share no"):
         Other(clients=2, dataset="digits").start(LocalGrid(fedhet.make_client_app(), 2), num_rounds=1)
 
 

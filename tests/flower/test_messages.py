@@ -149,8 +149,8 @@ def test_what_a_client_says_in_words_is_printable(field):
     [
         ("w", "float32,1000000000,0", "has the invalid shape '1000000000,0': axes must be whole numbers of at least 1"),
         ("w", "float32,", "numbers of at least 1"),
-        ("w", "float32" + ",1" * 33, "has dtype 'float32' and 33 axes"),
-        ("w", "object,3", "has dtype 'object' and 1 axes"),
+        ("w", "float32" + ",1" * 33, "has the unsupported dtype 'float32' or more than 32 axes"),
+        ("w", "object,3", "has the unsupported dtype 'object' or more than 32 axes"),
         ("", "float32,3", "is not a valid name of an array"),
         ("x" * 2001, "float32,3", "is not a valid name of an array"),
     ],

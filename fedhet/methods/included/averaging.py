@@ -21,7 +21,7 @@ fedavg = Method("fedavg", Traits(networks="equal", shares=EVERYTHING, common_ini
 
 @dataclass(frozen=True)
 class FedProxOptions(Options):
-    """FedProx's own configuration key."""
+    """Configuration key of FedProx."""
 
     mu: float = option(0.1, "weight of the proximal term mu / 2 ||W - W(t-1)||^2", at_least=0)
 
@@ -31,7 +31,7 @@ fedprox = Method("fedprox", fedavg.traits, FedProxOptions)
 
 @dataclass(frozen=True)
 class FedRepOptions(Options):
-    """FedRep's own configuration keys.
+    """Configuration keys of FedRep.
 
     The common key `local-epochs` is the number of epochs of head and body together; after the last round, only the head
     is trained, for `closing-epochs`.
@@ -63,7 +63,7 @@ lg_fedavg = Method("lg-fedavg", Traits(shares=HEAD, keeps="model", scored="train
 
 @dataclass(frozen=True)
 class LayerAverageOptions(Options):
-    """Layer average's own configuration keys.
+    """Configuration keys of the method `layer-average`.
 
     Layers are matched by type and order, or as common first layers. The latter is FlexiFed's rule (Wang et al.,
     WWW 2023), whose authors compare layers by name and position; here, layers match if their class, options and shapes
@@ -114,7 +114,7 @@ ensemble = Method(
 
 @dataclass(frozen=True)
 class LocalOptions(Options):
-    """Local training's own configuration key."""
+    """Configuration key of local training."""
 
     public: Literal["unused", "mixed"] = option(
         "unused",

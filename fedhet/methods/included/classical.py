@@ -8,7 +8,7 @@ from fedhet.methods.options import Options, keys_about
 
 @dataclass(frozen=True)
 class ClassicalOptions(Options):
-    """Configuration keys of the scikit-learn baselines: they add none, and those in `without` have no effect."""
+    """Options of the scikit-learn baselines, which add no keys; the common keys in `without` have no effect."""
 
     without = (
         *keys_about("optimiser"),

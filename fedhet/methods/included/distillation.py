@@ -21,7 +21,7 @@ class AuxiliaryOptions(Options):
 
 @dataclass(frozen=True)
 class FMLOptions(AuxiliaryOptions):
-    """FML's own configuration keys."""
+    """Configuration keys of FML."""
 
     alpha: float = option(
         0.5, "weight of labels in the own network's loss, 1 - alpha of the shared network's scores", above=0, at_most=1
@@ -56,7 +56,7 @@ fedkd = Method(
 
 @dataclass(frozen=True)
 class FedMRLOptions(AuxiliaryOptions):
-    """FedMRL's own configuration keys, with the paper's values."""
+    """Configuration keys of FedMRL, with the paper's values."""
 
     width: int = option(
         0, "width d1 to which the shared network's representation is pooled; 0: unchanged", at_least=0, at_most=2**16
@@ -68,7 +68,7 @@ fedmrl = Method("fedmrl", _auxiliary, FedMRLOptions)
 
 @dataclass(frozen=True)
 class FLHADistillationOptions(Options):
-    """FLHA-distillation's own configuration keys; the common key `learning-rate` is for training the teacher."""
+    """Configuration keys of FLHA-distillation; the common key `learning-rate` is for training the teacher."""
 
     uses = ("architectures",)  # of the teacher
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
@@ -104,7 +104,7 @@ class ScoresOptions(Options):
 
 @dataclass(frozen=True)
 class FedMDOptions(ScoresOptions):
-    """FedMD's own configuration keys, with the values of the authors' code.
+    """Configuration keys of FedMD, with the values of the authors' code.
 
     The common key `local-epochs` is the number of epochs on the client's examples in each round ("revisit").
     """
@@ -148,7 +148,7 @@ fedmd = Method(
 
 @dataclass(frozen=True)
 class FedDFOptions(ScoresOptions):
-    """FedDF's own configuration keys."""
+    """Configuration keys of FedDF."""
 
     uses = ("architectures",)  # of the server's network
     public_batch, subset = 128, 5000

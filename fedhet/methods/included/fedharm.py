@@ -10,7 +10,7 @@ from fedhet.methods.options import Options, option
 
 @dataclass(frozen=True)
 class FedHARMOptions(Options):
-    """FedHARM's own configuration keys, with the paper's values."""
+    """Configuration keys of FedHARM, with the paper's values."""
 
     align: Literal["cosine", "cka", "spectral"] = option(
         "cosine",

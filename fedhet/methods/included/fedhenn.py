@@ -17,7 +17,7 @@ AUGMENTATION = "rad augmentation"
 
 @dataclass(frozen=True)
 class FedHeNNOptions(Options):
-    """FedHeNN's own configuration keys; the defaults are the paper's, except for `target` and `rad-batch`.
+    """Configuration keys of FedHeNN; the defaults are the paper's, except for `target` and `rad-batch`.
 
     The RAD is the paper's representation alignment dataset, on which the representations of clients are compared.
     """

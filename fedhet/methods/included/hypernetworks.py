@@ -10,7 +10,7 @@ from fedhet.methods.sharing import TRAINED
 
 @dataclass(frozen=True)
 class FLHAGHNOptions(Options):
-    """FLHA-GHN's own configuration keys, with the paper's values except for the head.
+    """Configuration keys of FLHA-GHN, with the paper's values except for the head.
 
     The paper's head, `dense`, is ten times larger than the default.
     """
@@ -35,11 +35,11 @@ class FLHAGHNOptions(Options):
 
     @property
     def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return `architectures`, unless the head is tiled: other heads need the layer types of the architectures."""
+        """Return the common key `architectures`, unless the head is tiled and needs no list of layer types."""
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Use a tiled head for the user's own models."""
+        """Return a tiled head and its learning rate for the user's own models."""
         if not own_models:
             return {}
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
@@ -71,7 +71,7 @@ flha_ghn = Method(
 
 @dataclass(frozen=True)
 class PFedHNOptions(Options):
-    """pFedHN's own configuration key."""
+    """Configuration key of pFedHN."""
 
     without = ("start-from",)  # the hypernetwork generates the weights
 

@@ -10,7 +10,7 @@ from fedhet.methods.sharing import Sharing
 
 @dataclass(frozen=True)
 class PFNMOptions(Options):
-    """PFNM's own configuration keys, about the matching of units, with FedMA's values; FedMA inherits them."""
+    """Configuration keys of PFNM for matching units, with the values of the FedMA paper; FedMA inherits them."""
 
     gamma: float = option(
         7.0, "mass of the beta process; larger values create more global units (LSTMs: 0.001)", above=0
@@ -72,7 +72,7 @@ pfnm = Method(
 
 @dataclass(frozen=True)
 class FedMAOptions(PFNMOptions):
-    """FedMA's own configuration keys, with the paper's values."""
+    """Configuration keys of FedMA, with the paper's values."""
 
     passes: int = option(1, "number of passes over all layers, if rounds = 0", at_least=1)
     retrain_epochs: int = option(

@@ -20,7 +20,7 @@ class WidthOptions(Options):
     )
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Keep the preset's `width`, with a remark, since it adds a layer to the user's models."""
+        """Return the preset's `width` with the remark that it adds a layer to the user's own models."""
         if not own_models or not self.width:
             return {}
         why = (
@@ -36,7 +36,7 @@ class WidthOptions(Options):
 
 @dataclass(frozen=True)
 class FedProtoOptions(WidthOptions):
-    """FedProto's own configuration keys."""
+    """Configuration keys of FedProto."""
 
     weight: float = option(1.0, "lambda, the weight of the distance to the global prototypes", at_least=0)
     predict: str = option(
@@ -58,7 +58,7 @@ fedproto = Method(
 
 @dataclass(frozen=True)
 class FDOptions(Options):
-    """FD's own configuration keys."""
+    """Configuration keys of FD (federated distillation)."""
 
     weight: float = option(0.1, "weight of the cross entropy to the peers' mean prediction of the class", at_least=0)
 
@@ -84,7 +84,7 @@ class LearnerOptions(WidthOptions):
 
 @dataclass(frozen=True)
 class FedGHOptions(LearnerOptions):
-    """FedGH's own configuration keys."""
+    """Configuration keys of FedGH."""
 
     server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
 
@@ -98,7 +98,7 @@ fedgh = Method("fedgh", _learner, FedGHOptions, own={"fedgh.width": 32, "fedgh.s
 
 @dataclass(frozen=True)
 class FedTGPOptions(LearnerOptions):
-    """FedTGP's own configuration keys."""
+    """Configuration keys of FedTGP."""
 
     server_epochs: int = option(100, "number of epochs per round in which the server trains the prototypes", at_least=1)
     weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
@@ -110,7 +110,7 @@ fedtgp = Method("fedtgp", _learner, FedTGPOptions, own={"fedtgp.width": 32})
 
 @dataclass(frozen=True)
 class FedGenOptions(WidthOptions):
-    """FedGen's own configuration keys, with the paper's weight; other defaults are from the authors' code for MNIST."""
+    """Configuration keys of FedGen, with the paper's weight; other defaults are from the authors' code for MNIST."""
 
     weight: float = option(1.0, "weight of the clients' loss on generated representations", at_least=0)
     diversity: float = option(1.0, "weight of the generator's diversity loss", at_least=0)

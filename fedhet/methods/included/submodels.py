@@ -15,7 +15,7 @@ A, B = "lora_a", "lora_b"
 
 
 class SubmodelOptions(Options):
-    """Base of the keys of methods whose clients have parts of one network."""
+    """Base class of the options of methods whose clients have parts of one network."""
 
     uses = ("assign",)
 
@@ -44,7 +44,7 @@ class SizedOptions(SubmodelOptions):
 
 @dataclass(frozen=True)
 class FjORDOptions(SizedOptions):
-    """FjORD's own configuration keys, with the paper's values.
+    """Configuration keys of FjORD, with the paper's values.
 
     In each training step a client draws one of `widths` up to its own.
     """
@@ -78,7 +78,7 @@ fjord = Method("fjord", _traits, FjORDOptions, common={"batch-norm": "re-estimat
 
 
 class CountedOptions(SubmodelOptions):
-    """Base of the keys of methods whose clients have a size, a whole number; the whole network has the largest size.
+    """Base class of options of methods whose clients have an integer size; the whole network has the largest one.
 
     Attributes:
         counted: the key that lists the sizes, such as `lora.ranks`. A node's own size has the singular name, `rank`, in
@@ -138,7 +138,7 @@ class DepthOptions(CountedOptions):
 
 @dataclass(frozen=True)
 class DepthFLOptions(DepthOptions):
-    """DepthFL's own configuration keys, with the paper's values."""
+    """Configuration keys of DepthFL, with the paper's values."""
 
     counted = "depthfl.depths"
 
@@ -152,7 +152,7 @@ depthfl = Method("depthfl", _traits, DepthFLOptions, own={"depthfl.depths": "2,1
 
 @dataclass(frozen=True)
 class InclusiveFLOptions(DepthOptions):
-    """InclusiveFL's own configuration keys, with the authors' values."""
+    """Configuration keys of InclusiveFL, with the authors' values."""
 
     counted = "inclusivefl.depths"
 
@@ -166,7 +166,7 @@ inclusivefl = Method("inclusivefl", _traits, InclusiveFLOptions, own={"inclusive
 
 @dataclass(frozen=True)
 class LoRAOptions(CountedOptions):
-    """The own configuration keys of the method `lora`.
+    """Configuration keys of the method `lora` (low-rank adapters).
 
     HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
     """
