@@ -170,16 +170,22 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
     "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures fit only"),
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
-    "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "sparse inputs of type Tensor: make them dense"),
+    "a sparse tensor": (
+        lambda: run(data=reshaped(Tensor.to_sparse)),
+        "inputs are sparse, of type Tensor: make",
+    ),
     "a sparse matrix": (
         lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),
-        "client 0: train has sparse inputs of type csr_matrix: make them dense with inputs.toarray()",
+        "client 0: train: inputs are sparse, of type csr_matrix: make them dense with inputs.toarray()",
     ),
     "rows of unlike lengths": (
         lambda: run(data=reshaped(lambda inputs: [[1.0] * (3 + (row == 2)) for row in range(len(inputs))])),
-        "client 0: train has inputs of different lengths, 3 and 4: pad or cut the rows",
+        "client 0: train: inputs have different lengths, 3 and 4: pad or cut the rows",
     ),
-    "one table": (lambda: run(data=lambda client: (Table(torch.ones(4, 3)),) * 2), "train is one table: give a pair"),
+    "one table": (
+        lambda: run(data=lambda client: (Table(torch.ones(4, 3)),) * 2),
+        "labels are in one table: give",
+    ),
     "channels last": (lambda: run(lambda client: convolution(3), images(8, 8, 3)), "their channels come last: give"),
     "no channels": (lambda: run(lambda client: convolution(1), images(8, 8)), "they have no axis of channels: give"),
     "a number of jobs": (lambda: fedhet.compare(["local"], jobs="a"), "jobs = 'a': must be a whole number"),  # type: ignore[arg-type]
@@ -216,7 +222,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "bytes and floats": (
         lambda: run(data=varied(test=(torch.full((3, 4), 7).byte(), torch.arange(3) % 2))),
-        "test has bytes, which are scaled to [0, 1], but train has torch.float32 beyond [0, 1]",
+        "test has bytes, which are scaled to [0, 1], but train has torch.float32 values beyond [0, 1]",
     ),
     "one example without statistics": (
         lambda: run(lambda client: normalised(track_running_stats=False), varied(test=(torch.ones(1, 4), [0]))),

@@ -136,19 +136,19 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not allowed")
+            raise pickle.UnpicklingError(f"the file refers to {module}.{name}, which is not allowed")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def read_cifar(file: Path, labelled: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 from a file of CIFAR's Python version."""
+def read_cifar(file: Path, key: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
+    """Read images (n, 3, 32, 32) uint8 and the labels (n,) int64 with this key from a file of CIFAR's Python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
         images = torch.tensor(np.asarray(batch["data"]))
-        labels = torch.tensor(batch[labelled])
+        labels = torch.tensor(batch[key])
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(f"{file} is not a batch of CIFAR's python version ({type(error).__name__}: {error})") from error
+        raise DataError(f"{file} is not a batch of CIFAR's Python version ({type(error).__name__}: {error})") from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
         got = f"{tuple(images.shape)}, {len(labels)}"
         raise DataError(f"{file} must have (n, 3072) uint8 images and n labels, but has {got}: download it again")

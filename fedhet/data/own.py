@@ -47,7 +47,7 @@ def check_scale(raw: Mapping[str, Tensor]) -> None:
         if others:
             raise DataError(
                 f"{scaled[0]} has bytes, which are scaled to [0, 1], but {others[0]} has {tensors[others[0]].dtype} "
-                "beyond [0, 1], which stay: give all parts in one form"
+                "values beyond [0, 1], which are not scaled: give all parts in one form"
             )
 
 
@@ -76,7 +76,7 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
 
     Returns None if `value` is None. Raises a `DataError` for other forms, and for numbers that are not finite.
     """
-    return None if value is None else _part("a public dataset", value, public=True)
+    return None if value is None else _part("the public dataset", value, public=True)
 
 
 def _client_data(value: Any) -> ClientData:
@@ -92,8 +92,8 @@ def _client_data(value: Any) -> ClientData:
     if not {"train", "test"} <= names <= {*PARTS, "augment"}:
         got = ", ".join(map(repr, names)) or ("None" if value is None else f"an object of type {type(value).__name__}")
         raise DataError(
-            "the data function must return (train, test), or a mapping of 'train', 'test' and, where there are any, "
-            f"'public', 'common', 'validation' and 'augment'; it returned {got}"
+            "the data function must return (train, test), or a mapping of 'train', 'test' and, optionally, 'public', "
+            f"'common', 'validation' and 'augment'; it returned {got}"
         )
     present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
     parts = {name: _part(name, value[name], public=name == "public") for name in present}
@@ -113,7 +113,7 @@ def _part(name: str, value: Any, *, public: bool) -> Any:
                     part = replace(part, **{kind: tensor.detach().clone()})  # data have no gradients
         return part
     except DataError as error:
-        raise type(error)(f"{name} {error}") from error
+        raise type(error)(f"{name}: {error}") from error
 
 
 def _public(value: Any) -> PublicDataset:
@@ -122,7 +122,7 @@ def _public(value: Any) -> PublicDataset:
     if hasattr(value, "__array__") or (isinstance(value, Mapping) and not value.keys() & {*LABELS}):
         return PublicDataset(as_tensor(value))
     if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
-        raise DataError(f"must be a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}")
+        raise DataError(f"give a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}")
     return PublicDataset(*_examples(value).at(slice(None)))
 
 
@@ -133,14 +133,14 @@ def _examples(value: Any) -> Examples:
         collate: Any = None if value.collate_fn is default_collate else value.collate_fn
         return _rows(value.dataset, collate, value)
     if hasattr(value, "to_numpy"):
-        raise DataError("is one table: give a pair (inputs, labels), such as (table[features], table[label])")
+        raise DataError("inputs and labels are in one table: give a pair, such as (table[features], table[label])")
     if isinstance(value, Mapping):
         value = pair_of(value)
     if isinstance(value, tuple | list) and len(value) == 2 and not _two_rows(*value):
         inputs, labels = as_tensor(value[0]), as_labels(value[1])
         for part in parts_of(inputs).values():
             if len(part) != len(labels):
-                raise DataError(f"has {len(part)} inputs but {len(labels)} labels: give one label for each input")
+                raise DataError(f"there are {len(part)} inputs but {len(labels)} labels: give one label for each input")
         return Examples(inputs, labels)
     if isinstance(value, tuple | list) and value:
         row, label = pair_of(value[0])
@@ -148,8 +148,8 @@ def _examples(value: Any) -> Examples:
         shape, of_labels = (tuple[int, ...](getattr(each, "shape", ())) for each in (row, label))
         if len(of_labels) == 1 and len(shape) > 1 and shape[0] == of_labels[0] > 1:
             raise DataError(
-                f"is a list of pairs, each with {shape[0]} inputs and {shape[0]} labels, which may be batches or "
-                "examples with a label for each token: give one pair (inputs, labels), joined by torch.cat for batches "
+                f"the pairs in the list, with {shape[0]} inputs and {shape[0]} labels each, may be batches or examples "
+                "with a label for each token: give one pair (inputs, labels), joined by torch.cat for batches "
                 "or by torch.stack for examples"
             )
     return _rows(value, None)
@@ -167,8 +167,8 @@ def _two_rows(first: Any, second: Any) -> bool:
     (a, b), (c, d) = ([np.shape(each) for each in both] for both in (first, second))
     if ((a, b) == (c, d)) == ((a, c) == (b, d)):
         raise DataError(
-            "is two sequences of two, which may be two rows (input, label) or the inputs and the labels of two "
-            "examples: give inputs and labels as tensors or arrays"
+            "two sequences of two entries may be two rows (input, label) or the inputs and the labels of two examples: "
+            "give inputs and labels as tensors or arrays"
         )
     return (a, b) == (c, d)
 
@@ -180,8 +180,8 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
     batches do not come from a batch sampler.
     """
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
-        kind = "has batch_size = None" if loader.batch_sampler is None else "has an __iter__ of its own"
-        raise DataError(f"is a DataLoader that {kind}, so its examples are unknown: give its dataset")
+        kind = "has batch_size = None" if loader.batch_sampler is None else "overrides __iter__"
+        raise DataError(f"the examples of a DataLoader that {kind} are unknown: give its dataset")
     sampler: Any = loader.batch_sampler
     whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
     sampler = sampler.sampler if plain else sampler
@@ -192,13 +192,13 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
         draws = (sampler if plain else chain.from_iterable(sampler) for _ in range(2))
         rows, others = (sorted(map(int, islice(each, whole + 1))) for each in draws)
     except (TypeError, ValueError) as error:
-        raise DataError(f"has a sampler, {type(sampler).__name__}, that yields no row numbers") from error
+        raise DataError(f"the sampler {type(sampler).__name__} yields no row numbers: give the dataset") from error
     random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
     if again or random or rows != others or len(set(rows)) < len(rows):
         raise DataError(
-            f"has a sampler, {type(sampler).__name__}, that repeats rows or draws different rows in each epoch, but "
-            "fedhet needs a fixed set of examples: give a torch.utils.data.Subset without a sampler, and class weights "
-            "as fedhet.Task(class_weights=...)"
+            f"the sampler {type(sampler).__name__} repeats rows or draws different rows in each epoch, but clients "
+            "need fixed examples: give a torch.utils.data.Subset without a sampler, and class weights as "
+            "fedhet.Task(class_weights=...)"
         )
     return torch.tensor(rows, dtype=torch.int64)
 
@@ -209,14 +209,14 @@ def _rows(
     """Return the rows of a dataset as examples: all, or those that the sampler of `loader` yields."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise DataError(
-            f"is of type {type(value).__name__}, whose rows cannot be read by number: give a pair (inputs, labels), a "
-            f"torch Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
+            f"rows of a {type(value).__name__} cannot be read by number: give a pair (inputs, labels), a torch "
+            f"Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
     subset = value
     while isinstance(subset, Subset):
         if torch.as_tensor(subset.indices[:1]).dtype == torch.bool:
-            raise DataError("is a Subset whose indices are a mask of booleans: give row numbers (mask.nonzero()[:, 0])")
+            raise DataError("the indices of a Subset are a mask of booleans: give row numbers (mask.nonzero()[:, 0])")
         subset = subset.dataset
     if collate is None and (pair := _in_memory(value)) is not None:
         return pair if len(rows) == len(pair) else pair.subset(rows)
@@ -244,9 +244,9 @@ def _as_augment(augment: Any) -> Augment | None:
     if not callable(augment):
         raise DataError(f"augment must be a function of a batch of inputs, not a {type(augment).__name__}")
     taken, needed = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
-    if further := [each.name for each in needed[1:] if each.name != "generator"]:
+    if required := [each.name for each in needed[1:] if each.name != "generator"]:
         raise DataError(
-            f"augment requires the arguments {', '.join(further)}, but is called with a batch of inputs and "
+            f"augment requires the arguments {', '.join(required)}, but is called with a batch of inputs and "
             "`generator` only: set the others with functools.partial"
         )
     seeded = any(each.name == "generator" for each in taken[1:])
@@ -263,7 +263,7 @@ def _as_augment(augment: Any) -> Augment | None:
             got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else got
             raise DataError(
                 f"the augment function returned {got} for a batch of {inputs.dtype} of shape {tuple(inputs.shape)}: "
-                "it must return a batch of as many inputs, bytes for bytes"
+                "it must return as many inputs, and bytes if the batch has bytes"
             )
         return batch
 

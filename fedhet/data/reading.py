@@ -1,7 +1,6 @@
 """Read rows of a user's dataset on demand, and convert columns, images and labels to tensors.
 
-A `DataError` raised here has a message without subject, such as "has sparse inputs"; callers prepend the name of the
-client's part, such as "train".
+Callers prepend the name of the client's part, such as "train: ", to the message of a `DataError`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +56,7 @@ class LazyInputs:
             inputs, labels = _read(self.dataset, rows.tolist(), self.collate)
             check_finite(inputs, "inputs", rows)
         except DataError as error:
-            raise type(error)(f"{self.part} {error}".lstrip()) from error
+            raise type(error)(f"{self.part}: {error}".removeprefix(": ")) from error
         return inputs.to(self.device), (self.relabel(labels) if self.relabel else labels).to(self.device)
 
     def subset(self, rows: Tensor) -> "LazyInputs":
@@ -115,14 +114,14 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
     except FedhetError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserCodeError.of(error, f"has rows that cannot be read: {type(dataset).__name__}") from error
+        raise UserCodeError.of(error, f"reading rows of {type(dataset).__name__}") from error
     if collate is not None:
         pair = pair_of(collated)
         batch = as_tensor(pair[0]), as_labels(pair[1])
         if not len(batch[0]) == len(batch[1]) == len(rows):
             raise DataError(
-                f"has a collate function that returned {len(batch[0])} inputs and {len(batch[1])} labels for "
-                f"{len(rows)} rows: leave rows out of the dataset instead (torch.utils.data.Subset)"
+                f"the collate function returned {len(batch[0])} inputs and {len(batch[1])} labels for {len(rows)} "
+                "rows: leave rows out of the dataset instead (torch.utils.data.Subset)"
             )
         return batch[0].detach(), batch[1].detach()
     inputs, labels = zip(*map(pair_of, read), strict=True)
@@ -143,7 +142,7 @@ def not_finite(tensor: Tensor) -> tuple[int, float] | None:
 def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
     """Raise a `DataError` that names the row if a tensor of inputs or labels has NaN or infinity."""
     if (odd := not_finite(tensor)) is not None:
-        raise DataError(f"has {odd[1]} in the {kind} of row {rows[odd[0]]}: remove such rows, or replace the values")
+        raise DataError(f"the {kind} of row {rows[odd[0]]} contain {odd[1]}: remove such rows, or replace the values")
 
 
 def pair_of(row: Any) -> tuple[Any, Any]:
@@ -154,27 +153,26 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
-        raise DataError(f"has rows of type {type(row).__name__}: give pairs (input, label), or dicts with both")
+        raise DataError(f"rows have type {type(row).__name__}: give pairs (input, label), or dicts with both")
     others = [name for name in row if name not in LABELS]
     tokens = [name for name in others if not _is_text(row[name])] if "input_ids" in row else []
     inputs = tokens or [name for name in INPUTS if name in row] or (others if len(others) == 1 else [])
     labels = [name for name in LABELS if name in row]
     if not inputs or not labels:
         raise DataError(
-            f"has columns {', '.join(row)}: rename the inputs to {INPUTS[0]} and the labels to {LABELS[0]}, or give "
-            "pairs (input, label)"
+            f"the columns {', '.join(row)} do not name inputs and labels: rename the inputs to {INPUTS[0]} and "
+            f"the labels to {LABELS[0]}, or give pairs (input, label)"
         )
     for kind, names in (("inputs", inputs[: 1 if tokens else None]), ("labels", labels)):
         if len(names) > 1:
             raise DataError(
-                f"has columns {' and '.join(names)}, each of which can be the {kind}: keep one of them, or give pairs "
+                f"each of the columns {' and '.join(names)} can be the {kind}: keep one of them, or give pairs "
                 "(input, label)"
             )
     return {name: row[name] for name in inputs} if tokens else row[inputs[0]], row[labels[0]]
 
 
 def _is_text(column: Any) -> bool:
-    """Return whether a value, or the first value of a list, is text."""
     return isinstance(column[0] if isinstance(column, list) and column else column, str)
 
 
@@ -197,7 +195,7 @@ def as_tensor(value: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(_native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"has inputs of type {_kind(value)}: give them as numbers") from error
+        raise DataError(f"inputs have type {_kind(value)}: give them as numbers") from error
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
 
 
@@ -207,20 +205,20 @@ def _dense(value: Any, what: str) -> Any:
     Raises a `DataError` for sparse, nested and meta tensors, sparse matrices and rows of different lengths.
     """
     if isinstance(value, Tensor) and value.is_meta:
-        raise DataError(f"has {what} on the device meta, which has no values: create them on the CPU")
+        raise DataError(f"{what} are on the device meta, which has no values: create them on the CPU")
     if isinstance(value, Tensor) and value.is_nested:
-        raise DataError(f"has nested {what}: pad the rows to one length (to_padded_tensor)")
+        raise DataError(f"{what} are a nested tensor: pad the rows to one length (to_padded_tensor)")
     if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout is not torch.strided):
         dense = "to_dense" if isinstance(value, Tensor) else "toarray"
-        raise DataError(f"has sparse {what} of type {type(value).__name__}: make them dense with {what}.{dense}()")
+        raise DataError(f"{what} are sparse, of type {type(value).__name__}: make them dense with {what}.{dense}()")
     if isinstance(value, np.ma.MaskedArray) and value.mask.any():
-        raise DataError(f"has masked {what}, which networks cannot read: fill them with values ({what}.filled(...))")
+        raise DataError(f"{what} have masked values, which networks cannot read: replace them with {what}.filled(...)")
     if hasattr(value, "to_numpy") and not isinstance(value, Tensor):
         return value.to_numpy()
     if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
         lengths = sorted({len(row) for row in value if isinstance(row, list | tuple) or np.ndim(row)})
         if len(lengths) > 1:
-            raise DataError(f"has {what} of different lengths, {lengths[0]} and {lengths[1]}: pad or cut the rows")
+            raise DataError(f"{what} have different lengths, {lengths[0]} and {lengths[1]}: pad or cut the rows")
     return value
 
 
@@ -234,13 +232,13 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     """Stack inputs of one shape to a tensor (n, ...)."""
     inputs = [as_tensor(each) for each in values]
     if len({tuple(parts_of(each)) for each in inputs}) > 1:
-        raise DataError("has rows with different numbers or names of inputs: give every row the same ones")
+        raise DataError("rows have different numbers or names of inputs: give every row the same inputs")
     for name in parts_of(inputs[0]):
         if len(shapes := {tuple(parts_of(each)[name].shape) for each in inputs}) > 1:
             one, other = sorted(shapes)[:2]
             raise DataError(
-                f"has {name} of different shapes, {list(one)} and {list(other)}: resize or pad them where they are "
-                "read, or in the collate_fn of a DataLoader"
+                f"{name} have different shapes, {list(one)} and {list(other)}: resize or pad them where they are read, "
+                "or in the collate_fn of a DataLoader"
             )
     return torch.stack(inputs)
 
@@ -266,7 +264,7 @@ def as_labels(value: Any) -> Tensor:
         labels = torch.as_tensor(value if isinstance(value, Tensor) else _native(np.asarray(value)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"has labels of type {_kind(value)}: number the classes from 0, in the same way for all clients"
+            f"labels have type {_kind(value)}: number the classes from 0, in the same way for all clients"
         ) from error
     if labels.ndim > 2:
         labels = labels.squeeze(1) if labels.ndim > 3 else labels

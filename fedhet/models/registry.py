@@ -235,5 +235,7 @@ def pooled(model: nn.Module, width: int) -> nn.Module:
     """Insert adaptive average pooling to `width` features before the last `nn.Linear`, and return the model."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
-        raise ModelError(f"the model has no nn.Linear as head, so it cannot be pooled to width {width}")
+        raise ModelError(
+            f"the model has no nn.Linear as head, so it cannot be pooled to width {width}: leave the width out"
+        )
     return place_before(model, names[-1], {"pooling": nn.AdaptiveAvgPool1d(width)}, width)

@@ -235,8 +235,8 @@ class Representation:
         else:
             got = f"a {type(value).__name__}"
         raise ModelError(
-            f"{title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row an "
-            f"example, got {got}; set {key} to a module with such a value"
+            f"{title} must be a floating tensor of shape ({'n' if rows is None else rows}, d), one row "
+            f"per example, got {got}; set {key} to a module with such a value"
         )
 
 

@@ -175,7 +175,7 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
     stepped = {id(parameter) for group in before.optimizer.param_groups for parameter in group["params"]}
     if stepped != {id(parameter) for parameter in parameters}:
         raise ModelError(
-            "a training phase continues a phase that trains other parameters: let both train the same parameters"
+            "a training phase that continues the previous phase must train the same parameters: set continues=False"
         )
     return before.optimizer
 

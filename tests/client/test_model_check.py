@@ -56,9 +56,9 @@ def test_inputs_not_finite(part: str, value: float) -> None:
     inputs = INPUTS.clone()
     inputs[17, 2] = value
     parts = dict.fromkeys(PARTS, (INPUTS, LABELS)) | {part: (inputs, LABELS)}
-    with pytest.raises(DataError, match=rf"client 3: {part} has {value} in the inputs of row 17"):
+    with pytest.raises(DataError, match=rf"client 3: {part}: the inputs of row 17 contain {value}"):
         as_client_data("3", parts)
-    with pytest.raises(DataError, match=rf"client 3: {part} has {value} in the inputs of row 17"):
+    with pytest.raises(DataError, match=rf"client 3: {part}: the inputs of row 17 contain {value}"):
         as_client_data("3", as_client_data_unchecked(parts))
 
 
@@ -70,11 +70,11 @@ def as_client_data_unchecked(parts: dict[str, Any]) -> ClientData:
 def test_targets_not_finite() -> None:
     targets = torch.ones(40)
     targets[3] = math.nan
-    with pytest.raises(DataError, match="client 3: train has nan in the labels of row 3"):
+    with pytest.raises(DataError, match="client 3: train: the labels of row 3 contain nan"):
         as_client_data("3", ((INPUTS, targets), (INPUTS, LABELS)))
     inputs = INPUTS.clone()
     inputs[5] = math.inf
-    with pytest.raises(DataError, match="a public dataset has inf in the inputs of row 5"):
+    with pytest.raises(DataError, match="the public dataset: the inputs of row 5 contain inf"):
         as_public_dataset(inputs)
 
 
@@ -189,10 +189,10 @@ def test_system_exit_in_user_code(new_watch: Any) -> None:
 @pytest.mark.parametrize(
     ("inputs", "labels", "sentence"),
     [
-        (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "has inputs of different lengths, 3 and 4"),
-        (np.array(["a", "b"], object), LABELS[:2], "has inputs of type str"),
-        (INPUTS[:2], np.array(["a", "b"], object), "has labels of type str"),
-        (INPUTS[:2], np.array([None, 1], object), "has labels of type NoneType"),
+        (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "inputs have different lengths, 3 and 4"),
+        (np.array(["a", "b"], object), LABELS[:2], "inputs have type str"),
+        (INPUTS[:2], np.array(["a", "b"], object), "labels have type str"),
+        (INPUTS[:2], np.array([None, 1], object), "labels have type NoneType"),
     ],
 )
 def test_objects_that_are_no_numbers(refused: Any, inputs: Any, labels: Any, sentence: str) -> None:
@@ -200,5 +200,5 @@ def test_objects_that_are_no_numbers(refused: Any, inputs: Any, labels: Any, sen
         return (inputs, labels), (INPUTS, LABELS)
 
     text = refused(data=own)
-    assert f"train {sentence}" in text
+    assert f"train: {sentence}" in text
     assert "own)" in text

@@ -50,9 +50,9 @@ def test_forms_of_a_public_dataset(value):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("all of them", "a public dataset must be a tensor of inputs or a pair .*, not a str"),
+        ("all of them", "the public dataset: give a tensor of inputs or a pair .*, not a str"),
         ((INPUTS,), "not a tuple"),
-        ((INPUTS, LABELS[:2]), "a public dataset has 3 inputs but 2 labels"),
+        ((INPUTS, LABELS[:2]), "the public dataset: there are 3 inputs but 2 labels"),
     ],
 )
 def test_invalid_public_datasets(value, message):
@@ -161,36 +161,39 @@ def test_random_transforms_stay_random():
     [
         (
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
-            r"has inputs.input_ids of different shapes, \[2\] and \[3\]: resize or pad .* the collate_fn",
+            r"inputs.input_ids have different shapes, \[2\] and \[3\]: resize or pad .* the collate_fn",
         ),
         (
             Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)),
-            "has rows with different numbers or names of inputs",
+            "rows have different numbers or names of inputs",
         ),
-        (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "has 2 inputs but 3 labels: give one label"),
-        (Rows(lambda i: {"height": 1, "width": 2, "label": 3}), "has columns height, width, label: rename the inputs"),
-        (Rows(lambda i: (torch.ones(i + 1), i)), r"has inputs of different shapes, \[1\] and \[2\]"),
-        (Rows(lambda i: (torch.ones(1), "cat")), "has labels of type str: number the classes from 0"),
-        ((INPUTS, np.array(["a", "b", "a"])), "has labels of type str: number the classes from 0"),
-        ((np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS), "has masked inputs, which networks cannot"),
+        (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
+        (
+            Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
+            "the columns height, width, label do not name",
+        ),
+        (Rows(lambda i: (torch.ones(i + 1), i)), r"inputs have different shapes, \[1\] and \[2\]"),
+        (Rows(lambda i: (torch.ones(1), "cat")), "labels have type str: number the classes from 0"),
+        ((INPUTS, np.array(["a", "b", "a"])), "labels have type str: number the classes from 0"),
+        ((np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS), "inputs have masked values, which networks cannot"),
         (
             Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
-            r"is a Subset whose indices are a mask of booleans: give row numbers \(mask.nonzero",
+            r"the indices of a Subset are a mask of booleans: give row numbers \(mask.nonzero",
         ),
         (
             Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]),
-            "is a Subset whose indices are a mask",
+            "the indices of a Subset are a mask",
         ),
         (
             [(INPUTS, LABELS)] * 3,
-            "is a list of pairs, each with 3 inputs and 3 labels, which may be batches or examples",
+            "the pairs in the list, with 3 inputs and 3 labels each, may be batches or examples",
         ),
-        ((INPUTS.to("meta"), LABELS), "has inputs on the device meta"),
-        (iter([]), "is of type list_iterator, whose rows cannot be read by number"),
+        ((INPUTS.to("meta"), LABELS), "inputs are on the device meta"),
+        (iter([]), "rows of a list_iterator cannot be read by number"),
     ],
 )
 def test_unusable_rows_are_refused(part, message):
-    with pytest.raises(DataError, match=f"client 3: train {message}"):
+    with pytest.raises(DataError, match=f"client 3: train: {message}"):
         as_client_data("3", (part, (INPUTS, LABELS))).train.inputs[:]
 
 
@@ -278,12 +281,12 @@ SAMPLERS = {
     "distributed": ({"sampler": DistributedSampler(WHOLE, 3, 1, shuffle=False)}, [1, 4, 7, 10]),
     "all, shuffled": ({"shuffle": True, "batch_size": 5, "drop_last": True}, list(range(12))),
     "all, in an order of weights": ({"sampler": WeightedRandomSampler(range(1, 13), 12, False)}, list(range(12))),
-    "weights": ({"sampler": WeightedRandomSampler([1.0] * 12, 12)}, "WeightedRandomSampler, that repeats rows"),
-    "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler, that repeats rows or draws"),
-    "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler, that repeats rows or draws"),
-    "without end": ({"sampler": iter(lambda: 3, None)}, "that repeats rows"),
-    "keys": ({"sampler": ["a", "b"]}, "has a sampler, list, that yields no row numbers"),
-    "no batches": ({"batch_size": None}, "is a DataLoader that has batch_size = None, .* give its dataset"),
+    "weights": ({"sampler": WeightedRandomSampler([1.0] * 12, 12)}, "WeightedRandomSampler repeats rows"),
+    "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler repeats rows or draws"),
+    "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler repeats rows or draws"),
+    "without end": ({"sampler": iter(lambda: 3, None)}, "repeats rows"),
+    "keys": ({"sampler": ["a", "b"]}, "the sampler list yields no row numbers"),
+    "no batches": ({"batch_size": None}, "a DataLoader that has batch_size = None are unknown: give its"),
 }  # fmt: skip
 
 
@@ -293,7 +296,7 @@ def test_samplers(dataset, kind):
     options, expected = SAMPLERS[kind]
     loader = DataLoader(dataset, **options)
     if isinstance(expected, str):
-        with pytest.raises(DataError, match=f"train .*{expected}"):
+        with pytest.raises(DataError, match=f"train: .*{expected}"):
             as_client_data("3", (loader, WHOLE))
     else:
         data = as_client_data("3", (loader, WHOLE))
@@ -303,7 +306,7 @@ def test_samplers(dataset, kind):
 
 def test_a_loader_with_its_own_batches_is_refused():
     mixing = type("Mixing", (DataLoader,), {"__iter__": lambda self: iter(())})
-    with pytest.raises(DataError, match="train is a DataLoader that has an __iter__ of its own"):
+    with pytest.raises(DataError, match="train: the examples of a DataLoader that overrides __iter__ are unknown"):
         as_client_data("3", (mixing(WHOLE), WHOLE))
 
 
@@ -385,7 +388,7 @@ def test_a_collate_function_that_sorts():
 
 def test_a_collate_function_that_drops_rows_is_refused():
     loader = DataLoader(WHOLE, 4, collate_fn=lambda rows: default_collate(rows[1:]))
-    with pytest.raises(DataError, match="train has a collate function that returned 11 inputs and 11 labels for 12"):
+    with pytest.raises(DataError, match="train: the collate function returned 11 inputs and 11 labels for 12"):
         as_client_data("3", (loader, WHOLE))
 
 
@@ -396,9 +399,12 @@ def test_a_collate_function_that_drops_rows_is_refused():
         ((WHOLE, WHOLE, (INPUTS, LABELS)), "return a mapping, {'train': ..., 'validation': ..., 'test': ...}"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "image and pixel_values, each of .* input",
+            "the columns image and pixel_values can be the input",
         ),
-        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "label and labels, each of which can be the label"),
+        (
+            ({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE),
+            "the columns label and labels can be the label",
+        ),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows \(input, label\) or the inputs and the labels"),
     ],
 )

@@ -115,7 +115,7 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has 4 tweets, too few"):
         data.load("sentiment140", tmp_path)
     path = write(tmp_path, [("0", "ann", "day"), ("2", "bob", "neutral")])
-    with pytest.raises(DataError, match=r"row 2 is damaged \(it must have polarity"):
+    with pytest.raises(DataError, match=r"row 2 is damaged \(a row must have polarity"):
         data.load("sentiment140", tmp_path)
     path.write_bytes(path.read_bytes()[:-25])
     with pytest.raises(DataError, match="row 2 is damaged"):

@@ -55,7 +55,7 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """
     check_pair(x, y)
     if (n := len(x)) < 4:
-        raise ValueError(f"debiased CKA needs four examples or more, got {n}")
+        raise ValueError(f"debiased CKA needs at least 4 examples, got {n}: use larger mini-batches")
     x, y = centred_unit(x), centred_unit(y)
     x_diagonal, y_diagonal = x.square().sum(1), y.square().sum(1)
 

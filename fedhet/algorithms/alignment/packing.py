@@ -127,7 +127,7 @@ def _unscaled(values: Array, exponent: Array) -> npt.NDArray[np.float32]:
 
 def _arrays(packed: Packed, **dtypes: str) -> list[Array]:
     if wrong := sorted(packed.keys() - dtypes.keys()):
-        raise ValueError(f"a packed target must have the arrays {', '.join(dtypes)}, got {wrong[0][:50]!r}")
+        raise ValueError(f"a packed target must have the arrays {', '.join(dtypes)}, got the array {wrong[0][:50]!r}")
     for key, dtype in dtypes.items():
         value = packed.get(key)
         if not isinstance(value, np.ndarray):

@@ -88,7 +88,7 @@ def attach(weights: npt.ArrayLike, match: LayerMatch, *, prior_mean: npt.ArrayLi
     rows, size = np.asarray(weights), len(match.weights)
     if len(rows) > size:
         raise ValueError(
-            f"a late client has {len(rows)} rows, but the match has only {size}: the client must wait for a new match"
+            f"a client that joins late has {len(rows)} rows, but there are {size} global rows: match all clients again"
         )
     s, s0, counts = 1 / match.sigma2, 1 / match.sigma0_2, match.counts
     if average == "map":
