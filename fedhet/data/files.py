@@ -141,7 +141,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path, key: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and the labels (n,) int64 with this key from a file of CIFAR's Python version."""
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 (`key`) from a file of CIFAR's Python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
