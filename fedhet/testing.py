@@ -105,10 +105,7 @@ class Tampering(ClientApp):
 
 @dataclass(frozen=True)
 class Case:
-    """A method to test: the value of the key `method`, and the settings and architectures that it needs.
-
-    Without `architectures`, the clients' architectures differ as far as the method allows (`Traits.networks`).
-    """
+    """A method to test, with its settings and architectures, which by default differ as far as the method allows."""
 
     reference: str
     own: tuple[tuple[str, Value], ...] = ()

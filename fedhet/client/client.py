@@ -39,7 +39,7 @@ class Client:
         privacy: differential privacy of the client's training; None for ordinary training.
         outputs: number of values in a prediction, such as class scores.
         part: the client's part of the configured network, for methods whose clients train parts of different sizes.
-        starts: the starts of the network's arrays (see `starts_of`), if the method needs them.
+        starts: mean and standard deviation of each array in a newly built network, if the method needs them.
         memory: named tensors that the method keeps between rounds (see `ClientSide.remembers`).
         trained: the combined result of the training phases so far.
     """

@@ -21,10 +21,7 @@ from fedhet.utils.machine import data_in_use, out_of_memory, peak_memory
 
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
-    """Limit this process's data (`RLIMIT_DATA`) to `memory-limit` GB of the node config within the context; Linux only.
-
-    Raises `Refused` if the process needs more.
-    """
+    """Limit this process's data (`RLIMIT_DATA`) to `memory-limit` GB; raises `Refused` if it needs more. Linux only."""
     if "memory-limit" not in context.node_config:
         yield
         return
@@ -61,7 +58,7 @@ def memory_limit(node_config: Mapping[str, Any]) -> int:
 def with_measured_size(
     clients: Clients, info: ClientInfo, request: Request, policy: Policy, payload: Payload, context: Context
 ) -> ClientInfo:
-    """Return `info` with the largest size that fits in the node's memory limit, if the node config asks for `auto`.
+    """Return `info` with the largest size that fits in the node's memory limit, if it is `auto` in the node config.
 
     A size is the width, depth or rank of the part of the network that a client trains. It is measured once, and kept in
     the node's context for the whole run. Raises `Refused` if the smallest size is too large.

@@ -61,10 +61,7 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """Return the policy that a node config sets (`allow`, `min-examples`, `dp-noise`, ...).
-
-        Raises a ConfigError if a setting is invalid.
-        """
+        """Return the policy that a node config sets; raises a ConfigError if a setting is invalid."""
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))

@@ -3,8 +3,7 @@
 A server chooses the seed of a run. If a node drew its batches from that seed, the server would know which examples are
 in which step, and could compute single examples from the differences between rounds. A node with `allow` therefore
 draws from a secret seed, trains on fixed groups of at least `min-examples` examples, and uses the same examples in all
-runs.
-Whatever a server computes linearly from many rounds and runs is then a sum over whole groups.
+runs. Any linear combination of updates from many rounds and runs is then a sum over whole groups.
 """
 
 import json

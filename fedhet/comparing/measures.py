@@ -156,10 +156,7 @@ def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult
 
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
-    """Return a sentence that says which variants are significantly better or worse than the baseline.
-
-    Differences are significant if their corrected p-value is below 1 - `CONFIDENCE`.
-    """
+    """Return a sentence on variants that differ significantly from the baseline (corrected p < 1 - `CONFIDENCE`)."""
     other = "training alone" if is_local(baseline) else baseline.variant
     p_values, better, worse, same = corrected_p_values(results, baseline), [], [], []
     known = {name: each for name, each in differences(results, baseline).items() if each is not None}

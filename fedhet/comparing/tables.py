@@ -68,7 +68,7 @@ def _in_markdown(cell: str) -> str:
 
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
-    """Yield headings and a row for each run, then rows over seeds: `mean`, `std`, paired `difference`, and its `p`."""
+    """Yield headings and a row for each run, then rows over seeds: `mean`, `std`, paired `difference`, p-value `p`."""
     yield ["method", "seed", "models", "equal_architectures", *MEASURES]
     for result in results:
         for each in result.outcomes:
@@ -244,10 +244,7 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
 
 
 def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
-    """Plot the clients' sorted gains over training without exchange (`local`), or return None without gains.
-
-    Each method has one line, with the clients of all seeds.
-    """
+    """Draw each method's sorted gains of clients over training without exchange, or return None without gains."""
     figure, (axes,) = new_figure(2.9)
     for position, result in enumerate(results):
         gains = sorted(gain for each in result.outcomes for gain in each.gains.values())

@@ -102,10 +102,7 @@ def round_bytes(run: RunFiles) -> int:
 
 @dataclass
 class Search:
-    """The tuning of one variant: its trials, the number of configurations in its grid, and keys without effect.
-
-    `idle` maps each key without effect on the variant to the reason.
-    """
+    """The tuning of a variant: trials, number of configurations in its grid, and keys without effect (`idle`)."""
 
     variant: str
     grid: int

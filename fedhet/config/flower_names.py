@@ -102,7 +102,7 @@ def check_sent(argument: str, settings: Mapping[str, Any]) -> None:
     for name in settings:
         if (key := OURS.get(kebab(name), kebab(name))) in ("method", "rounds"):
             where = "start(num_rounds=...)" if key == "rounds" else "the strategy's class, such as fedhet.FedAvg"
-            raise ConfigError(f"{argument} has the entry {name!r}, which it cannot set: {where} sets it")
+            raise ConfigError(f"{argument} has the entry {name!r}, which it cannot set: use {where}")
 
 
 def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Child:
         """Return the next message; raises a ChildError if the process ends or exceeds the timeout, which kills it."""
         if timeout is not None and not self.connection.poll(timeout):
             self.end()
-            raise ChildError(f"no reply within {timeout:g} s")
+            raise ChildError(f"no reply within {timeout:g} s: increase timeout")
         try:
             return receive(self.connection)
         except Exception as error:  # whatever it was, nothing more can be read from the process
@@ -90,10 +90,7 @@ class Child:
 
 
 def prepare(*further: str) -> BaseContext:
-    """Return the `multiprocessing` context for child processes; the first call starts its fork server, if available.
-
-    The fork server imports the modules that workers need, and those in `further`.
-    """
+    """Return a `multiprocessing` context, whose fork server (if available) imports workers' modules and `further`."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -194,10 +191,7 @@ _ALIGNED = 64
 
 
 class SharedMessage:
-    """An object that is pickled once, by cloudpickle, and can be sent several times.
-
-    Large tensors and arrays (NumPy and Flower) are placed in shared memory.
-    """
+    """An object that is pickled once, by cloudpickle, and sent several times; large arrays are in shared memory."""
 
     def __init__(self, content: object) -> None:
         pickled = io.BytesIO()
@@ -213,7 +207,7 @@ class SharedMessage:
             raise
 
     def _is_pickled(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return True if a buffer is small and has to be pickled; otherwise write it to the file in memory."""
+        """Return True if a buffer is small; otherwise write it to the file in memory instead of pickling it."""
         raw = buffer.raw()
         if raw.nbytes < LARGE or not SHARES:
             return True

@@ -218,10 +218,7 @@ def run_locally(
     app: ClientApp | None = None,
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
 ) -> None:
-    """Run a complete configuration on this machine; raises a FedhetError if the run fails.
-
-    By default, `app` is fedhet's ClientApp with the user's `functions`.
-    """
+    """Run a complete configuration with `app`, by default fedhet's, here; raises a FedhetError if the run fails."""
     if not config.state_dir:
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)

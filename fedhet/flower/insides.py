@@ -79,7 +79,7 @@ def no_handler(reason: str) -> bool:
 
 
 def legacy(reason: str) -> bool:
-    """Return whether a ClientApp failed since it is made from a `client_fn`, which takes other messages."""
+    """Return whether a ClientApp failed because it uses a `client_fn`, which cannot handle messages of this API."""
     return "Invalid message type: query" in reason
 
 

@@ -103,7 +103,8 @@ def ask_app(
 
     The function receives the arrays of `model`, and the `settings` updated by `train_config` or `evaluate_config`.
     Return the arrays and metrics of its reply, and the name of the metric that is the client's weight. Raises a
-    FedhetError if the reply is an error, or does not have one record of arrays (of training) and of metrics.
+    FedhetError if the reply is an error, or does not have exactly one record of metrics and, from `train`, one of
+    arrays.
     """
     content, kind = message.content, message.metadata.message_type
     entries, names = _came_along(content.config_records["request"], action)

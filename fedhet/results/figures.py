@@ -40,10 +40,7 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
-    """Draw the figures of a run's report; return them by name, in their order on the page.
-
-    Matrices without a function in `drawings` are left out.
-    """
+    """Return the figures of a run's report by name, in their order; `drawings` has functions that draw matrices."""
     drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "losses": loss_figure(run)}
     for name, matrices in run.matrices.items():
         if name in drawings:

@@ -198,10 +198,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients in the last evaluation, and the clients that failed in it with their reasons.
-
-        If the server evaluated the model, this is (0, {}).
-        """
+        """Return the number of clients in the last evaluation, and reasons of failed ones; (0, {}) for the server's."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))

@@ -38,7 +38,8 @@ class State:
     Attributes:
         serves: whether `model` is a global model that the server trains, while clients share no network.
         round: the last complete round; 0 before the first round.
-        run: random identifier of the run, under which clients store their state; empty in the run directory.
+        run: random identifier of the run, under which clients store their state; empty if they store it in the run
+            directory.
         public: digest of the public dataset, empty without one; `public_size` is its number of examples.
         common: values that must be equal for all clients, by name (`Hooks.common`).
         model: shared arrays by key; if whole networks are shared, the global model.
@@ -98,7 +99,7 @@ class State:
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
             return state
         except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = error if isinstance(error, FedhetError) else repr(error)
+            why = error if isinstance(error, FedhetError) else f"{error!r}; restore it from a copy"
             raise FedhetError(f"{path} cannot be read as a checkpoint: {why}") from error
 
     def _place(self, group: str) -> Arrays:

@@ -97,9 +97,9 @@ def absence(run: RunFiles) -> str:
 
 
 def stage(run: RunFiles, which: str) -> str:
-    """Return a note on whether a score was measured before or after the last aggregation, with the other accuracy.
+    """Return a note on whether a score was measured before or after the last aggregation.
 
-    The note is empty if clients train last and there is no other accuracy.
+    The accuracy at the other time is appended if it is known; the note is empty if clients train last and it is unknown.
     """
     received = run.personal == "received"
     other = run.accuracy("trained" if received else "received")
@@ -113,10 +113,7 @@ def stage(run: RunFiles, which: str) -> str:
 
 
 def closing_table(folder: Path | str) -> "Table | str":
-    """Return the table that `fedhet run` prints at the end: accuracies by architecture, with `headline` below.
-
-    If no client was evaluated, only `headline` is returned.
-    """
+    """Return the table that `fedhet run` prints at the end, or only its `headline` if no client was evaluated."""
     from rich.table import Column, Table
 
     run = read_run(folder)

@@ -33,7 +33,7 @@ class Inputs:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "parts":  # as `copy` and `pickle` ask before there are parts
-            raise AttributeError(name)
+            raise AttributeError(f"Inputs has no attribute {name!r}")
         return getattr(self._first, name)
 
     def __getitem__(self, rows: Any) -> "Inputs":
@@ -98,7 +98,7 @@ def together(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def parts_of(inputs: Tensor, name: str = "inputs") -> dict[str, Tensor]:
-    """Return inputs as plain tensors by name: `inputs`, or `inputs.NAME` for each of several."""
+    """Return inputs as plain tensors by name: `inputs`, or `inputs.NAME` for each of several tensors."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return {name: inputs} if parts is None else {f"{name}.{key}": part for key, part in parts.items()}
 

@@ -122,10 +122,7 @@ def check_device_name(name: str) -> None:
 
 @lru_cache(maxsize=8)
 def device_of(name: str) -> "torch.device":
-    """Return the device with this name; `auto` is the first GPU or else the CPU.
-
-    Raises a ConfigError if the name is invalid or the device does not exist.
-    """
+    """Return a device by name (`auto`: the first GPU or else the CPU); raises a ConfigError if it does not exist."""
     import torch
 
     check_device_name(name)
