@@ -99,7 +99,7 @@ def absence(run: RunFiles) -> str:
 def stage(run: RunFiles, which: str) -> str:
     """Return a note on whether a score was measured before or after the last aggregation.
 
-    The accuracy at the other time is appended if it is known; the note is empty if clients train last and it is unknown.
+    The accuracy at the other time is appended if known; if it is not and clients train last, the note is empty.
     """
     received = run.personal == "received"
     other = run.accuracy("trained" if received else "received")
