@@ -80,14 +80,14 @@ class DepthFL(ByDepth[DepthFLOptions]):
         return [replace(phase, captures=self._others) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        """Return a term with the other exits' losses on labels, and the distillation between all exits."""
+        """Return a term with the losses of all exits except the last one, and the distillation between all exits."""
         keys, names = self.options, list(self._others)
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
         return (Term(exits, weight=math.exp(-5 * left**2)),) if names else ()
 
 
 def exits(step: Step, weight: float) -> Tensor:
-    """Return the losses of all exits except the last one, and the weighted distillation between all exits."""
+    """Return the sum of the losses of all exits except the last one and of the distillation between all exits."""
     others = [outputs.to(step.outputs.dtype) for outputs in step.captured.values()]
     loss = torch.stack([step.loss(outputs) for outputs in others]).sum()
     learnt = [step.divergence(one, other) for one, other in permutations([*others, step.outputs], 2)]

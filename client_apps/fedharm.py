@@ -165,7 +165,10 @@ def distance(
     places: Sequence[Tensor] | None,
     summary: Callable[[int, Tensor], Tensor] | None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the weighted distance of descriptors to their target, and the distance to record."""
+    """Return the weighted distance of descriptors to their target, and the distance to record.
+
+    Descriptors are activations at `places`, a `summary` of each block's output, or else whole outputs.
+    """
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]

@@ -83,7 +83,7 @@ class Scores(ClientSide[Q]):
 def match(
     step: Step, tokens: Tensor | None, distance: Callable[[Step, Tensor], Tensor]
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the distance of the outputs to the scores to learn, also as a value to record."""
+    """Return the `distance` of outputs to received scores as a loss, and the same value to record."""
     outputs = step.task.outputs.scores(step.outputs)
     apart = distance(step, outputs if tokens is None else of_tokens(outputs, tokens[step.rows]))
     return apart, {"distance": apart}

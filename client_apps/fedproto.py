@@ -177,7 +177,7 @@ class FedProto(OneWidth[FedProtoOptions]):
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
-    """Return the weighted mean squared distance of Phi to the prototypes of the examples' classes."""
+    """Return the weighted mean squared distance of Phi to the prototypes of the labels, in the rows `row_of`."""
     rows = row_of[step.labels]
     known = (rows >= 0).float()[:, None]
     share = known.mean().clamp(min=1 / len(rows))
@@ -206,7 +206,7 @@ class FD(ByClass[FDOptions]):
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return the mean cross entropy from the rows of `teacher`, over examples of classes that have a row."""
+    """Return the weighted mean cross entropy between `teacher[row_of[label]]` and predictions, where row_of >= 0."""
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
     entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known

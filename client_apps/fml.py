@@ -164,7 +164,7 @@ class FML(Mutual[FMLOptions]):
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
-    """Return the shared network's loss, and the distillation between both networks."""
+    """Return the sum of FML's losses for both networks, except alpha CE(own, y), which is the task's loss."""
     shared = step.captured[SMALL].to(step.outputs.dtype)
     learnt = (1 - alpha) * step.divergence(step.outputs, shared)
     taught = (1 - beta) * step.divergence(shared, step.outputs)
@@ -220,7 +220,7 @@ class FedKD(Projected[AuxiliaryOptions]):
 
 
 def mutual_with_hidden(step: Step) -> Tensor:
-    """Return the shared network's loss, and the distillation between both networks."""
+    """Return the shared network's loss, plus the distillation of outputs and representations between networks."""
     shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
     shared_loss = step.loss(shared)
     both = (step.loss(step.outputs) + shared_loss).detach().clamp(min=LEAST)

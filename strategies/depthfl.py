@@ -150,7 +150,7 @@ def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return, for each array of block `last`, the mean `change` in deeper clients of the arrays that are `alike`."""
+    """Return the mean `change`, over blocks from `depth` on, of the arrays that are `alike` to each array in `last`."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):

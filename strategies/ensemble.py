@@ -61,8 +61,8 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
 class Mean(nn.Module):
     """Predicts the mean of several networks' predictions.
 
-    For classes, it returns the log of the mean softmax; for labels and single outputs, the logit of the mean sigmoid;
-    for regression, the mean output.
+    For classes, it returns the log of the mean softmax; for labels or one output, the logit of the mean sigmoid; for
+    regression, the mean output.
     """
 
     def __init__(self, members: list[nn.Module], metric: str = "accuracy") -> None:

@@ -42,7 +42,7 @@ class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
     def admit(self, reply: Reply) -> None:
         shape, _ = reply.report.spec.get("head.weight", ((), ""))
         if len(shape) != 2 or max(shape) > MOST_CLASSES:
-            raise ModelError(f"the client's head.weight has shape {shape}, and a generator needs (classes, width)")
+            raise ModelError(f"the client's head.weight has shape {shape}, but the generator needs (classes, width)")
         self.state.classes[reply.client] = {"counts": class_counts(reply, shape[0])}
 
     @property

@@ -35,7 +35,7 @@ COPIES = 8
 
 @dataclass
 class LearnerState(ClassState):
-    """The state: `outputs` is the number of classes, and `learner` has the float64 weights of the server's network."""
+    """The state of FedGH and FedTGP: the number of classes, and the float64 weights of the server's network."""
 
     outputs: int = 0
     learner: Arrays = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Learner(ByClass[L, LearnerState]):
         self.state.outputs = outputs
         if not 0 < outputs <= MOST_CLASSES:
             raise ModelError(
-                f"the client's network has {outputs} outputs, and the server trains on 1 to {MOST_CLASSES} classes"
+                f"the client's network has {outputs} outputs, but the server trains on 1 to {MOST_CLASSES} classes"
             )
         check_room(
             COPIES * 8 * width * max(width, outputs), "the server needs memory for the client's classes and width:"

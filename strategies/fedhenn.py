@@ -1,4 +1,4 @@
-"""FedHeNN, server side: clients align what their networks represent (Makhija et al., ICML 2022).
+"""FedHeNN, server side: clients align their representations (Makhija et al., ICML 2022).
 
 Heterogeneous clients (algorithm 2): the server averages the kernels of the clients' representations of the alignment
 examples X(t) (in the paper: RAD), K-bar(t-1) = sum_j w_j K_j, and each client is pulled towards the mean. Homogeneous

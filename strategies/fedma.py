@@ -52,7 +52,7 @@ class FedMAState(MatchedState):
 class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes.
 
-    The global model is wider than the clients': `global_model()` builds the network for the arrays of `evaluate_fn`.
+    `global_model()` builds the global model, which is wider than the clients' networks.
     """
 
     method = fedma
@@ -180,7 +180,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     def _caught_up(self, client: str, update: Arrays, held: int, step: int) -> Arrays:
         """Reorder a client's update to the global order of the matched groups, and keep the client's assignments.
 
-        Groups that the client missed are assigned now; raises a ValueError if the client has more units than a group.
+        The client missed groups `held` to `step`; raises a ValueError if it has more units than one of these groups.
         """
         state = {
             name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in update.items()

@@ -20,7 +20,7 @@ from ._common import MOST_CLASSES, class_means
 
 @dataclass
 class ClassState(State):
-    """The state: `prototypes` are the global vectors of known classes, as `classes` (k,) and `means` (k, width)."""
+    """The state: the global vectors (`prototypes`), as the arrays `classes` (k,) and `means` (k, width)."""
 
     width: int = 0
     prototypes: Arrays = field(default_factory=dict)
@@ -63,7 +63,7 @@ class ByClass(FederatedStrategy[P, C]):
             raise WireError(f"the client's prototypes have counts below 1, or above {reply.examples} in total")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Average the vectors, C_j = sum_i n_ij C_ij / sum_i n_ij; a class that no client sent keeps its vector."""
+        """Average the vectors of class j by numbers of examples n_ij; a class that no client sent keeps its vector."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         vectors = list(sent.values()) if self.aggregator.plain else [self.combined(sent)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)

@@ -10,7 +10,7 @@ from fedhet.server import FederatedStrategy, State, in_order
 
 @dataclass
 class FLHADistillationState(State):
-    """The state: `taught` are the clients that have the final teacher."""
+    """The state of FLHA-distillation: `taught` are the clients that have received the final teacher."""
 
     taught: list[str] = field(default_factory=list)
 

@@ -108,7 +108,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         assignments: Sequence[Mapping[int, Any]],
         sizes: Sequence[int],
     ) -> Arrays:
-        """Average the arrays that are not matched, such as the output layer, with all units in the global order."""
+        """Average the arrays that are not matched, such as the output layer; `sizes` are the groups' global widths."""
         answers = replies.values()
         return average_rest(
             states,

@@ -154,7 +154,7 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
     for name, array in arrays.items():
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             expected = list(tensors[name].shape) if name in tensors else "no such tensor"
-            raise ModelError(f"{name} was received with shape {list(array.shape)}, and the model has {expected}")
+            raise ModelError(f"{name} was received with shape {list(array.shape)}, but the model has {expected}")
     with torch.no_grad():
         for name, array in arrays.items():
             tensors[name].copy_(torch.from_numpy(array))

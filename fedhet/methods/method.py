@@ -161,7 +161,7 @@ class Method:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """Return a method with the same keys and other attributes, such as a control in a study.
+        """Return a method with the same keys and some attributes changed, such as a control in a study.
 
         `server` and `client` may be classes.
         """

@@ -55,7 +55,7 @@ class Handshake:
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
 
-        Raises a FedhetError with all reasons if no client can serve, or if only one is left after refusals.
+        Raises a FedhetError with all reasons if no client can take part, or if only one is left after refusals.
         """
         roster, round = self.federation.roster, self.run.round
         assert self.federation.grid is not None
@@ -76,7 +76,7 @@ class Handshake:
             )
 
     def _check_settings(self) -> None:
-        """Apply `train_config`; raise a ConfigError if keys have no effect, since clients have their own data."""
+        """Apply `train_config`; raise a ConfigError if keys have no effect because clients have their own data."""
         known = self.federation.roster.known.values()
         if not self.run.trains_clients and any(not reply.report.wrapped for reply in known):
             self.run.trains_clients = True

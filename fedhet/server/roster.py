@@ -144,7 +144,7 @@ class Roster:
                     f"the client's metric {name} must have {labels} values (one per label), with weights up to {most:g}"
                 )
             if metric != "r2" and min(measured.metric.values) < 0:
-                raise WireError(f"the client's metric {name} is negative, which is impossible for {metric}")
+                raise WireError(f"the client's metric {name} is negative: {metric} must be at least 0")
 
     def admit(self, reply: Reply, node: int) -> None:
         """Add a client that passed the checks, at the end of `nodes` (see `sort`)."""
@@ -190,7 +190,10 @@ def with_remedy(reasons: str) -> str:
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Raise a FedhetError unless a client can use the server's public dataset or has the other clients' one."""
+    """Raise a FedhetError unless all clients have one public dataset, their own or the server's (`public`).
+
+    `labelled` requires labels; `without_labels` is advice for public datasets without labels.
+    """
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:

@@ -135,7 +135,7 @@ class Run:
         return sent_along(self.train_config, self.evaluate_config, self.flower_options.names)
 
     def take(self, argument: Literal["train_config", "evaluate_config"], sent: Mapping[str, Any] | None) -> None:
-        """Send the entries of `train_config` or `evaluate_config` to the clients from now on.
+        """Set `train_config` or `evaluate_config` (`argument`) to the entries `sent` to clients from now on.
 
         Raises a ConfigError if an entry would change the method or the number of rounds.
         """

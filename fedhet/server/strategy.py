@@ -189,7 +189,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
-            raise FedhetError(f"{named(gone)} of this run cannot take part:\n{self.run.round.reasons('no such node')}")
+            raise FedhetError(f"{named(gone)} must also continue this run:\n{self.run.round.reasons('no such node')}")
         self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
         if self._directory and self.run.train_config:
             self._directory.reconfigure(self.config)
@@ -199,7 +199,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             self.reporter.record({}, {})
 
     def _account(self) -> None:
-        """Account for the privacy budget of this run, in addition to that of the strategy's earlier runs."""
+        """Account for the privacy budget of this run, in addition to the budget of the strategy's earlier runs."""
         run, earlier = self.run, self.run.privacy
         if wrapper := self.private_wrapper:
             run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, before=earlier)
@@ -276,8 +276,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
         if last and self.traits.whole and not self.has_global_model:
             raise FedhetError(
-                f"{self.method.name} has no global model after round {last}, since some rounds did not count: resume "
-                "the run with more rounds"
+                f"{self.method.name} has no global model after round {last}, since rounds had too few valid replies: "
+                "resume the run with more rounds"
             )
 
     @contextmanager

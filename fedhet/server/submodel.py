@@ -1,7 +1,7 @@
 """Methods whose clients have parts of one network: each entry is averaged over the clients that have it.
 
-A part of an array is given by the indices of its entries along each axis. The method determines which
-units of a hidden layer a client of a given width has (`Sharing.units`).
+A part of an array is given by the indices of its entries along each axis. The method determines which units of a
+hidden layer a client of a given width has (`Sharing.units`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +95,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     def average_entries(
         self, models: Mapping[str, Arrays], weights: Mapping[str, float], parts: Mapping[str, Parts]
     ) -> Arrays:
-        """Return whole arrays, averaged by entry over clients; an entry that no client has keeps its value."""
+        """Average each entry of the arrays over clients whose `parts` have it; other entries keep their value."""
         before, rule = self.state.model, (self.config.aggregation, self.config.byzantine)
         models = self.aggregator.clipped(models, {client: cut(before, parts[client]) for client in models})
         if not any(parts.values()):
