@@ -1,4 +1,4 @@
-"""FedMD and FedDF, client side: learn from received class scores of public examples, train, and send one's own scores.
+"""FedMD and FedDF, client side: learn from received class scores of public examples, train, and send new scores.
 
 FedMD: Li and Wang, 2019; FedDF: Lin et al., 2020.
 """
@@ -96,7 +96,7 @@ class FedMD(Scores[FedMDOptions]):
 
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean absolute difference between the scores."""
+        """Return the mean absolute difference between outputs and the scores to learn."""
         return l1_loss(outputs, step.labels)
 
     def handshake(self, payload: Payload) -> Payload:
@@ -123,7 +123,7 @@ class FedDF(Scores[FedDFOptions]):
 
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean KL divergence KL(server || client) between class probabilities."""
+        """Return the mean KL divergence from the class probabilities of received scores to the outputs'."""
         many_labels = step.task.outputs.meaning == "labels"
         return soft_divergence(outputs, step.labels.to(outputs.dtype), 1.0, many_labels=many_labels)
 

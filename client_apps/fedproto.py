@@ -148,7 +148,7 @@ class FedProto(OneWidth[FedProtoOptions]):
         return (Term(distance, row_of=self.rows(), prototypes=self.prototypes, weight=self.options.weight),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that scores classes by negative squared distances to prototypes, or the network."""
+        """Return a function to class scores: negative squared distances to prototypes, or the network's outputs."""
         rows = self.candidates()
         if not len(rows):
             return super().evaluate(when)
@@ -194,7 +194,7 @@ class FedTGP(FedProto):
 
 
 class FD(ByClass[FDOptions]):
-    """Adds a loss: the cross entropy between the global prediction for an example's class and the network's own."""
+    """Adds the cross entropy between the mean global prediction for an example's class and the network's prediction."""
 
     of_phi = False
 

@@ -184,7 +184,7 @@ class FedKD(Projected[AuxiliaryOptions]):
     lost = False
 
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a new projector, which has no bias."""
+        """Return both networks with a new projector without bias for representations of the given widths."""
         return Pair(self.client.model, self.auxiliary, nn.Linear(small_width, width, bias=False, dtype=dtype))
 
     def begin(self, payload: Payload) -> None:

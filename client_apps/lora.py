@@ -26,7 +26,7 @@ from fedhet.training import Phase
 
 
 class Ranks(Submodel):
-    """A client's part of the adapters: the first ranks of each adapter, up to the client's rank."""
+    """A client's part of the adapters: the first rows of A and columns of B, up to the client's rank."""
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:

@@ -20,7 +20,7 @@ from ._common import MOST_CLASSES, class_means
 
 @dataclass
 class ClassState(State):
-    """The state: the global vectors (`prototypes`), as the arrays `classes` (k,) and `means` (k, width)."""
+    """The state, with the global vectors of classes (`prototypes`) as arrays `classes` (k,) and `means` (k, width)."""
 
     width: int = 0
     prototypes: Arrays = field(default_factory=dict)
@@ -60,7 +60,7 @@ class ByClass(FederatedStrategy[P, C]):
         if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
             raise WireError(f"the client's prototypes must be of different classes from 0 to {MOST_CLASSES - 1}")
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
-            raise WireError(f"the client's prototypes have counts below 1, or above {reply.examples} in total")
+            raise WireError(f"the client's prototypes have example counts below 1, or above {reply.examples} in total")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the vectors of class j by numbers of examples n_ij; a class that no client sent keeps its vector."""

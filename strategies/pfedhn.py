@@ -26,7 +26,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 class PFedHNState(State):
     """The state of pFedHN: `hypernetwork` has the parameters by name, `moments` the state of Adam by name and kind.
 
-    `starts` has, by client, the offset and scale of generated arrays that differ from the usual ones (`begin_of`).
+    `starts` has, by client, the offset and scale of generated arrays, where they differ from the defaults (`begin_of`).
     """
 
     hypernetwork: Arrays = field(default_factory=dict)
@@ -42,7 +42,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     copies = 8  # weights, their gradients, and pieces of both
 
     def admit(self, reply: Reply) -> None:
-        """Keep the offset and scale of the client's arrays, if they differ from the usual ones (see `begin_of`)."""
+        """Keep the offset and scale of the client's arrays, where they differ from the defaults (see `begin_of`)."""
         starts, known = reply.arrays.get("starts", {}), self.federation.specs.get(reply.client, reply.report.spec)
         check(starts, dict.fromkeys(starts.keys() & known.keys(), ((2,), "float32")), "the starts of arrays")
         if starts:
