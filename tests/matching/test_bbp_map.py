@@ -114,5 +114,5 @@ def test_attach_uses_each_row_once():
     size = len(match.counts)
     late = attach(np.random.RandomState(8).randn(size, 5), match)
     np.testing.assert_array_equal(np.sort(late), np.arange(size))
-    with pytest.raises(ValueError, match=rf"{size + 1} rows, but the match has only {size}"):
+    with pytest.raises(ValueError, match=rf"{size + 1} rows, but there are {size} global rows"):
         attach(np.zeros((size + 1, 5)), match)

@@ -74,7 +74,7 @@ def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
 
 
 def blocks(rows: int, block: int) -> list[slice]:
-    """Divide rows into the fewest slices of at most `block` rows (0 for no limit) and about equal sizes."""
+    """Divide rows into as few slices as possible, with at most `block` rows (0 for no limit) and about equal sizes."""
     if block <= 0 or block >= rows:
         return [slice(0, rows)]
     parts = torch.arange(rows).tensor_split(-(-rows // block))
@@ -84,7 +84,7 @@ def blocks(rows: int, block: int) -> list[slice]:
 def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
     """Return the centred diagonal blocks `(b, b)` of the peers' mean RBF kernel, one for each slice of `blocks`.
 
-    A mini-batch is one of these slices, so it needs no other entries. Features are `(L, d_j)` on the same L examples.
+    A mini-batch is one of these slices, so no other entries are needed. Features are `(L, d_j)` on the same L examples.
     """
     check_peers(features)
     weight = 1 / len(features)
@@ -190,7 +190,7 @@ def distance_of(kind: Kind) -> Distance:
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
-    """Check the tensors that a client sends for a target.
+    """Check the tensors that a client sends for a FedHARM target.
 
     Args:
         kind: the kind of alignment.

@@ -83,7 +83,7 @@ class Alignment:
 
     @property
     def kind(self) -> tuple[Kernel, bool]:
-        """The kernel, and whether CKA is debiased."""
+        """Pair of the kernel and whether CKA is debiased."""
         return self._kernel, self._batch > 0 or len(self._blocks) > 1
 
 

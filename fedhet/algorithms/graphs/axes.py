@@ -33,7 +33,7 @@ Value = tuple[Axis, ...]  # the axes of one value that flows through a graph
 
 
 def fixed(size: int) -> Axis:
-    """Return an axis of `size` fixed entries."""
+    """Return an axis of `size` fixed entries, which belong to no hidden unit."""
     return (Segment(None, size),)
 
 
@@ -43,7 +43,7 @@ def entries(axis: Axis) -> int:
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the groups (or the variables, see `Variables`) of all units along axes."""
+    """Return the groups (or the variables, see `Variables`) of the hidden units along axes."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
@@ -76,7 +76,7 @@ class _Misfit(Exception):
 
 @dataclass(frozen=True)
 class Split:
-    """A node that divides an axis; `axis` is the part that is assumed to have the units, one of `ways` candidates."""
+    """A node that divides an axis; `axis` is the part that is assumed to have the hidden units, one of `ways` parts."""
 
     node: str
     axis: Axis
@@ -84,10 +84,10 @@ class Split:
 
 
 class Variables:
-    """Constraints on the units along the axes of a graph, where ``Segment.group`` is the number of a variable.
+    """Constraints on the hidden units along the axes of a graph; ``Segment.group`` is the number of a variable here.
 
-    A variable is a run of units. Operators add constraints: two variables are equal, several units form one unit, a
-    variable is a sequence of other variables, or a variable is fixed.
+    A variable stands for a run of units. Operators add constraints: two variables are equal, several units form one
+    unit, a variable is a sequence of other variables, or a variable is fixed.
 
     Attributes:
         choices: node -> index of the part that has the units where the node divides an axis (0 by default).
@@ -112,7 +112,7 @@ class Variables:
         self._count = 0
 
     def new(self, width: int) -> Axis:
-        """Return an axis that consists of a new variable with `width` units."""
+        """Return an axis with `width` hidden units, which are a new variable."""
         self._count += 1
         return (Segment(self._count, width),)
 
@@ -128,21 +128,21 @@ class Variables:
         )
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the variables along axes that are not fixed by the current constraints."""
+        """Return the variables along axes that the current constraints do not fix."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
-        """Add the constraint that an axis is fixed."""
+        """Add the constraint that an axis is fixed, so that its entries belong to no hidden unit."""
         for segment in self.known(axis):
             if segment.group is not None:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that axes are fixed; if they are not in the end, an error with the message `reason` is raised."""
+        """Require that axes have no hidden units; otherwise an error with the message `reason` is raised in the end."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
-        """Add the constraint that two axes of equal size have the same units, and return the first axis."""
+        """Add the constraint that two axes of equal size have the same hidden units, and return the first axis."""
         try:
             self._unify(one, other)
         except _Misfit:
@@ -150,7 +150,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Add the constraint that each unit has a multiple of `count` consecutive entries, and return the axis."""
+        """Add the constraint that each hidden unit has a multiple of `count` consecutive entries; return the axis."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -159,9 +159,10 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Divide an axis into several axes, of which one has the units and the others are fixed.
+        """Divide an axis into axes of these sizes: one has the hidden units, and the others are fixed.
 
-        Constraints determine the part with the units; otherwise it is the largest, or the one that `choices` selects.
+        The part with the units follows from constraints; otherwise it is the largest, or the one that `choices`
+        selects.
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
@@ -184,17 +185,17 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis, which have the same units; None if this would divide units."""
+        """Return one of `count` equal parts of an axis with the same hidden units; None if this would divide units."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Set the segments of a parameter's axis and return them; a parameter that is used twice has equal segments.
+        """Set the segments of an axis of a node's parameter, given by its role, and return them.
 
-        Without a `layout`, the axis is a new variable. With `writes`, the layer's outputs lie along the axis; otherwise
-        the layer sums over it.
+        Without a `layout`, the axis is a new variable. A parameter that is used twice has equal segments. With
+        `writes`, the layer's outputs lie along the axis; otherwise the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis
@@ -216,7 +217,7 @@ class Variables:
         )
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes of `refusals` that are not fixed, with their reasons."""
+        """Return the axes of `refusals` that have hidden units, with the messages of the errors to raise."""
         hidden = self.hidden()
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
 
@@ -226,7 +227,7 @@ class Variables:
         return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
-        """Return a split (of this axis, if possible) whose change would fix the axis; None if there is none."""
+        """Return a split (of this axis, if possible) to change so that the axis has no hidden units, or None."""
         moved = self.moves(axis)
         others = [
             split
@@ -257,7 +258,7 @@ class Variables:
             yield from (segment,) if segment.group is not None else fixed(1) * segment.size
 
     def _coarsen(self, axis: Axis, count: int) -> None:
-        """Merge units so that each has a multiple of `count` entries."""
+        """Merge hidden units so that each has a multiple of `count` entries."""
         for segment in self.known(axis):
             factor = lcm(segment.block, count) // segment.block
             if segment.group is None or segment.group in self.meaning or factor == 1:

@@ -87,7 +87,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def _pools(node: Node, module: nn.Module) -> bool:
-    """Return whether a module, whose last operator is `node`, only pools or reorders axes."""
+    """Return whether a module with last operator `node` only pools or reorders axes."""
     reorders = node.operator in _REORDERING and not any(True for _ in module.parameters())
     return reorders or isinstance(module, _POOLING)
 
@@ -155,8 +155,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     """Map each name of the `state_dict` to the number of the first block that uses the array, from 1.
 
-    `ends` are the modules that end all blocks but the last; an UnsupportedArchitecture error is raised for another
-    order.
+    `ends` are the modules that end all blocks but the last. Another order raises an UnsupportedArchitecture error.
     """
     last = [_span(graph, name)[-1:] for name in ends]
     if not all(last) or last != sorted(last):
@@ -258,7 +257,7 @@ class Exits(nn.Module):
         self.ends, self.depth = tuple[tuple[str, int], ...](), count  # modules, and the axes of their features
 
     def add_exits(self, groups: PermutationGroups) -> None:
-        """Add the linear layers of the exits, with PyTorch's initial weights; `groups` is from `groups_by_depth`."""
+        """Add the linear layers of the exits, with PyTorch's initial weights; `groups_by_depth` returns `groups`."""
         self.ends = tuple((slot.parameter, slot.axis) for slot in groups[0].rows)
         floats = filter(torch.is_floating_point, self.network.parameters())
         shapes, like = groups.shapes(groups.widths), next(floats, torch.empty(0))
@@ -290,8 +289,8 @@ class Exits(nn.Module):
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return a single group whose units are the blocks of a network with exits, before its exits are added.
 
-    A network with a smaller width of this group has only the first blocks. The `rows` of the group have the axes of
-    features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError if the network does not
+    Narrower networks, with fewer units of this group, have only the first blocks. `PermutationGroup.rows` has the axes
+    of features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError if the network does not
     return one vector for each example or a block does not return features, and an UnsupportedArchitecture error if the
     network cannot be divided into this number of blocks, or the axis of features is unknown.
     """

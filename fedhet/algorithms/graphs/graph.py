@@ -37,7 +37,7 @@ class Node:
         inputs: names of the input nodes, in the operator's order.
         shape: shape of the (first) result, with the batch axis; () if it is not a tensor.
         arguments: ATen's name of each input (``input``, ``query``).
-        parameters: role (``weight``, ``weight_ih_l0``) -> ``state_dict`` name, the first name of tied parameters.
+        parameters: ``state_dict`` name (the first, if tied) of each parameter, by role (``weight``, ``weight_ih_l0``).
         options: other arguments by ATen's names (``stride``, ``groups``, ``dim``).
     """
 
@@ -61,11 +61,11 @@ class ArchitectureGraph:
 
     Attributes:
         model: name of the network's class.
-        nodes: operators in order of execution, so inputs come first.
-        shapes: ``state_dict`` name -> shape.
-        tied: name -> first name, for parameters that share their storage.
+        nodes: operators in order of execution.
+        shapes: shape of each array, by ``state_dict`` name.
+        tied: first name of each parameter that shares its storage, by its other names.
         unused: parameters that the forward pass in evaluation mode does not use.
-        kinds: ``state_dict`` name -> kind of the array.
+        kinds: kind of each array (see `kinds_of`), by ``state_dict`` name.
     """
 
     model: str
@@ -96,7 +96,7 @@ _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = Weak
 
 
 def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
-    """Return the graph of a network's operators, cached for the module, its shapes and the shape of the example.
+    """Return the graph of a network's operators. It is cached for the module, its shapes and the shape of the example.
 
     The network takes one tensor like `example` (N, ...), and is exported in evaluation mode. Raises an
     UnsupportedArchitecture error if ``torch.export`` cannot trace it.
@@ -234,7 +234,7 @@ class _Reader:
                 self.values[value] = written
 
     def _original(self, value: Any) -> fx.Node:
-        """Return the node of a tensor before in-place operators changed it, or the value itself."""
+        """Return the node of a tensor before in-place operators changed it, or `value` if none did."""
         return self.originals.get(value, value)
 
     def _add(

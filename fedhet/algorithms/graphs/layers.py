@@ -20,7 +20,7 @@ NORM = "norm_"
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A layer, including a BatchNorm that follows it, or a joint.
+    """A layer, including a BatchNorm that follows it, or a joint: an operator that combines several values.
 
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
@@ -38,7 +38,7 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Layers in data-flow order (``nodes``), and ``edges`` (from, to) between their indices, without self-loops."""
+    """The layers of a network in data-flow order (``nodes``), and ``edges`` (from, to) between their indices."""
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]

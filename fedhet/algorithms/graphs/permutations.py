@@ -33,10 +33,10 @@ class PermutationGroup:
         index: index of the group in data-flow order.
         name: the first module whose outputs are the units.
         width: number of units.
-        rows: slots of the parameters that are matched: weights whose inputs belong to earlier groups, then biases and
+        rows: slots of the parameters by which units are matched: weights with inputs of earlier groups, then biases and
             BatchNorm's scale and bias.
-        completes: slots of the other parameters that lie along this group and no later one: weights whose inputs are
-            units of this group (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
+        completes: slots of other parameters along this group and no later one: weights whose inputs are units of this
+            group (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
     """
 
     index: int
@@ -51,11 +51,11 @@ class PermutationGroups:
     """The permutation groups of a network, in data-flow order.
 
     Attributes:
-        axes: ``state_dict`` name -> segments of each axis.
+        axes: segments of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
-        tied: name -> first name of the same parameter.
-        needs: name of an array that narrow networks lack -> its group, and the least width with which it exists.
-        kinds: name -> kind of each array that is not trained (see `kinds_of`).
+        tied: first name of each tied parameter, by its other names.
+        needs: group of each array that narrow networks lack, and the least width with which it exists, by name.
+        kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
     groups: tuple[PermutationGroup, ...]

@@ -27,7 +27,7 @@ _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
-    """Return a copy of a network with the parameters and buffers in `state`, whose hidden layers can have other widths.
+    """Return a copy of a network with the parameters and buffers in `state`, which can have other widths.
 
     Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
     a ``HeadAttention``; a user's own modules keep their attributes. Ties, dtypes, devices, modes and ``requires_grad``
@@ -280,7 +280,7 @@ class HeadAttention(nn.Module):
 
 
 def _added(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a mask as numbers to add to attention scores, -inf for masked entries; None if there is no mask."""
+    """Return a mask as numbers to add to attention scores (-inf for masked entries), or None if there is no mask."""
     if mask is None or mask.is_floating_point():
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)

@@ -87,7 +87,7 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after an operator that works along some axes, which must be fixed; others keep their units."""
+    """Return the axes after an operator that works along some axes, which must not have hidden units."""
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:
@@ -143,7 +143,7 @@ def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int])
 
 
 def _together(variables: Variables, axes: Sequence[Axis], refusal: str) -> Axis:
-    """Flatten several axes, of which at most one can have units, to one axis."""
+    """Flatten axes to one axis. At most one can have hidden units; `refusal` is the message of the error otherwise."""
     sizes = [entries(axis) for axis in axes]
     places = [place for place, axis in enumerate(axes) if variables.moves(axis)]
     if len(places) > 1:
@@ -216,7 +216,7 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "glu")
 def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
-    """Return the axes of the parts of a divided value. Equal parts have the same units, like the halves of a GLU."""
+    """Return the axes of the parts of a divided value. Equal parts have the same hidden units, like a GLU's halves."""
     dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
     sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
@@ -229,7 +229,7 @@ def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
 
 @rule("unbind")
 def _unbind(variables: Variables, node: Node, value: Value) -> Several:
-    """Return the axes of the entries along an axis that must be fixed, such as the words of a sentence."""
+    """Return the axes of the entries along an axis without hidden units, such as the words of a sentence."""
     dim = node.options["dim"] % len(value)
     variables.refuse_moving(node, [value[dim]])
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))

@@ -57,7 +57,7 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
 def expand(
     state: State, groups: PermutationGroups, assignments: Assignments, sizes: Mapping[int, int]
 ) -> dict[str, Array]:
-    """Return the state of a wider network that contains a network at the assigned units, with zeros elsewhere.
+    """Return the state of a wider network that contains a network at the assigned units, with zeros for other units.
 
     The wider network, of widths `sizes`, computes the same function, except with norms over all units. Raises a
     ValueError unless an assignment maps all units to different units of the wider network.
@@ -94,7 +94,7 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the indices of entries that belong to these units, along each axis of each array (None for all), by name.
+    """Return the indices of the entries of these units along each axis of each array (None for all), by name.
 
     Arrays without entries of these groups are left out; an array that a network with these units lacks has an empty
     tuple.

@@ -43,7 +43,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Slot:
-    """An array to generate: a vector with the initial value `start`, or weights of standard deviation `std`.
+    """An array to generate: a vector with the initial value `start`, or weights with standard deviation `std`.
 
     `scale` is the ratio of `std` to the result of `std_of`.
     """

@@ -30,7 +30,7 @@ def assigned(cost: Floats) -> Ints:
 
 
 def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
-    """Return s times a client's rows, as a contiguous float32 array."""
+    """Return a client's rows times s, as a contiguous float32 array."""
     result = rows if s == 1 else s * rows
     return np.ascontiguousarray(result, dtype=np.float32)
 
@@ -82,7 +82,7 @@ class GlobalRows:
                 self.match(j)
 
     def match(self, j: int) -> None:
-        """Remove the rows of client j from the global rows, and assign them again."""
+        """Remove the rows of client j from the global rows, and match them again."""
         old = self.slots[j]
         self.counts[old] -= 1
         self.order = self.order[self.counts[self.order] > 0]
@@ -114,8 +114,8 @@ class GlobalRows:
     def assign(self, j: int) -> Ints:
         """Return the best assignment of client j's rows, as indices into the global rows followed by new rows.
 
-        Few new rows are offered first. The best total is concave in their number (a minimum-cost flow, and -2 log k
-        decreases), so a solution that does not use all new rows is optimal.
+        The number of new rows is increased until some are not used. This is optimal, since the best total is concave in
+        their number (a minimum-cost flow, and -2 log k decreases).
         """
         rows, size = len(self.weights[j]), len(self.order)
         if not size:
