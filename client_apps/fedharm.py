@@ -165,10 +165,7 @@ def distance(
     places: Sequence[Tensor] | None,
     summary: Callable[[int, Tensor], Tensor] | None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the weighted distance of descriptors to their target, and the distance to record.
-
-    Descriptors are activations at `places`, a `summary` of each block's output, or else whole outputs.
-    """
+    """Return the weighted distance of descriptors (at `places` or by `summary`) to `target`, and the distance alone."""
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]

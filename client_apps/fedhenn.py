@@ -76,7 +76,7 @@ def check_rows(part: Tensor, count: int) -> None:
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):
-    """Trains by equation 5 of the paper (homogeneous networks) or by equation 6 (heterogeneous networks)."""
+    """Trains with a penalty on the distance of representations to a target (Makhija et al., 2022, equations 5, 6)."""
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the representations of some public examples before the first round."""

@@ -94,7 +94,6 @@ class Scores(FederatedStrategy[Q, T]):
         return public_rows(generator, self.state.public_size, self.state.tokens, self.options.subset)
 
     def _sent_in(self, round: int) -> bool:
-        """Return whether clients send scores in a round; by default always True."""
         return True
 
     def mean(self, replies: Mapping[str, Reply]) -> Tensor:

@@ -38,7 +38,6 @@ _registered: dict[str, Method] = {}
 
 @cache
 def _included() -> dict[str, Method]:
-    """Return the methods that are part of fedhet, by name."""
     package = importlib.import_module("fedhet.methods.included")
     names = [f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(package.__path__)]
     modules = map(importlib.import_module, names)

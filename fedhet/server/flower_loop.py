@@ -135,7 +135,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
         self._arrays = (initial_arrays,)
 
     def _complete(self) -> None:
-        """Complete a run after its last round."""
         self._check_that_rounds_counted()
         self.evaluate_last()
         self._end()

@@ -190,10 +190,7 @@ def with_remedy(reasons: str) -> str:
 def agree_on_public_dataset(
     state: State, reply: Reply, public: PublicDataset | None, *, labelled: bool, without_labels: str = ""
 ) -> None:
-    """Raise a FedhetError unless all clients have one public dataset, their own or the server's (`public`).
-
-    `labelled` requires labels; `without_labels` is advice for public datasets without labels.
-    """
+    """Raise a FedhetError, with the advice `without_labels`, unless all clients have the same public dataset."""
     report = reply.report
     digest, size = (report.public, report.public_size) if public is None else (public.digest, len(public))
     if not digest:

@@ -123,7 +123,7 @@ class FedMDOptions(ScoresOptions):
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Set the number of epochs on public labels to 0 if the public examples have no labels."""
+        """Return 0 as the number of epochs on public labels if the public examples have no labels."""
         without = unlabelled and self.public_epochs
         return {"public-epochs": (0, "since the public examples have no labels")} if without else {}
 

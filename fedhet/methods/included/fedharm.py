@@ -60,7 +60,7 @@ class FedHARMOptions(Options):
 
     @property
     def aligns_blocks(self) -> bool:
-        """Return whether the distance compares blocks; otherwise it compares posteriors."""
+        """Return whether the distance compares the outputs of blocks; otherwise, it compares class probabilities."""
         return self.aligns and self.align != "spectral"
 
     @property
@@ -80,7 +80,7 @@ class FedHARMOptions(Options):
 
 
 def traits(options: FedHARMOptions) -> Traits:
-    """Return the traits for these keys."""
+    """Return the method's traits, given the values of its keys."""
     sends = {"slots": STRUCTURE, "distance": METRICS}
     if options.aligns:
         sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(options.align, "descriptors")

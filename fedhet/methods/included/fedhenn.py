@@ -70,8 +70,8 @@ class FedHeNNOptions(Options):
             object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
         if self.kernel == "procrustes" and self.setting != "homogeneous":
             raise ConfigError(
-                "fedhenn.kernel = 'procrustes' compares representations of equal width: it needs "
-                "fedhenn.setting = 'homogeneous'"
+                "fedhenn.kernel = 'procrustes' compares representations of equal width: set "
+                "fedhenn.setting = 'homogeneous', or choose another kernel"
             )
         if 0 < self.rad_batch < LEAST_ROWS:
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
@@ -102,7 +102,7 @@ class FedHeNNOptions(Options):
 
 
 def traits(options: FedHeNNOptions) -> Traits:
-    """Return the traits for these keys."""
+    """Return the method's traits, given the values of its keys."""
     sends = {"distance": METRICS, "tokens": STRUCTURE} | (
         {"probe": "features"} if options.eta0 and options.probe else {}
     )

@@ -95,7 +95,7 @@ class CountedOptions(SubmodelOptions):
 
     @property
     def size_name(self) -> str:  # type: ignore[override]
-        """Return the name of the setting in a node's config, such as `rank`."""
+        """Return the name of the size in a node's config, such as `rank`."""
         return self.counted.rpartition(".")[2].removesuffix("s")
 
     @property
@@ -132,7 +132,7 @@ class DepthOptions(CountedOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Reset `blocks` for the user's own models, since a preset names the modules of its own network."""
+        """Return the default of `blocks` for the user's own models, since presets name modules of other networks."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
 
 
