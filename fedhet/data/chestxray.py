@@ -70,7 +70,7 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
     try:
         rows = list(csv.DictReader(io.StringIO(read(table).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table} is not a table of labels: {error}") from error
+        raise DataError(f"{table} is not a table of labels ({error}): use the original table") from error
     if missing := COLUMNS - set(rows[0] if rows else ()):
         raise DataError(f"{table} has no column {', '.join(sorted(missing))}: use the original table")
     present = [row for row in rows if row["Image Index"] in images]

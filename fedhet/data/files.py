@@ -68,7 +68,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
     """Return the first of these files that exists in `root` or in its subfolder."""
     if root is None:
-        raise DataError(f"{dataset} cannot be downloaded: name a folder with {' or '.join(files)}: --data DIR")
+        raise DataError(f"{dataset} cannot be downloaded: set data (--data DIR) to a folder with {' or '.join(files)}")
     paths = (place / file for place in (root, root / subfolder) for file in files)
     return next(filter(variant, paths), None) or locate(root, ("", subfolder), files, dataset)
 
@@ -77,7 +77,7 @@ def _download(dataset: str) -> None:
     cache = cache_folder()
     if not _downloads.get():
         raise DataError(
-            f"{dataset} is not in {cache}, and nodes do not download data: set its folder, data = ... (or data-path)"
+            f"{dataset} is not in {cache}, and nodes do not download data: set data (or data-path) to its folder"
         )
     try:
         import torchvision  # imported late because it fails if its build does not match torch's
@@ -85,14 +85,13 @@ def _download(dataset: str) -> None:
         getattr(torchvision.datasets, dataset)(root=cache, download=True)
     except (OSError, RuntimeError, ImportError) as error:
         raise DataError(
-            f"{dataset} is not in {cache} and cannot be downloaded ({' '.join(str(error).split())}); "
-            "if you have it elsewhere, name its folder: --data DIR"
+            f"{dataset} is not in {cache} and cannot be downloaded ({' '.join(str(error).split())}): "
+            "set data (--data DIR) to a folder that contains it"
         ) from error
 
 
 @contextmanager
 def _opened(file: Path, **options: str) -> Iterator[Any]:
-    """Return a context with an open file, or its `.gz` or `.xz` variant, which is decompressed."""
     if (packed := variant(file)) is None:
         raise DataError(f"the file {file} is missing: add it (or .gz, .xz)")
     try:

@@ -238,7 +238,6 @@ def _in_memory(value: Any) -> Examples | None:
 
 
 def _as_augment(augment: Any) -> Augment | None:
-    """Convert a user's `augment`, with or without a parameter `generator`, to a function of a batch and a generator."""
     if augment is None:
         return None
     if not callable(augment):

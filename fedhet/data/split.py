@@ -117,7 +117,6 @@ def _both(train: Examples, test: Examples) -> Examples:
 
 
 def _size(labels: Tensor, share: float) -> int:
-    """Convert a share to a number of examples, at least one and not all; 0 if the share is 0."""
     return min(max(1, round(share * len(labels))), len(labels) - 1) if share else 0
 
 

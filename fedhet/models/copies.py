@@ -151,7 +151,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether rescaling layers changes outputs exponentially: a deep network without normalisation layers."""
+    """Return whether a network is deep and has no normalisation, so that factors of layers' outputs multiply."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
@@ -180,7 +180,7 @@ def starts_of(model: nn.Module) -> dict[str, Start]:
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load arrays by name into a network, as arrays of the current versions of its modules."""
+    """Load arrays by name into a network, as if saved by the current versions of its modules."""
     state = OrderedDict(tensors)
     state._metadata = getattr(model.state_dict(), "_metadata", {})  # type: ignore[attr-defined]
     model.load_state_dict(state)

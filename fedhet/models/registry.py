@@ -53,7 +53,6 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
 
 
 def _torchvision(model: str, channels: int, classes: int) -> nn.Module:
-    """Build a torchvision model, with a new first convolution if the number of channels differs."""
     options = {"aux_logits": False, "init_weights": True} if model in _WITH_AUXILIARY_OUTPUTS else {}
     network: nn.Module = _import("torchvision").get_model(model, weights=None, num_classes=classes, **options)
     name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))

@@ -223,7 +223,6 @@ _FLOATS = "its labels are floats, not classes: give classes as integers, or set 
 
 
 def _two_scores(logits: Tensor, axis: int) -> Tensor:
-    """Return the scores of two classes, 0 and the logit, along an axis."""
     return torch.cat([torch.zeros_like(logits), logits], axis)
 
 

@@ -78,7 +78,7 @@ class Privacy:
             except RuntimeError as error:
                 raise ModelError(
                     f"dp-noise needs the gradient of each example, and torch.func cannot compute it for this "
-                    f"{model._get_name()}: {error}"
+                    f"{model._get_name()} ({error}): use another network or leave dp-noise out"
                 ) from error
             norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
             scale = (self.clip / norms.clamp_min(self.clip)).nan_to_num()

@@ -156,8 +156,8 @@ def _check_losses(
     """Raise `ModelError` if the first loss is not finite, or if losses or weights show that training diverged."""
     if first and not math.isfinite(losses[0]):
         raise ModelError(
-            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: the network, or the "
-            "augmentation, returns values that are not finite for some example of the batch"
+            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: check "
+            "whether the network or the augmentation returns values that are not finite"
         )
     step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
     with torch.inference_mode():
@@ -191,7 +191,7 @@ def _only_trained(
     if not live:
         raise ModelError(
             f"a training phase has no parameters to train: it selects none of the {len(trainable)} trainable "
-            f"parameters of {model._get_name()}"
+            f"parameters of {model._get_name()}; set requires_grad, or select others in `trains`"
         )
     _forget_gradients(live)
     if trains is None:

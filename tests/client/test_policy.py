@@ -348,7 +348,10 @@ def test_no_downloads_at_nodes(method, monkeypatch):
     reply = asked(LocalGrid(make_client_app(), 2), "query", settings, "handshake")
     if method == "local":
         assert "the reason is in its node's log" in str(reply.content["report"]["refusal"])
-        with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes do not download data: set its"):
+        with (
+            datasets.files.nothing_downloaded(),
+            pytest.raises(DataError, match="nodes do not download data: set data"),
+        ):
             datasets.load("mnist")
     assert not cache_folder().exists()
 

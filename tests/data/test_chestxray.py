@@ -157,7 +157,7 @@ def test_damaged_files_are_named(tmp_path: Path, file: str, content: bytes, mess
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be downloaded: name a folder with Data_Entry_2017_v2020.csv"):
+    with pytest.raises(DataError, match="cannot be downloaded: set data .* to a folder with Data_Entry_2017_v2020.csv"):
         data.load("chestxray14")
     with pytest.raises(DataError, match=r"no chestxray14 in .*: put Data_Entry_2017_v2020.csv"):
         data.load("chestxray14", tmp_path)

@@ -163,15 +163,9 @@ def test_random_transforms_stay_random():
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
             r"inputs.input_ids have different shapes, \[2\] and \[3\]: resize or pad .* the collate_fn",
         ),
-        (
-            Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)),
-            "rows have different numbers or names of inputs",
-        ),
+        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows have different numbers or names of inputs"),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
-        (
-            Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
-            "the columns height, width, label do not name",
-        ),
+        (Rows(lambda i: {"height": 1, "width": 2, "label": 3}), "the columns height, width, label do not name"),
         (Rows(lambda i: (torch.ones(i + 1), i)), r"inputs have different shapes, \[1\] and \[2\]"),
         (Rows(lambda i: (torch.ones(1), "cat")), "labels have type str: number the classes from 0"),
         ((INPUTS, np.array(["a", "b", "a"])), "labels have type str: number the classes from 0"),
@@ -180,14 +174,8 @@ def test_random_transforms_stay_random():
             Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
             r"the indices of a Subset are a mask of booleans: give row numbers \(mask.nonzero",
         ),
-        (
-            Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]),
-            "the indices of a Subset are a mask",
-        ),
-        (
-            [(INPUTS, LABELS)] * 3,
-            "the pairs in the list, with 3 inputs and 3 labels each, may be batches or examples",
-        ),
+        (Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]), "the indices of a Subset are"),
+        ([(INPUTS, LABELS)] * 3, "the pairs in the list, with 3 inputs and 3 labels each, may be batches or examples"),
         ((INPUTS.to("meta"), LABELS), "inputs are on the device meta"),
         (iter([]), "rows of a list_iterator cannot be read by number"),
     ],
@@ -399,12 +387,9 @@ def test_a_collate_function_that_drops_rows_is_refused():
         ((WHOLE, WHOLE, (INPUTS, LABELS)), "return a mapping, {'train': ..., 'validation': ..., 'test': ...}"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "the columns image and pixel_values can be the input",
+            "image and pixel_values can be the input",
         ),
-        (
-            ({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE),
-            "the columns label and labels can be the label",
-        ),
+        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "the columns label and labels can be the label"),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows \(input, label\) or the inputs and the labels"),
     ],
 )

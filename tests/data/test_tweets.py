@@ -107,7 +107,7 @@ def test_a_damaged_file_of_vectors_is_one_sentence(tmp_path: Path, content: str,
 
 
 def test_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"name a folder with training\.1600000"):
+    with pytest.raises(DataError, match=r"a folder with training\.1600000"):
         data.load("sentiment140")
     with pytest.raises(DataError, match=r"no sentiment140 in .*put training\.1600000"):
         data.load("sentiment140", tmp_path)

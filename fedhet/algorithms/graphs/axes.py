@@ -270,7 +270,6 @@ class Variables:
             raise _Misfit
 
     def _cut(self, axis: Axis, size: int) -> tuple[Axis, Axis]:
-        """Cut an axis after `size` entries; a variable that is cut is replaced by two new variables."""
         first: list[Segment] = []
         rest = list(self.known(axis))
         while size:

@@ -87,7 +87,6 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def _pools(node: Node, module: nn.Module) -> bool:
-    """Return whether a module with last operator `node` only pools or reorders axes."""
     reorders = node.operator in _REORDERING and not any(True for _ in module.parameters())
     return reorders or isinstance(module, _POOLING)
 

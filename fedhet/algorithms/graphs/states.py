@@ -151,7 +151,6 @@ def _arrays(state: State) -> dict[str, Array]:
 
 
 def _array(tensor: Tensor) -> Array:
-    """Return a tensor's values as a NumPy array; bfloat16 becomes float32, because NumPy lacks bfloat16."""
     exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     return exact.detach().cpu().numpy().copy()
 

@@ -67,7 +67,7 @@ Catalogue = Mapping[str, LayerType]
 
 
 def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
-    """Return the layer types of several networks. A type has every array that at least one of its layers has."""
+    """Return the layer types of several networks. A type has all arrays that any of its layers has."""
     slots: dict[str, dict[str, Slot]] = {}
     most: Counter[str] = Counter()
     for graph in graphs:

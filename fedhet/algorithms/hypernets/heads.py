@@ -65,7 +65,7 @@ class Latents(nn.Module):
 
 
 class Dense(nn.Module):
-    """A head W = s (sum_l z_l D_l + B), with B initially 0 (Litany et al., 2022)."""
+    """A head W = s (sum_l z_l D_l + B) of latent vector z and scale s, with B initially 0 (Litany et al., 2022)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Dense(nn.Module):
 
 
 class BaseLowRank(nn.Module):
-    """A head W = s (4 B + U V): a base weight B and a low-rank change, with U and V linear in z, and V initially 0."""
+    """A head W = s (4 B + U V) of scale s, with U and V linear in the latent vector z, and V initially 0."""
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def _linear(z: Tensor, maps: Tensor) -> Tensor:
 
 
 class Vector(nn.Module):
-    """A head for biases and parameters of normalisations: the initial value plus a linear map of z, initially 0."""
+    """A head for biases and parameters of normalisations: their initial value plus a linear map, initially 0."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> di
 
 
 class Tiles(nn.Module):
-    """The single head for all layer types, which decodes tiles of weights.
+    """A single head for all layer types, which decodes tiles of weights.
 
     Each tile has a latent vector z = LeakyReLU(W h + b + W' p), divided by its root mean square. p has sines and
     cosines of the tile's position in its array. Weights are the decoded tiles times the layer's scale s times the

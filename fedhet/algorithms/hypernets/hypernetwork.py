@@ -80,7 +80,7 @@ class Reading:
 
     Attributes:
         known: type of each node, or None if the hypernetwork does not know the type.
-        heads: type -> role -> names of this array in the layers of the type, or None for a layer without it.
+        heads: names of an array in the layers of a type (None for a layer without it), by type and role.
         rows: layout of arrays in tiles (see `tiling`).
         names: names of the generated arrays.
         unknown: types of layers for which nothing is generated.
@@ -162,7 +162,7 @@ class GraphHypernetwork(nn.Module):
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
-        """Return the generated arrays by their names in the network's state dict, differentiably."""
+        """Return the generated arrays, as differentiable tensors by their names in the network's state dict."""
         written: dict[str, Tensor] = {}
         h, tensors = self.embeddings(reading), reading.tensors
         if reading.heads:

@@ -36,7 +36,7 @@ def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
 
 
 class GlobalRows:
-    """The global rows of a layer, and the assignment of the clients' rows to them.
+    """The global rows of a layer (weights of the global model's neurons), and the assignment of clients' rows to them.
 
     A global row stays in its *slot*, and `order` lists the used slots in global order. Products of global rows and
     clients' rows are cached until a client's row joins or leaves the slot. `weights` has s times the rows (L_j, D) of
@@ -112,7 +112,7 @@ class GlobalRows:
         self.stale[j, slots] = False
 
     def assign(self, j: int) -> Ints:
-        """Return the best assignment of client j's rows, as indices into the global rows followed by new rows.
+        """Return the optimal assignment of client j's rows, as indices into the global rows followed by new rows.
 
         The number of new rows is increased until some are not used. This is optimal, since the best total is concave in
         their number (a minimum-cost flow, and -2 log k decreases).
@@ -191,6 +191,6 @@ def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients
 
 
 def squares_of(rows: Floats) -> Floats:
-    """Return the squared length (L,) of each row."""
+    """Return the squared norm (L,) of each row."""
     squares: Floats = np.einsum("ld,ld->l", rows, rows)
     return squares

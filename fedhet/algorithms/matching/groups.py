@@ -61,7 +61,7 @@ class Matching:
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
-        """Match the rows (L_j, D) of all clients, given the prior mean (D,) of global rows."""
+        """Match the rows of all clients' matrices (L_j, D), given the prior mean (D,) of global rows."""
         limit = int(self.max_growth * max(map(len, matrices))) if self.max_growth else None
         options: dict[str, Any] = {"gamma": self.gamma, "prior_mean": prior, "max_rows": limit}
         if self.variances == "estimated":
@@ -76,13 +76,13 @@ class Matching:
         prior: npt.ArrayLike,
         random: np.random.RandomState,
     ) -> Array:
-        """Assign the rows (L, D) of a client that joins later to global rows, which must be at least as many."""
+        """Assign the rows of the `matrix` (L, D) of a client that joins later to different global rows."""
         return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
 
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """Return the prior mean (D,) of a group's rows: 0.1 for biases, the mean of a norm's scales, 0 for others."""
+        """Return the prior mean (D,) of rows: 0.1 for biases, the clients' mean for scales of norms, 0 for others."""
         slots = columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
         scale = np.array([slot.role in ("weight", VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots])
@@ -174,7 +174,7 @@ def assemble(
     """Return the state of the global model, assembled from the results of matching.
 
     `settled` has the global rows (L', D) and the averaged other parameters of each group, `rest` the arrays that belong
-    to no group, except for missing BatchNorm's statistics, and `dtypes` the dtype of each array by name.
+    to no group, and `dtypes` the dtype of each array by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {
@@ -265,7 +265,6 @@ def average_rest(
 
 
 def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return amounts (J, ...) divided by their sum over clients, or 0 where the sum is 0."""
     total = amounts.sum(0)
     return np.divide(amounts, total, out=np.zeros_like(amounts), where=total > 0)
 
@@ -288,7 +287,7 @@ def _present(
 
 
 def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
-    """Return the names of a group's matched parameters, followed by its parameters that are not matched."""
+    """Return the names of a group's matched parameters, followed by those of its other parameters."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
