@@ -215,14 +215,14 @@ def run(
 
 @dataclass
 class RunCache:
-    """Runs of a case that several tests use; each takes place once."""
+    """Runs of a case that several tests use; each is executed once."""
 
     case: Case
     folders: pytest.TempPathFactory
     runs: ClassVar[dict[tuple[str, Case], Run]] = {}
 
     def __call__(self, name: str) -> Run:
-        """Return the run `normal` (settings `PARTIAL`), or `crash`, in which client 1 fails in round 2 of 3."""
+        """Return a run by name: `normal` (settings `PARTIAL`), or `crash`, in which client 1 fails in round 2."""
         if (name, self.case) not in self.runs:
             make = {"normal": self._normal, "crash": self._crash}[name]
             self.runs[name, self.case] = make(self.folders.mktemp("runs") / "run")

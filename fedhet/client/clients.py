@@ -74,7 +74,7 @@ class Clients:
     def job(
         self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
     ) -> Iterator[Job]:
-        """Create the client for a message, and yield its work; no other client uses its network in the meantime."""
+        """Create the client for a message, and yield its `Job`; no other client uses its network in the meantime."""
         config = info.config
         self._serve(info, request)
         keep_freed_memory()

@@ -227,7 +227,7 @@ class _Loop:
         job.further = trained | {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float], str]:
-        """Call the app's `train` or `evaluate` function (`action`); return arrays, metrics and the weight's name."""
+        """Call the app's `train` or `evaluate` (`action`); return arrays, metrics and the name of the weight metric."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."

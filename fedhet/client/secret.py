@@ -97,7 +97,7 @@ class NodeSecret:
         return epsilon
 
     def _new(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that are not stored yet; raises `ChangedExamples` if a stored one differs."""
+        """Return the settings in `choice` that are not stored yet; raises `ChangedExamples` if a stored one differs."""
         kept = self._content["examples"].get(self._data, {})
         if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
             raise ChangedExamples(

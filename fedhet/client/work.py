@@ -208,7 +208,7 @@ def restore(job: Job) -> None:
 
 
 def begin(job: Job) -> None:
-    """Load the payload; with `batch-norm = re-estimate`, re-estimate statistics if weights were received."""
+    """Load the received arrays; re-estimate BatchNorm's statistics for them if `batch-norm = re-estimate`."""
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
         job.client.reestimate()

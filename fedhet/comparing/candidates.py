@@ -87,7 +87,7 @@ def ask(
 def _first_serving(
     tries: Iterable[tuple[Choice, Config]], refusal: Callable[[Config], str]
 ) -> tuple[Choice, Config, str]:
-    """Return the first configuration that `refusal` accepts; if none is accepted, the first one and the reason."""
+    """Return the first of `tries` for which `refusal` gives no reason, or else the very first and its reason."""
     refused: dict[tuple[Traits, bool], tuple[Choice, Config, str]] = {}
     for choice, config in tries:
         asked = registry.traits(config), config.options.changes_heads

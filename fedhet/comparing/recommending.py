@@ -60,10 +60,10 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method and the reasons; it is federated only if one `beats_alone`, training without exchange.
+    """The recommended method, and whether it `beats_alone`, training without exchange.
 
-    `settings` is the content of `recommended.toml`. `refused` are the methods that cannot train the clients, cost too
-    much or completed no trial, each with the reason.
+    A federated method is recommended only if it does. `settings` is the content of `recommended.toml`. `refused` has the
+    methods that cannot train the clients, cost too much or completed no trial, each with the reason.
     """
 
     folder: Path
@@ -147,7 +147,7 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
 
 
 def _wanted(methods: Sequence[str]) -> list[str]:
-    """Return the methods to try: all without exchange, and `methods` or by default all with exchange."""
+    """Return the names of methods to try: all without exchange, and `methods` (by default all) with exchange."""
     names = registry.methods()
     return distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
 
@@ -211,7 +211,7 @@ def _in_time(
 
 
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run each method's first trial, then each second one, until the deadline; second ones count if all complete."""
+    """Run first trials of all methods, then second ones, until the deadline; second trials count if all complete."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}

@@ -216,19 +216,19 @@ def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapp
 
 
 def _preset(name: str, base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of a preset; `own` has different settings for each method."""
+    """Return the settings of the preset `name`; those of the preset `own` depend on the method."""
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
 def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a method's preset that has the name of the common preset; empty without such a preset."""
+    """Return the settings of the method's preset of the same name as the preset in `base`; empty without one."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
     return _preset(own, base, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods' own keys from their presets that have the name of the common preset, such as `digits`."""
+    """Return the methods' own keys from their presets of the same name as the preset in `base`, such as `digits`."""
     for_all, method_keys = _preset(str(base.get("preset", "")), base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."

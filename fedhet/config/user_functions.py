@@ -130,7 +130,7 @@ class UserFunctions:
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
     def _brings(self, config: Config) -> tuple[bool, bool, int | None, bool]:
-        """Return whether client 0 has common and unlabelled public data, its batch size, and whether it augments."""
+        """Return (has common test set, has unlabelled public dataset, batch size, has `augment`) of client 0's data."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
@@ -252,7 +252,7 @@ def described(function: Any) -> str:
 
 
 def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Convert a user's function of a client, of facts such as `partition_id`, or of nothing to one of a client."""
+    """Return a function of a client that calls `function` with it, facts such as `partition_id`, or no arguments."""
     taken, needed = open_parameters(function)
     if any(p.name == "context" for p in needed):
         raise ConfigError(
@@ -336,7 +336,7 @@ def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _plain(module: nn.Module, inputs: object, outputs: Any) -> Tensor | None:
-    """Return the logits of outputs such as those of Hugging Face's networks; raises a ModelError without a tensor."""
+    """Return the logits of outputs such as those of Hugging Face's networks; raises a ModelError for other objects."""
     if isinstance(outputs, Tensor):
         return None
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)

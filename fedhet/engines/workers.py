@@ -119,7 +119,7 @@ class WorkerGrid(LocalGrid):
         return [reply]
 
     def _note(self, message: Message, started: float) -> None:
-        """Record the time that a node took for a message; the recorded time falls by at most half."""
+        """Record the time that a node took for a message; the new value is at least half of the recorded one."""
         seconds, node = time.monotonic() - started, message.metadata.dst_node_id
         if message.metadata.message_type == MessageType.TRAIN:
             self._spent += seconds

@@ -48,7 +48,7 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
 def _last(
     rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
 ) -> dict[str, float] | None:
-    """Return the last accuracy of an evaluation in each of these statistics, or None if one of them is missing."""
+    """Return the last accuracy of an evaluation in each of the `statistics`, or None if one of them is missing."""
     curves = {name: learning_curve(rows, which, name, test) for name in statistics}
     return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 
