@@ -62,8 +62,8 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 class Recommendation:
     """The recommended method, and whether it `beats_alone`, training without exchange.
 
-    A federated method is recommended only if it does. `settings` is the content of `recommended.toml`. `refused` has the
-    methods that cannot train the clients, cost too much or completed no trial, each with the reason.
+    A federated method is recommended only if it does. `settings` is the content of `recommended.toml`; `refused` maps
+    methods that cannot train the clients, cost too much or completed no trial to reasons.
     """
 
     folder: Path
