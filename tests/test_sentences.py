@@ -170,10 +170,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
     "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures fit only"),
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
-    "a sparse tensor": (
-        lambda: run(data=reshaped(Tensor.to_sparse)),
-        "inputs are sparse, of type Tensor: make",
-    ),
+    "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "inputs are sparse, of type Tensor"),
     "a sparse matrix": (
         lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),
         "client 0: train: inputs are sparse, of type csr_matrix: make them dense with inputs.toarray()",
@@ -182,10 +179,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: run(data=reshaped(lambda inputs: [[1.0] * (3 + (row == 2)) for row in range(len(inputs))])),
         "client 0: train: inputs have different lengths, 3 and 4: pad or cut the rows",
     ),
-    "one table": (
-        lambda: run(data=lambda client: (Table(torch.ones(4, 3)),) * 2),
-        "labels are in one table: give",
-    ),
+    "one table": (lambda: run(data=lambda client: (Table(torch.ones(4, 3)),) * 2), "in one table: give a pair"),
     "channels last": (lambda: run(lambda client: convolution(3), images(8, 8, 3)), "their channels come last: give"),
     "no channels": (lambda: run(lambda client: convolution(1), images(8, 8)), "they have no axis of channels: give"),
     "a number of jobs": (lambda: fedhet.compare(["local"], jobs="a"), "jobs = 'a': must be a whole number"),  # type: ignore[arg-type]

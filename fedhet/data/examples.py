@@ -47,7 +47,7 @@ class Examples:
         return self.inputs.index_select(0, rows), self.labels.index_select(0, rows)  # faster than inputs[rows]
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over inputs and labels of `size` examples at a time (`spans`)."""
+        """Iterate over inputs and labels of `size` examples at a time (see `spans`)."""
         return map(self.at, spans(len(self), size))
 
     def subset(self, indices: Indices | Tensor) -> "Examples":
@@ -91,7 +91,7 @@ class PublicDataset:
 
     @cached_property
     def unlabelled(self) -> "PublicDataset":
-        """The public dataset without labels, always the same object."""
+        """The public dataset without labels, which is cached."""
         return self if self.labels is None else PublicDataset(self.inputs)
 
     def to(self, device: torch.device) -> "PublicDataset":
@@ -104,12 +104,12 @@ P = TypeVar("P", Examples, PublicDataset)
 
 @lru_cache(maxsize=4)
 def resident(part: P, device: torch.device) -> P:
-    """Return a copy of `part` on a device; copies are cached until `resident.cache_clear()`."""
+    """Return a copy of data, such as `Examples`, on a device; copies are cached until `resident.cache_clear()`."""
     return part.to(device)
 
 
 def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
-    """Return `part` with labels converted by `change`, or `part` itself if its labels stay the same."""
+    """Return examples with labels converted by `change`, or `part` itself if its labels stay the same."""
     labels = part.labels if part.labels is None else change(part.labels)
     if labels is part.labels:
         return part
@@ -223,9 +223,9 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool =
 def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tensor:
     """Augment images (n, channels, height, width) uint8 as FedHARM does; see `crop_and_flip` for the generator.
 
-    This flips images horizontally and vertically, crops them, changes the brightness by up to 20 % and applies a
-    Gaussian blur. Kastellos et al. (2024) give no probabilities: here each flip and the blur (3 x 3, standard deviation
-    of 0.1 to 1 pixel) affect half of the images.
+    Images are flipped horizontally and vertically, cropped and blurred, and their brightness changes by up to 20 %.
+    Kastellos et al. (2024) give no probabilities: here each flip and the Gaussian blur (3 x 3, standard deviation of
+    0.1 to 1 pixel) affect half of the images.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)

@@ -173,7 +173,7 @@ def cifar10_domains_balanced(folder: Path | None) -> DataSet:
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """Return CIFAR-10 with a share of grey training images in half of the classes, and 1 - share in the other half."""
+    """Return CIFAR-10 with a fraction `share` of grey training images in half of the classes, else 1 - `share`."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

@@ -226,7 +226,7 @@ def _rows(
 
 
 def _in_memory(value: Any) -> Examples | None:
-    """Return the examples of a `TensorDataset` of two tensors, or of a `Subset` of such; None for other datasets.
+    """Return the examples of a `TensorDataset` of two tensors, or of its `Subset`; None for other datasets.
 
     Subclasses are read row by row instead, since they can change their rows.
     """
@@ -270,7 +270,7 @@ def _as_augment(augment: Any) -> Augment | None:
 
 
 def open_parameters(function: Callable[..., Any]) -> tuple[list[Parameter], list[Parameter]]:
-    """Return the parameters of a function that `functools.partial` has not set, and those of them that are required.
+    """Return the parameters of a function that `functools.partial` has not set, and the required ones among them.
 
     Both lists are empty for built-in functions, whose parameters are unknown.
     """

@@ -85,7 +85,7 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the list of labels of a torchvision or Hugging Face dataset, or of a `Subset` of such; None for others.
+    """Return the list of labels of a torchvision or Hugging Face dataset, or of its `Subset`; None for others.
 
     None is returned for other classes and for datasets that transform labels: their lists of labels, if any, can differ
     from the labels of their rows.

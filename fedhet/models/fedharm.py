@@ -2,7 +2,7 @@
 
 Each has a stem, the stages `stages.0` to `stages.3`, and `head`; all stages but the first halve height and width.
 Blocks, activations and gates are as in the papers of the families. Widths and depths are chosen for fedhet, and dropout
-and stochastic depth are left out. A network "b" is wider and deeper than "a".
+and stochastic depth are left out. Networks whose names end with "b" are wider and deeper.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class InvertedResidual(nn.Module):
     """An expanding 1 x 1 convolution, a depthwise convolution, an optional gate and a projecting 1 x 1 convolution.
 
     There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). EfficientNet calls this
-    block MBConv. `stride` and `kernel` are the depthwise convolution's, of `expanded` channels.
+    block MBConv. The depthwise convolution has `expanded` channels and the given `stride` and `kernel` size.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Build a MobileNetV3 block: ReLU in the first two stages and hard-swish in the others; no gate in the second."""
+    """Build a MobileNetV3 block: ReLU in the first two stages, then hard-swish; gates except in the second stage."""
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)

@@ -63,7 +63,7 @@ class FLHANetwork(Classifier):
 
 
 class ConcatBlock(ResidualBlock):
-    """Two 3 x 3 convolutions, concatenation of their input and output (twice the channels), and 2 x 2 pooling."""
+    """A block that concatenates its input with the output of two 3 x 3 convolutions, followed by 2 x 2 pooling."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Map (n, channels, height, width) to (n, 2 channels, height / 2, width / 2), rounded up."""

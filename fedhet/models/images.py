@@ -19,7 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return channels, height and width; raises a `ModelError` unless this is an image of `smallest` pixels or more."""
+    """Return channels, height and width of an image; raises a `ModelError` if it is smaller than `smallest` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
             f"the model needs images (channels, height, width) of at least {smallest} x {smallest} pixels, got shape "
@@ -147,7 +147,7 @@ def convolution(
 
 
 class ResidualBlock(nn.Module):
-    """A residual block of two 3 x 3 convolutions, and a shortcut of 1 x 1 where the shape changes, with BatchNorm."""
+    """A residual block of two 3 x 3 convolutions and, where the shape changes, a 1 x 1 shortcut, with BatchNorm."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int = 1):
         super().__init__()

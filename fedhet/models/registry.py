@@ -30,7 +30,7 @@ def names_of(library: str) -> list[str]:
 def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build an untrained model of a library, such as `torchvision/resnet18`, for images (channels, height, width).
 
-    Raises a `ModelError` if the model cannot take such an image or does not return (n, classes).
+    Raises a `ModelError` if the model cannot take images of this shape or does not return logits (n, classes).
     """
     if len(input_shape) != 3:
         raise ModelError(f"the model needs images (channels, height, width), got shape {input_shape}")
@@ -87,7 +87,7 @@ ASSIGNMENTS = ("round-robin", "blocks", "random")
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
     """Return a decorator that registers a function `(input_shape, classes) -> nn.Module` as the model `name`.
 
-    The name of a `family` stands for all its models.
+    Lists of architectures can name a `family` instead of its models.
     """
 
     def register(builder: B) -> B:
@@ -107,12 +107,11 @@ def names() -> list[str]:
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build a model, initialised by torch's global generator; raises a `ModelError` if it cannot take such an input.
+    """Build a model, initialised by torch's global generator; raises a `ModelError` if it cannot take such inputs.
 
     `name` is one of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
     pooled to this width before the last `nn.Linear`. `input_shape` is (channels, height, width) of an image or
-    (characters,) of a text; `classes` is the number of outputs, which is the size of the vocabulary for next
-    characters.
+    (characters,) of a text; `classes` is the number of outputs, such as the size of the vocabulary.
     """
     base, width = _parts(name)
     if base not in _BUILDERS:
@@ -216,8 +215,7 @@ class Placed(nn.Sequential):
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
     """Insert layers before the linear head of a model, in place, and return it with a new head of `width` inputs.
 
-    `name` is the name of the head, empty if the model itself is the head; `layers` map the representation (n, d) to (n,
-    width).
+    `name` is the head's name, empty if the model is the head; `layers` map the representation (n, d) to (n, width).
     """
     head = model.get_submodule(name)
     assert isinstance(head, nn.Linear)

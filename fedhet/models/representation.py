@@ -101,9 +101,9 @@ class Representation:
     Args:
         model: the network.
         head: name of its head; empty to find it.
-        what: `last` or `mean`, for heads that are applied to every token: the representation of a text is that of its
-            last token, or the mean over its tokens. The name of a module, to use its output. If empty, it is `last` for
-            networks whose class is named `...ForSequenceClassification`.
+        what: `last` or `mean` to represent a text by its last token or the mean over its tokens, for heads that are
+            applied to every token; or the name of a module, to use its output. If empty, it is `last` for networks
+            whose class is named `...ForSequenceClassification`.
     """
 
     def __init__(self, model: nn.Module, head: str = "", what: str = "") -> None:
