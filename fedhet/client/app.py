@@ -195,7 +195,7 @@ class Answers:
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
             self._introduce(job, report, info)
-        report.note = "; ".join(filter(None, [report.note, *job.said]))
+        report.note = "; ".join(filter(None, [report.note, *job.remarks]))
         if report.note and policy.deployed:  # it was found with the client's examples
             log_once(self, f"client {client.name}: {report.note}")
             report.note = ""

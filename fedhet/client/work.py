@@ -50,7 +50,7 @@ class Job:
         scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
         examples, test_examples: numbers of examples from the user's own functions; None to count the client's data.
         weight: the client's weight from the user's own train function; 0 for the number of training examples.
-        said: remarks about the user's own functions, for the server's log.
+        remarks: messages about the user's own functions, for the server's log.
         batches: the random generator for the order of examples.
     """
 
@@ -68,7 +68,7 @@ class Job:
     examples: int | None = None
     test_examples: int | None = None
     weight: float = 0.0
-    said: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     batches: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,8 +76,8 @@ class Job:
 
     def say(self, remark: str) -> None:
         """Add a remark for the server's log."""
-        if remark not in self.said:
-            self.said.append(remark)
+        if remark not in self.remarks:
+            self.remarks.append(remark)
 
     @property
     def client(self) -> Client:

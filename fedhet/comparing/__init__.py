@@ -183,12 +183,12 @@ def _compared(
     return done
 
 
-def publish(done: Comparison, said: str, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
-    """Write the files of a comparison with its verdict `said`; `more` are further sections of its HTML page."""
+def publish(done: Comparison, verdict: str, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
+    """Write the files of a comparison with its `verdict`; `more` are additional sections of its HTML page."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
     write_csv(out / "comparison.csv", number_rows(results, done.baseline))
-    write_text(out / "comparison.md", markdown(results, done.baseline, notes, said))
+    write_text(out / "comparison.md", markdown(results, done.baseline, notes, verdict))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}
     if not runs:
         return
@@ -196,4 +196,4 @@ def publish(done: Comparison, said: str, notes: Sequence[str], title: str, more:
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in drawn.items():
         save_png(figure, out / f"{name}.png")
-    write_together(out / "comparison.html", title, runs, done.tables(), drawn, notes, more, said)
+    write_together(out / "comparison.html", title, runs, done.tables(), drawn, notes, more, verdict)

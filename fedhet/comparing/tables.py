@@ -54,13 +54,13 @@ def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> li
     return [[*first, *second[1:], *third[1:]] for first, second, third in zip(*tables, strict=True)]
 
 
-def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], said: str = "") -> str:
-    """Return the verdict `said`, the `whole_table` and the notes as Markdown."""
+def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], verdict: str = "") -> str:
+    """Return the `verdict`, the `whole_table` and the notes as Markdown."""
     headings, *lines = whole_table(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
     escaped = (note.replace("*", "\\*") for note in notes)
-    return "\n\n".join([*filter(None, [_in_markdown(said)]), table, *escaped]) + "\n"
+    return "\n\n".join([*filter(None, [_in_markdown(verdict)]), table, *escaped]) + "\n"
 
 
 def _in_markdown(cell: str) -> str:

@@ -89,12 +89,12 @@ class Child:
         self.connection.close()
 
 
-def prepare(*further: str) -> BaseContext:
-    """Return a `multiprocessing` context, whose fork server (if available) imports workers' modules and `further`."""
+def prepare(*modules: str) -> BaseContext:
+    """Return a `multiprocessing` context, whose fork server (if available) imports workers' modules and `modules`."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOADED, *further])
+    context.set_forkserver_preload([*_PRELOADED, *modules])
     _in_short_folder()
     with _one_thread(), _without_interrupts():
         _server().ensure_running()

@@ -40,9 +40,9 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
     return {key.removeprefix(TRAIN): value for key, value in kept.items()}, names
 
 
-def write_request(record: RecordDict, request: Request, settings: str, further: Mapping[str, Any] = {}) -> None:
-    """Put a request, a run's settings (`Config.text`) and further entries (`sent_along`) into a message's records."""
-    record["request"] = ConfigRecord({**further, "settings": settings, "request": request.to_json()})
+def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
+    """Put a request, a run's settings (`Config.text`) and `entries` (see `sent_along`) into a message's records."""
+    record["request"] = ConfigRecord({**entries, "settings": settings, "request": request.to_json()})
 
 
 def read_request(record: RecordDict) -> tuple[Request, str]:

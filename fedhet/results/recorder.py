@@ -223,9 +223,9 @@ class RunDirectory(Observer):
 
 @contextmanager
 def recorded(
-    folder: Path, config: Config, engine: str, *, resume: bool = False, **further: Any
+    folder: Path, config: Config, engine: str, *, resume: bool = False, **arguments: Any
 ) -> Iterator[tuple[RunDirectory, *tuple[Observer, ...]]]:
-    """Open and lock a run directory; yield its `RunDirectory`, created with `further` arguments, and the loggers.
+    """Open and lock a run directory; yield its `RunDirectory`, created with `arguments`, and the loggers.
 
     Raises a ConfigError if folder or loggers cannot be used, and a FedhetError that says how to resume if writing
     failed.
@@ -236,7 +236,7 @@ def recorded(
             stack.enter_context(locked(folder))
             # First, so that a logger that is not installed leaves no run directory.
             logging_to = loggers(listed(config.log), folder, config.flat())
-            directory = RunDirectory(folder, config, engine, resume=resume, **further)
+            directory = RunDirectory(folder, config, engine, resume=resume, **arguments)
         except OSError as error:
             reason = error.strerror or error
             raise ConfigError(f"{folder} cannot be the directory of a run: {reason}; choose another one") from error
@@ -245,7 +245,7 @@ def recorded(
         except OSError as error:
             raise FedhetError(
                 f"the run in {folder} stopped, since {in_words(error)}; complete rounds are saved. Correct this, and "
-                f"continue with {resuming(folder, further.get('supplied', ()))}"
+                f"continue with {resuming(folder, arguments.get('supplied', ()))}"
             ) from error
 
 

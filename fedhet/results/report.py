@@ -322,12 +322,14 @@ def write_together(
     figures: "Mapping[str, Figure]",
     notes: Sequence[str] = (),
     more: Sequence[Section] = (),
-    said: str = "",
+    verdict: str = "",
 ) -> Path:
-    """Write a page on several runs: the verdict `said`, figures, tables, notes, `more` sections, and links to runs."""
+    """Write a page on several runs: the `verdict`, figures, tables, notes, `more` sections, and links to runs."""
     links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
     sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
-    write_text(path, page(title, sections, lines=[("", said)] if said else [], pictures=_pictures(figures, _CAPTIONS)))
+    write_text(
+        path, page(title, sections, lines=[("", verdict)] if verdict else [], pictures=_pictures(figures, _CAPTIONS))
+    )
     return path
 
 
