@@ -63,7 +63,7 @@ class Job:
         return parts
 
     def deal(self, counts: Iterable[Indices]) -> Dealt:
-        """Assign random examples of each class; `counts` (clients, classes) are for training, and for test examples."""
+        """Assign random examples; `counts` has the numbers (clients, classes) of training and of test examples."""
         dealt = []
         for indices, labels, numbers in zip(self.examples, self.labels(), counts, strict=True):
             classes = [
@@ -133,7 +133,7 @@ def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator)
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
     """Return random positions (min(n, size),) in the labels (n,), stratified by class.
 
-    The number of each class is its share of `size`, to within one.
+    The number of each class is its share of `size`, rounded up or down.
     """
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
@@ -180,7 +180,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Return numbers of examples (clients, classes); remainders of a class go to clients with the fewest examples."""
+    """Divide classes among the clients that hold them; remainders go to clients with the fewest examples."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])

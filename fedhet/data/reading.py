@@ -69,7 +69,7 @@ class LazyInputs:
 
 
 def spans(count: int, size: int) -> list[slice]:
-    """Return slices of `size` rows each that cover `count` rows; the last one is longer rather than of a single row.
+    """Return slices of `size` rows each that cover `count` rows; a single last row belongs to the slice before it.
 
     BatchNorm without running statistics cannot normalise a single row.
     """

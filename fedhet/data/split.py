@@ -18,8 +18,8 @@ from fedhet.utils.randomness import numpy_generator
 def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     """Draw `size` training examples for a public dataset; return their indices and the remaining indices.
 
-    The draw is stratified by class. If examples belong together, such as those of a patient, whole owners are drawn,
-    and the surplus is not used. Raises a `DataError` if nothing is left for the clients.
+    The draw is stratified by class. If examples belong together, such as those of a patient, all examples of some
+    owners are drawn, and those beyond `size` are not used. Raises a `DataError` if nothing is left for the clients.
     """
     n = len(dataset.train)
     if not 0 <= size < n:
@@ -175,8 +175,8 @@ def with_validation(
 ) -> ClientData:
     """Return a client's data with a fraction `share` of its training examples, at least one, held out for validation.
 
-    If `owners` (n,) is given, since examples belong together, whole owners are held out. Data that already have a
-    validation part, or have a single example or owner, are returned unchanged.
+    With `owners` (n,), all examples of some owners are held out. Data that already have a validation part, or have a
+    single example or owner, are returned unchanged.
     """
     if not share or len(data.train) < 2 or data.validation is not None:
         return data

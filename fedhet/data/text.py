@@ -51,7 +51,7 @@ def encode(text: str) -> Tensor:
 
 
 def speeches(text: str) -> Speeches:
-    """Return the lines of each role from the complete works or tiny-shakespeare; else raise a `DataError`.
+    """Return the lines of each role in the complete works or tiny-shakespeare; raise a `DataError` for other texts.
 
     The complete works are Project Gutenberg's Etext 100 of 1994, as in LEAF; their roles are named `play: role`.
     """
@@ -171,7 +171,7 @@ def words_of(tweet: str) -> list[str]:
 
 @register_dataset("sentiment140")
 def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Load Sentiment140 (Go et al., 2009): 1,600,000 positive or negative tweets, as indices of words in a vocabulary.
+    """Load Sentiment140 (Go et al., 2009): 1,600,000 positive or negative tweets, as indices into a vocabulary.
 
     Natural clients are users with at least `min_tweets` tweets (LEAF's option `-k`). Every fifth tweet, sorted by user,
     is a test example. The vocabulary has the most frequent words of the training part. Raises a `DataError` if the file
@@ -182,7 +182,7 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
 
 @register_dataset("sentiment140-glove")
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Load Sentiment140 as in `sentiment140`, with a frozen word vector for each of 25 words, (25, width).
+    """Load Sentiment140 as `sentiment140` does, with tweets as 25 frozen word vectors, (25, width).
 
     The file of word vectors (see `VECTORS`) is in the same folder. Vectors of words that it does not contain are zeros.
     """

@@ -54,15 +54,15 @@ class Outputs(ABC):
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
-        """Return the sum of a batch's losses, the number of predictions, and the columns for `measure`."""
+        """Return the sum of a batch's losses, the number of predictions, and the values that `measure` needs."""
 
     @abstractmethod
     def measure(self, count: int, *columns: Columns) -> Metric:
-        """Compute the metric of `count` predictions from the columns that `evaluate` returned for their batches."""
+        """Compute the metric of `count` predictions from the values that `evaluate` returned for their batches."""
 
     @abstractmethod
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message if outputs of a few examples or labels of all do not fit the kind; else an empty string."""
+        """Return a message if outputs of a few examples or all labels do not fit the kind; else an empty string."""
 
 
 def zeros_and_ones(labels: Tensor) -> bool:

@@ -36,7 +36,7 @@ OUTPUTS: dict[str, Outputs] = {kind.name: kind() for kind in _KINDS}
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
-    """Infer the name of the task from outputs of a few examples and labels of all.
+    """Infer the name of the task from outputs of a few examples and all labels.
 
     One output per example and labels of 0 and 1 mean `binary`; several labels of 0 and 1 with as many outputs mean
     `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise float labels mean
@@ -60,8 +60,8 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 class Score:
     """The result of evaluating `count` predictions, from which loss and metric are computed; scores can be added.
 
-    An example has several predictions if it has several characters, tokens or pixels. `batches` has the columns of each
-    batch for the metric. Values are copied from the device when `loss` or `metric` is read.
+    An example has several predictions if it has several characters, tokens or pixels. `batches` has the values of each
+    batch that the metric needs. Values are copied from the device when `loss` or `metric` is read.
     """
 
     task: "Task"
@@ -117,7 +117,7 @@ class Task:
     Evaluations report this loss as well, with a loss module in evaluation mode.
 
     Raises:
-        ConfigError: The task is unknown, or weights or loss cannot be used.
+        ConfigError: The task is unknown, or `class_weights` or `loss` cannot be used.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Task:
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message if outputs of a few examples or labels of all do not fit the task; else an empty string."""
+        """Return a message if outputs of a few examples or all labels do not fit the task; else an empty string."""
         known = labels
         if self.own_loss is not None and (left_out := self._left_out(labels)).any():
             if left_out.all():

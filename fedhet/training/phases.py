@@ -51,7 +51,7 @@ class Step:
     further: int = 0
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """Return the task's loss of further outputs (n, ...) for the inputs, in the precision of `outputs`."""
+        """Return the task's loss of `outputs` (n, ...) for the step's inputs, in the dtype of the step's outputs."""
         return self.task.loss(outputs.to(self.outputs.dtype), self.labels)
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:

@@ -37,7 +37,7 @@ class Privacy:
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
-        """Return an iterator over `steps` batches of row numbers, in which each of `count` rows is with size / count.
+        """Return an iterator over `steps` batches; each of `count` rows is in a batch with probability size / count.
 
         The privacy budget is charged at once.
         """
@@ -55,7 +55,7 @@ class Privacy:
 
         Args:
             model: the network, without layers that normalise over examples.
-            loss: takes outputs (1, ...) and labels (1, ...); returns a scalar.
+            loss: function of outputs (1, ...) and labels (1, ...) that returns a scalar.
             inputs: (n, ...) transformed examples; n may be 0.
             labels: (n, ...) labels of the examples.
             size: expected number of examples in a batch.

@@ -184,7 +184,7 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
 def _only_trained(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
 ) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters to train, with cleared gradients; the rest of the network is frozen within the context."""
+    """Yield the parameters to train, with cleared gradients; all other parameters are frozen within the context."""
     model.train()
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
@@ -221,7 +221,7 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
 def _rows(
     examples: Examples, size: int, epochs: int, steps: int, generator: torch.Generator, *, least: int
 ) -> tuple[Iterator[Tensor], int]:
-    """Return the mini-batches of whole epochs, or `steps` mini-batches if above 0, as index tensors, and a count."""
+    """Return the mini-batches of whole epochs (or of `steps` steps, if above 0) as index tensors, and their number."""
     if examples.groups == ():
         return iter(()), 0
     total, device = steps or epochs * len(_ends(len(examples), size, least)), examples.labels.device
@@ -235,7 +235,7 @@ def _rows(
 def batches(
     count: int, size: int, generator: torch.Generator, device: torch.device | None = None, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield the mini-batches of one shuffled epoch of `count` examples, each an index tensor of at least `least`."""
+    """Yield the mini-batches of a shuffled epoch of `count` examples, as index tensors of at least `least` examples."""
     order = torch.randperm(count, generator=generator)
     order = order if device is None else brought(order, device)
     start = 0
