@@ -42,7 +42,7 @@ KEPT = 64
 
 @dataclass
 class _Network:
-    """A network in use by a client, or kept for the next client with the same `kind` of network."""
+    """A network that a client uses, or that is kept for the next client that needs the same `kind` of network."""
 
     kind: tuple[object, ...]
     representation: Representation

@@ -85,7 +85,7 @@ class ClientStore:
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
     def write_model(self, tensors: dict[str, torch.Tensor], round: int = 0) -> None:
-        """Save the client's personal model at the end of a run or, if above 0, of a round."""
+        """Save the client's personal model at the end of a run or, if `round` is above 0, of this round."""
         path = (self._models / round_folder(round) if round else self._models) / self._file
         write_tensors(path, tensors)
         if self._run:  # else the server collects it

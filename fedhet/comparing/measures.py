@@ -95,7 +95,7 @@ class RunOutcome:
 
     @property
     def models(self) -> str:
-        """The clients' model, or how many models they have."""
+        """The name of the clients' model, or the number of different models."""
         models = {row.architecture or UNDISCLOSED for row in self.files.clients}
         return next(iter(models)) if len(models) == 1 else f"{len(models)} models"
 
@@ -122,7 +122,7 @@ class VariantResult:
 
     @property
     def models(self) -> str:
-        """The clients' model, or how many models they have."""
+        """The name of the clients' model, or the number of different models."""
         return self.outcomes[0].models if self.outcomes else "-"
 
     def mean(self, measure: str) -> float | None:

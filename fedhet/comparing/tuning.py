@@ -117,7 +117,7 @@ class Search:
 
     @property
     def best(self) -> Trial:
-        """The configuration with the highest mean accuracy; of several, the first."""
+        """The first configuration with the highest mean accuracy."""
         return self.completed[0]
 
     @property

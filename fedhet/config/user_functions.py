@@ -296,7 +296,7 @@ def _as_network(client: str, model: Any) -> nn.Module:
 
 
 def as_given(model: nn.Module) -> nn.Module:
-    """Return a network without the hooks that `_as_network` added, so that its outputs are unchanged."""
+    """Return a network as the user's class defines it, without the hooks that `_as_network` added."""
     for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook in (_copied, _plain)]:
             del hooks[key]

@@ -36,7 +36,7 @@ def flwr_home() -> Path:
 
 
 def environment_of_commands() -> dict[str, str]:
-    """Return environment variables for Flower's commands, which work without an active virtual environment."""
+    """Return environment variables with which Flower's commands work without an active virtual environment."""
     path = os.pathsep.join(filter(None, [sysconfig.get_path("scripts"), os.environ.get("PATH")]))
     return {**os.environ, **_QUIET, "PATH": path}
 

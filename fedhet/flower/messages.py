@@ -93,7 +93,7 @@ def read_reply(message: Message) -> Reply:
 
 
 class AppError(FedhetError):
-    """An error reply of a user's own app, or of one of its mods."""
+    """Raised for an error reply of a user's own app, or of one of its mods."""
 
 
 def ask_app(

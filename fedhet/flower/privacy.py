@@ -69,7 +69,7 @@ class PrivacyLedger:
     def spend(self, replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> None:
         """Add the privacy cost of a round, in which clients trained the shared model `before`, and log the total.
 
-        The server aggregated the model `after`, and adds its own noise later.
+        `after` is the aggregated model, to which the server adds its own noise later.
         """
         if self.unknown or self._accountant is None:
             return

@@ -50,7 +50,7 @@ def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Fig
 
 
 def accuracy_figure(run: RunFiles) -> Figure | None:
-    """Draw the accuracy by round, weighted over clients, with the range over clients behind it."""
+    """Draw the weighted mean accuracy by round, with the range over clients as a band."""
     figure, (axes,) = new_figure(2.9)
     colours: dict[Which, str] = {"received": ORANGE, "trained": BLUE}
     for which, colour in colours.items():

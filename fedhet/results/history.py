@@ -95,8 +95,8 @@ def learning_curve(
 ) -> list[tuple[int, float]]:
     """Return pairs (r, accuracy or loss after round r); if models were evaluated twice, the later result counts.
 
-    `which` are the models as clients `received` them or after they were `trained`, `test` the test set. `statistic`
-    over clients is ignored for one global model on the common test set.
+    `which` selects the models as `received` by clients or as `trained` by them, and `test` the test set. The
+    `statistic` over clients is ignored for one global model on the common test set.
     """
     curve: dict[int, float] = {}
     for row in rows:
@@ -136,7 +136,7 @@ def flat(row: Row) -> dict[str, float]:
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
     """Return the weighted accuracy of clients held out of training before and after each epoch of their own training.
 
-    The keys are the test set and the initial model.
+    The keys are pairs of test set and initial model.
     """
     record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
@@ -187,7 +187,7 @@ class RunFiles:
         return ["personal"] * personal + ["global"] * self.has_global
 
     def accuracy(self, which: str, statistic: str = "weighted") -> float | None:
-        """Return a statistic of one accuracy in the summary (such as `personal`, `global`, `received` or `trained`)."""
+        """Return a statistic of the `personal`, `global`, `received` or `trained` accuracy (`which`) in the summary."""
         return ((self.summary or {}).get(f"{which}_accuracy") or {}).get(statistic)
 
     @property

@@ -55,7 +55,7 @@ class ProgressLine(Observer):
             self._say(f"round {row['round']}/{self._last}: {news}, {left:.0f} s left")
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Remove the line."""
+        """Remove the progress line."""
         self.close()
 
     def finished(self, run: RunInfo) -> None:
@@ -65,7 +65,7 @@ class ProgressLine(Observer):
         self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
 
     def close(self) -> None:
-        """Remove the line."""
+        """Remove the progress line."""
         if self._live is not None:
             self._live.stop()
             self._live = None

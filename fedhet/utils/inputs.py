@@ -93,7 +93,7 @@ _pytree.register_pytree_node(  # for torch.export and torch.func
 
 
 def together(parts: Mapping[str, Tensor]) -> Tensor:
-    """Return several tensors of the same examples as `Inputs`, typed as one tensor."""
+    """Return several tensors of the same examples as `Inputs`, with the static type of one tensor."""
     return cast(Tensor, Inputs(parts))
 
 
@@ -110,6 +110,6 @@ def from_parts(tensors: Mapping[str, Tensor], name: str = "inputs") -> Tensor:
 
 
 def for_each(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return inputs with every tensor changed."""
+    """Apply the function `change` to every tensor of the inputs."""
     parts = inputs.parts if isinstance(inputs, Inputs) else None
     return change(inputs) if parts is None else together({name: change(part) for name, part in parts.items()})
