@@ -59,7 +59,7 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
             words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
             raise ConfigError(f"{name} = {value!r}: must be {words}")
         if isinstance(value, str | Path) and "\0" in str(value):
-            raise ConfigError(f"{name} = {value!r}: must be without the character NUL, which no name can have")
+            raise ConfigError(f"{name} = {value!r}: must not contain the character NUL: remove it")
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:

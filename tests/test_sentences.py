@@ -189,7 +189,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "tuning of another kind": (lambda: fedhet.compare(["local"], tuning=3), "tuning = 3: must be a Tuning"),  # type: ignore[arg-type]
     "a folder with NUL": (
         lambda: fedhet.run("fedavg", out="a\0b"),
-        "out = 'a\\x00b': must be without the character NUL",
+        "out = 'a\\x00b': must not contain the character NUL",
     ),
     "settings that hold themselves": (lambda: fedhet.run(endless()), "config is nested too deeply at 'rounds'"),
     "a key that is no text": (lambda: fedhet.run({3: 4}), "config has the key 3: keys must be text"),  # type: ignore[dict-item]

@@ -142,7 +142,7 @@ def compare(
     if not variants or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed: add them to methods and seeds")
     if baseline is not None and baseline not in names:
-        raise ConfigError(f"baseline {baseline} is not among the variants compared: {', '.join(names)}")
+        raise ConfigError(f"baseline {baseline} is not among the variants compared: choose one of {', '.join(names)}")
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
     shared = shared_settings(variants, seeds=all_seeds, config=settings, functions=functions)
     return _compared(shared, seeds, Path(out), baseline or names[0], tuning, execute)

@@ -26,9 +26,9 @@ def load(path: Path) -> dict[str, Any]:
         if _depth(table) > DEEPEST:
             raise RecursionError
     except FileNotFoundError as error:
-        raise ConfigError(f"the configuration file {path} does not exist") from error
+        raise ConfigError(f"the configuration file {path} does not exist: give the path of a TOML file") from error
     except (ValueError, OSError) as error:  # ValueError also for numbers with thousands of digits
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+        raise ConfigError(f"{path} is not a TOML file: {error}; correct the file") from error
     except RecursionError:
         raise ConfigError(
             f"{path} is nested too deeply: write settings as KEY = VALUE, with a table per method"

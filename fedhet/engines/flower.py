@@ -220,7 +220,7 @@ def connections() -> list[str]:
     except FileNotFoundError:
         return []
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+        raise ConfigError(f"{path} is not a TOML file: {error}; correct the file") from error
     return [name for name, value in table.items() if isinstance(value, Mapping)]
 
 
