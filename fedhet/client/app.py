@@ -122,7 +122,8 @@ class Answers:
         try:
             info, request, policy = node.opened(message, context, in_cluster=bool(machine), settings=self._settings)
             asked = f"{asked} {request.question}".strip()
-            asked = f"{asked} ({info.config.method_name}, run {request.run}, round {request.round})"
+            run = f"run {request.run}, " if request.run else ""
+            asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
             loop = self._loop(info.config, message, context) if self._loop else None
             with (
                 memory_limited(context),

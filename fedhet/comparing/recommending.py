@@ -316,7 +316,7 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
     if beats:
         return f"{federated.variant} beats training alone: {said}"
     if difference is None or difference.low is None:
-        return f"There are too few seeds for a verdict: {said}"
+        return f"There are too few seeds for a verdict (a larger --budget goes on with further seeds): {said}"
     return f"Nothing clearly beats training alone here: {said}"
 
 

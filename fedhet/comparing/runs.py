@@ -30,6 +30,7 @@ from fedhet.results.history import read_run
 from fedhet.utils import text
 from fedhet.utils.files import LOCK, check_links, check_place
 from fedhet.utils.machine import device_of, runs_at_once
+from fedhet.utils.statistics import grouped
 from fedhet.utils.text import printable
 
 WIDEST = 1000
@@ -42,8 +43,10 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
     """Raise a `FedhetError` if folders contain other runs, or if data or models are not available."""
     runs = list(runs)
-    if problems := [problem for run in runs if (problem := _conflict(run, functions))]:
-        raise ConfigError("\n".join(problems))
+    problems = grouped((problem, run.folder) for run in runs if (problem := _conflict(run, functions)))
+    if problems:
+        counts = {why: f" (and {len(found) - 1} more like it)" * (len(found) > 1) for why, found in problems.items()}
+        raise ConfigError("\n".join(f"{found[0]}{counts[why]} {why}" for why, found in problems.items()))
     if functions:
         firsts = {key: run for run in reversed(runs) for key in (run.variant, run.seed)}  # of each variant and seed
         chosen = {run.name for run in firsts.values()}
@@ -54,13 +57,13 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 
 
 def _conflict(run: PlannedRun, functions: UserFunctions) -> str | None:
-    """Return the reason why the run's folder cannot be used, or None if it can."""
+    """Return why the run's folder cannot be used, as a clause about the folder, or None if it can."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
         return None
     if not (run.folder / "config.toml").is_file():
-        return f"{run.folder} exists and is not a run directory: choose another folder"
+        return "exists and is not a run directory: choose another folder"
     wanted = run.settings.flat()
     defaults = {key: default_of(spec) for key, spec in run.settings.specs().items()}  # of keys that came after that run
     there = defaults | configuration.read(run.folder / "config.toml", functions.words.keys())
@@ -71,7 +74,7 @@ def _conflict(run: PlannedRun, functions: UserFunctions) -> str | None:
         if there.get(key, "") != wanted.get(key, "")
     ]
     if different:
-        return f"{run.folder} holds a run with other settings ({'; '.join(different)}): choose another folder"
+        return f"holds a run with other settings ({'; '.join(different)}): choose another folder"
     return None
 
 

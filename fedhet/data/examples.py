@@ -70,8 +70,14 @@ def digest(*content: object) -> str:
             digested.update(f"{each}\n".encode())
             continue
         digested.update(f"{each.dtype}{list(each.shape)}".encode())
-        digested.update(each.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digested.update(_bytes(each))
     return digested.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    if not tensor.numel():  # whose strides may be 0
+        return b""
+    return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 @dataclass(frozen=True, eq=False)

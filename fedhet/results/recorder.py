@@ -256,13 +256,15 @@ def resuming(folder: Path, supplied: Collection[str]) -> str:
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
-    """Raise a `ConfigError` if a folder cannot be written to, contains a run, or with `resume` contains no run."""
+    """Raise a `ConfigError` if a folder cannot be written to, contains rounds of a run, or with `resume` no run."""
     check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
     if resume:
         check_links(folder)
-    if not resume and ((folder / "config.toml").exists() or (folder / "history.jsonl").exists()):
+    history = folder / "history.jsonl"
+    begun = bool(history.read_bytes()) if history.is_file() else (folder / "config.toml").exists()
+    if not resume and begun:  # a run that failed before its first round has nothing to lose
         raise ConfigError(f"{folder} already contains a run: choose another folder (out), or resume that run")
 
 

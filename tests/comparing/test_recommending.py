@@ -191,7 +191,9 @@ def test_nothing_beats_training_alone(made):
 def test_one_seed_gives_no_verdict(made):
     done = made.go(seeds=[0])
     assert not done.beats_alone
-    assert done.verdict.startswith("There are too few seeds for a verdict: alone, the best is")
+    assert done.verdict.startswith(
+        "There are too few seeds for a verdict (a larger --budget goes on with further seeds): alone, "
+    )
 
 
 @pytest.mark.parametrize("budget", ["", "0", "-1m", "soon", "5 days", "1e3s", math.nan])
