@@ -75,9 +75,7 @@ class Learner(ByClass[L, LearnerState]):
         outputs, width = reply.report.outputs, self.state.width
         self.state.outputs = outputs
         if not 0 < outputs <= MOST_CLASSES:
-            raise ModelError(
-                f"the client's network has {outputs} outputs, but the server trains on 1 to {MOST_CLASSES} classes"
-            )
+            raise ModelError(f"the client's network has {outputs} outputs, but the server supports 1 to {MOST_CLASSES}")
         check_room(
             COPIES * 8 * width * max(width, outputs), "the server needs memory for the client's classes and width:"
         )

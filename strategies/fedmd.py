@@ -105,7 +105,7 @@ class Scores(FederatedStrategy[Q, T]):
         self.state.mean, self.state.mean_round = pack(scores), round + 1
 
     def distance(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Return the metric `distance`, the clients' mean distance to the scores that they learn, if available."""
+        """Return the mean distance of the clients' scores to the mean scores, as the metric `distance`, if known."""
         distance = mean_distance(replies.values())
         return {} if distance is None else {"distance": distance}
 

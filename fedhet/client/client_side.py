@@ -143,7 +143,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from inputs to outputs to evaluate, or None to skip it (`when`: see `refine`)."""
+        """Return the function from inputs to outputs to evaluate, or None for no evaluation (`when`: see `refine`)."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

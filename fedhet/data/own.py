@@ -192,7 +192,8 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
         draws = (sampler if plain else chain.from_iterable(sampler) for _ in range(2))
         rows, others = (sorted(map(int, islice(each, whole + 1))) for each in draws)
     except (TypeError, ValueError) as error:
-        raise DataError(f"the sampler {type(sampler).__name__} yields no row numbers: give the dataset") from error
+        name = type(sampler).__name__
+        raise DataError(f"the sampler {name} does not yield indices: give the dataset, not the loader") from error
     random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
     if again or random or rows != others or len(set(rows)) < len(rows):
         raise DataError(

@@ -229,7 +229,7 @@ def _kind(value: Any) -> str:
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
-    """Stack inputs of one shape to a tensor (n, ...)."""
+    """Stack inputs of one shape into a tensor (n, ...)."""
     inputs = [as_tensor(each) for each in values]
     if len({tuple(parts_of(each)) for each in inputs}) > 1:
         raise DataError("rows have different numbers or names of inputs: give every row the same inputs")

@@ -125,7 +125,9 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet
     train, train_owners = _windows([text[: int(0.8 * len(text))] for text in texts.values()])
     test, test_owners = _windows([text[int(0.8 * len(text)) :] for text in texts.values()])
     if not len(train) or not len(test):
-        raise DataError(f"{path}: none of {len(roles)} roles has {min_characters} characters: use the whole text")
+        raise DataError(
+            f"{path}: none of its {len(roles)} roles has {min_characters} characters of text: use the file of all plays"
+        )
     return DataSet(
         name="shakespeare",
         train=train,

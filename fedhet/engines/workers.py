@@ -39,8 +39,8 @@ class WorkerGrid(LocalGrid):
     slow nodes. If a worker dies or takes longer than `timeout` seconds, its current client fails, and it is restarted.
 
     Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. With `at_once`, they
-    start before the first message, so that the timeout applies to every message. `room` returns for how many workers
-    the GPU has memory.
+    start before the first message, so that the timeout applies to every message. `room` returns the number
+    of workers that fit in the GPU's memory.
     """
 
     patience = 5.0

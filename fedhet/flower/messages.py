@@ -88,7 +88,7 @@ def read_reply(message: Message) -> Reply:
         refusal.may_pass = report.get("again") is True
         raise refusal
     if not isinstance(metrics, MetricRecord):
-        raise WireError("its reply is damaged: the record of metrics is missing")
+        raise WireError("the client's reply is damaged: its record of metrics is missing")
     return Reply.of(decode(records), metrics, Report.of(report))
 
 

@@ -273,7 +273,7 @@ SAMPLERS = {
     "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler repeats rows or draws"),
     "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler repeats rows or draws"),
     "without end": ({"sampler": iter(lambda: 3, None)}, "repeats rows"),
-    "keys": ({"sampler": ["a", "b"]}, "the sampler list yields no row numbers"),
+    "keys": ({"sampler": ["a", "b"]}, "the sampler list does not yield indices"),
     "no batches": ({"batch_size": None}, "a DataLoader that has batch_size = None are unknown: give its"),
 }  # fmt: skip
 

@@ -164,9 +164,13 @@ LEAST_ROWS = 4
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
-    """Return an alignment target: mean descriptors, low-rank factors of blocks' mean kernels, or the spectral target.
+    """Return the target of FedHARM's alignment, a tensor for each block, from what clients sent for the same n images.
 
-    `clients` has for each client the values of the same n images: (n, width) for each block, or posteriors (n, C).
+    Args:
+        kind: `cosine`: the mean of the clients' descriptors; `cka`: a low-rank factor of the mean of their kernels;
+            `spectral`: indicators of clusters, from class posteriors (see `cluster_rows`).
+        clients: each client's tensors: (n, width) for each block, or posteriors (n, C).
+        generator: draws the clusters' start.
     """
     blocks = zip(*clients, strict=True)
     if kind == "spectral":

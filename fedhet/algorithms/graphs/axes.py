@@ -16,7 +16,10 @@ VALUE = "value"
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of entries along an axis: ``width`` units of ``block`` entries; ``group`` is None if they are fixed."""
+    """Consecutive entries of an axis: ``width`` units of ``block`` entries each.
+
+    They belong to the permutation group with the number ``group``; None if no permutation may move them.
+    """
 
     group: int | None
     width: int

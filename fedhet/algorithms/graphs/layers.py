@@ -25,7 +25,8 @@ class LayerNode:
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
     the shapes of its parameters, such as ``layer_norm_64_64``. `parameters` (names in the ``state_dict``), `shapes` and
-    `starts` (see `starts_of`) are by role, and `constants` are the roles of arrays that are not trained.
+    `starts` (see `starts_of`) are dictionaries by role, such as ``weight`` or ``running_mean``; `constants` are the
+    roles of arrays that are not trained.
     """
 
     name: str
