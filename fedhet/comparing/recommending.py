@@ -129,8 +129,8 @@ def recommend(
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
     tuner = Tuner(shared, held_out(shared), out / "tried", execute)
-    choices, late = _in_time(tuner, candidates, seconds, began)
-    tuner = replace(tuner, execute=replace(execute, deadline=began + TRYING * seconds))
+    choices, late, trying = _in_time(tuner, candidates, seconds, began)
+    tuner = replace(tuner, execute=replace(execute, deadline=trying))
     searches, left = _try_out(tuner, choices, most)
     compared = replace(tuner, folder=out / "compared", execute=execute)
     runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
@@ -204,10 +204,11 @@ def _in_time(
             f"the budget of {format_seconds(budget)} is too short for a verdict: local and one method that exchanges "
             f"something need about {format_seconds(needed)}; set --budget {enough}m or fewer rounds"
         )
-    fit = max(1, int((began + TRYING * budget - now) / each * execute.at_once) - 1) if each else len(sharing)
+    until = max(began + TRYING * budget, (now + execute.deadline) / 2)  # at least as long as the comparison
+    fit = max(1, int((until - now) / each * execute.at_once) - 1) if each else len(sharing)
     why = f"a run takes about {format_seconds(each)}, so there is no time to try it within the budget"
     late = dict.fromkeys(sharing[fit:], why)
-    return {name: choice for name, choice in candidates.choices.items() if name not in late}, late
+    return {name: choice for name, choice in candidates.choices.items() if name not in late}, late, until
 
 
 def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:

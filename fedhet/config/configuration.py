@@ -190,7 +190,7 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 def own_settings(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the preset `own`, for the user's own models and data, given the settings in `chosen`."""
-    sgd = chosen.get("optimizer", "sgd" if "momentum" in chosen else "adam") == "sgd"
+    sgd = chosen.get("optimizer", "sgd" if {"learning-rate", "momentum"} & chosen.keys() else "adam") == "sgd"
     return {**OWN_SETTINGS, **method.own, **(OWN_SGD if sgd else {})}
 
 
