@@ -83,8 +83,7 @@ def check_model(
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
     name, parts = model._get_name(), _parts(data)
-    raw = {part: examples.inputs[:EXAMPLES] for part, examples in parts.items()}
-    check_scale(raw)
+    check_scale(raw := {part: examples.inputs[:EXAMPLES] for part, examples in parts.items()})
     inputs = transform(raw["train"])
     with representation.head_output() as captured:
         outputs = _outputs(representation, inputs, "inputs", function, inputs)

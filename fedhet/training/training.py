@@ -50,11 +50,7 @@ def train(
     """
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
-    least = max(phase.optimisation.least, 1 + uses_batch_statistics(model.train()))  # which cannot train on one example
-    size = phase.optimisation.batch_size
-    rows, total = _rows(examples, size, phase.epochs, phase.steps, generator, least=least)
-    if privacy is not None:
-        rows = privacy.rows(len(examples), size, total)
+    rows, total = _rows(model.train(), phase, examples, generator, privacy)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     augmenting = generator if private or phase.augmented else None
     losses: list[Tensor] = []
@@ -75,13 +71,12 @@ def train(
             optimizer.step()
             _forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-            sizes.append(size if privacy else step.rows.numel())
+            sizes.append(phase.optimisation.batch_size if privacy else step.rows.numel())
             further += step.further
     if not losses:
         return before
     values = torch.stack(losses).tolist()
-    rate = phase.optimisation.learning_rate
-    _check_losses(values, sizes, len(examples), parameters, rate, first=not before.work.steps)
+    _check_losses(values, sizes, len(examples), parameters, phase, first=not before.work.steps)
     mean = math.fsum(map(operator.mul, values, sizes)) / sum(sizes)
     epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
     work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
@@ -151,7 +146,7 @@ def _loss(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> 
 
 
 def _check_losses(
-    losses: list[float], sizes: list[int], examples: int, parameters: list[nn.Parameter], rate: float, *, first: bool
+    losses: list[float], sizes: list[int], examples: int, parameters: list[nn.Parameter], phase: Phase, *, first: bool
 ) -> None:
     """Raise `ModelError` if the first loss is not finite, or if losses or weights show that training diverged."""
     if first and not math.isfinite(losses[0]):
@@ -166,7 +161,9 @@ def _check_losses(
         return
     epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
     sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
-    raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
+    raise ModelError(
+        f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {phase.optimisation.learning_rate:g} may help"
+    )
 
 
 def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained) -> torch.optim.Optimizer:
@@ -219,12 +216,17 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _rows(
-    examples: Examples, size: int, epochs: int, steps: int, generator: torch.Generator, *, least: int
+    model: nn.Module, phase: Phase, examples: Examples, generator: torch.Generator, privacy: Privacy | None
 ) -> tuple[Iterator[Tensor], int]:
-    """Return the mini-batches of whole epochs (or of `steps` steps, if above 0) as index tensors, and their number."""
+    """Return a phase's mini-batches of examples, as index tensors, and their number."""
     if examples.groups == ():
         return iter(()), 0
-    total, device = steps or epochs * len(_ends(len(examples), size, least)), examples.labels.device
+    size = phase.optimisation.batch_size
+    least = max(phase.optimisation.least, 1 + uses_batch_statistics(model))  # which cannot train on one example
+    total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
+    if privacy is not None:
+        return privacy.rows(len(examples), size, total), total
+    device = examples.labels.device
     if examples.groups is None:
         orders = (batches(len(examples), size, generator, device, least=least) for _ in count())
     else:
