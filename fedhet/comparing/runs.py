@@ -43,10 +43,10 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
     """Raise a `FedhetError` if folders contain other runs, or if data or models are not available."""
     runs = list(runs)
-    problems = grouped((problem, run.folder) for run in runs if (problem := _conflict(run, functions)))
-    if problems:
-        counts = {why: f" (and {len(found) - 1} more like it)" * (len(found) > 1) for why, found in problems.items()}
-        raise ConfigError("\n".join(f"{found[0]}{counts[why]} {why}" for why, found in problems.items()))
+    conflicts = grouped((problem, run.folder) for run in runs if (problem := _conflict(run, functions)))
+    if conflicts:
+        counts = {why: f" (and {len(found) - 1} more like it)" * (len(found) > 1) for why, found in conflicts.items()}
+        raise ConfigError("\n".join(f"{found[0]}{counts[why]} {why}" for why, found in conflicts.items()))
     if functions:
         firsts = {key: run for run in reversed(runs) for key in (run.variant, run.seed)}  # of each variant and seed
         chosen = {run.name for run in firsts.values()}

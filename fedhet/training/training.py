@@ -161,9 +161,8 @@ def _check_losses(
         return
     epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
     sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
-    raise ModelError(
-        f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {phase.optimisation.learning_rate:g} may help"
-    )
+    rate = phase.optimisation.learning_rate
+    raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
 
 
 def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained) -> torch.optim.Optimizer:
