@@ -180,8 +180,8 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 
 def _in_time(
     tuner: Tuner, candidates: Candidates, budget: float, began: float
-) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Time one round of `local`; return the methods that can be tried in the budget, and why others cannot.
+) -> tuple[dict[str, Choice], dict[str, str], float]:
+    """Time one round of `local`; return the methods to try, why others are left out, and when trials end.
 
     Raises a FedhetError if the budget is not enough for trials and a comparison of local and one other method.
     """
