@@ -22,6 +22,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text
 from fedhet.utils.randomness import torch_generator
+from fedhet.utils.statistics import grouped
 from fedhet.utils.text import log
 
 DELTA = 1e-5
@@ -159,8 +160,9 @@ def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
             "dp-noise needs the package dp-accounting, which is missing: pip install 'fedhet[dp]'"
         ) from error
     accountant = RdpAccountant(orders=ORDERS)
-    for noise, rate, steps in spent:
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), int(steps))
+    steps_of = grouped(((noise, rate), int(steps)) for noise, rate, steps in spent)  # rounds are mostly alike
+    for (noise, rate), steps in steps_of.items():
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), sum(steps))
     return float(accountant.get_epsilon(DELTA))
 
 

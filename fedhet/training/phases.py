@@ -1,4 +1,4 @@
-"""What a client trains: phases with loss terms, the steps that terms receive, and the result.
+"""The phases of a client's training with their loss terms, the steps that terms receive, and the result.
 
 A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
 a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
