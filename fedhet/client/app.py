@@ -133,7 +133,7 @@ class Answers:
                 payload = policy.outgoing(answer(job), job.side)
                 reply = self._reply(job, payload, info)
                 record = write_reply(reply, flower=request.flower or self._flower)
-                outcome = f"sent {policy.account(reply, job.side)}"
+                outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
             if request.final:
                 self._clients.forget_data(job.client)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU

@@ -298,7 +298,8 @@ def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], pha
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
     """Evaluate the function `outputs` on the configured sets of examples: test, common test and validation."""
     client, policy = job.client, job.policy
-    client.model.eval()  # which a method's own function of outputs may use
+    if outputs is not client.model:
+        client.model.eval()  # which a method's own function of outputs may use
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
     if client.config.test_on != "local" and (common := _common(job, when)) is not None:
         sets["common-"] = common

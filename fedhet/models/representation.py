@@ -284,7 +284,7 @@ def isolated(model: nn.Module, stream: RandomStream | None = None) -> Iterator[N
     Dropout draws from `stream`. Buffers are replaced by copies, so that autograd graphs remain valid.
     """
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
-    devices = {parameter.device for parameter in model.parameters()}
+    devices = {parameter.device for parameter in model.parameters()} if stream else set()
     for current, originals in buffers:
         current.update({name: buffer.clone() for name, buffer in originals.items() if buffer is not None})
     try:

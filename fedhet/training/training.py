@@ -181,7 +181,6 @@ def _only_trained(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
 ) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters to train, with cleared gradients; all other parameters are frozen within the context."""
-    model.train()
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:

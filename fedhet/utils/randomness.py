@@ -41,15 +41,21 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+_spare: list[np.random.MT19937] = []
+
+
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
     """Context in which the global generators are seeded for one purpose (see `derive_seed`) and then restored.
 
-    Whether torch records gradients is restored, too, since user code may switch it off.
+    Whether torch records gradients is restored, too, since user code may switch it off. NumPy draws from another
+    generator within the context, since copying the state of its own takes long.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
-    python, numpy, gradients = random.getstate(), np.random.get_state(), torch.is_grad_enabled()
+    python, numpy, gradients = random.getstate(), np.random.get_bit_generator(), torch.is_grad_enabled()
+    spare = _spare.pop() if _spare else np.random.MT19937()
+    np.random.set_bit_generator(spare)
     seed_everything(derive_seed(seed, *purpose))
     try:
         yield
@@ -57,5 +63,6 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         random.setstate(python)
-        np.random.set_state(numpy)
+        np.random.set_bit_generator(numpy)
+        _spare.append(spare)
         torch.set_grad_enabled(gradients)
