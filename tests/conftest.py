@@ -33,7 +33,7 @@ from tests import made_up
 LONGEST = [
     *("tests/test_contract.py", "tests/engines/test_flower.py", "tests/engines/test_ray.py"),
     *("tests/test_papers.py", "tests/test_presets.py", "tests/test_pages.py"),
-    *("tests/comparing/test_recommending_end_to_end.py", "tests/test_starting.py"),
+    *("tests/comparing/test_recommending.py", "tests/test_starting.py"),
 ]
 """Modules that begin first, in this order, so that others are done beside them."""
 

@@ -178,12 +178,12 @@ def any_command(*names: str, examples: int) -> Any:
     return lambda test: limits(given(command=lines)(test))
 
 
-@any_command("run", examples=60)
+@any_command("run", examples=40)
 def test_any_run_ends_in_words(command: list[str]) -> None:
     ends_in_words(command)
 
 
-@any_command("compare", "recommend", examples=30)
+@any_command("compare", "recommend", examples=15)
 def test_any_comparison_ends_in_words(command: list[str]) -> None:
     ends_in_words(command)
 

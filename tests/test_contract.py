@@ -43,10 +43,13 @@ CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.metho
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")
 QUICK = {
-    *("local", "fedavg", "fedrep", "layer-average", "fedproto", "fedmd", "fedhenn", "fedharm", "fedma", "flha-ghn"),
-    *("heterofl", "fedkd", "fedgh", "label-spreading"),
+    *("local", "fedavg", "fedrep", "fedproto", "fedmd", "fedhenn", "fedma", "pfedhn", "heterofl", "fedkd"),
+    "label-spreading",
 }
 """Methods in the quick suite: one for each way in which something is shared or trained."""
+
+TRAINED = {"test_it_learns", "test_worker_processes_give_the_same_bytes"}
+"""Tests with the networks of `CASES`."""
 
 SIDES = {"strategies": r"client_apps|fedhet\.client", "client_apps": r"strategies|fedhet\.server"}
 """The folders of the two sides, and what must not be imported there."""
@@ -62,10 +65,9 @@ def test_a_side_does_not_import_the_other(side: str) -> None:
 class TestContract(Contract):
     @pytest.fixture(params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES])
     def case(self, request: pytest.FixtureRequest) -> Case:
-        """A method's case; in quick tests with networks that cost little, where its networks may be of any kind."""
+        """A method's case, with networks that cost little unless the test is of training or they are of a kind."""
         case = CASES[request.param]
-        slow = {mark.name for mark in getattr(request.function, "pytestmark", [])} & {"slow", "long"}
-        if slow or case.settings()["architectures"] not in ANY:
+        if request.function.__name__ in TRAINED or case.settings()["architectures"] not in ANY:
             return case
         own = {key: value for key, value in case.own if key not in ("architectures", "rounds")}
         return Case.of(case.reference, own, "mlp-20,mlp-30")

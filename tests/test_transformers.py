@@ -63,6 +63,20 @@ REFUSED = {
 }
 
 
+FOUR = ("local", "fedproto", "fedmd", "fedhenn", "fml", "fedkd", "fedmrl", "fedgh", "layer-average", "flha-ghn")
+"""Methods that run with four unlike networks at once; others run with two equal ones."""
+ROUNDS = [
+    *((method, [bert, distilbert, gpt2, llama]) for method in FOUR),
+    *((method, [bert, llama]) for method in ("fd", "fedtgp", "flha-distillation", "pfedhn", "ensemble", *CLASSICAL)),
+]
+ROUNDS += [
+    (method, [model] * 2)
+    for method in registry.own_methods()
+    for model in (bert, llama)
+    if method not in dict(ROUNDS) and (model.__name__, method) not in REFUSED
+]
+
+
 def run(method, out, models, **settings):
     chosen = {"method": method, "clients": len(models), "rounds": 1, "workers": 1}
     chosen |= {} if method in CLASSICAL else {"local-epochs": 1}
@@ -71,34 +85,26 @@ def run(method, out, models, **settings):
     return fedhet.run(chosen, **make, out=out, progress=False)
 
 
-@pytest.mark.parametrize("method", registry.own_methods())
-@pytest.mark.parametrize("model", [bert, llama], ids=["bert", "llama"])
-def test_a_round_of_every_method(tmp_path, model, method):
-    if reason := REFUSED.get((model.__name__, method)):
-        with pytest.raises(FedhetError, match=reason):
-            run(method, tmp_path / "run", [model] * 2)
-        return
-    done = run(method, tmp_path / "run", [model] * 2)
+@pytest.mark.parametrize(("method", "models"), ROUNDS)
+def test_a_round_of_every_method(tmp_path, method, models):
+    done = run(method, tmp_path / "run", models)
     assert done.summary["failures"] == 0
-
-
-@pytest.mark.parametrize(
-    "method", ["local", "fedproto", "fedmd", "fedhenn", "fml", "fedkd", "fedmrl", "fedgh", "layer-average", "flha-ghn"]
-)
-def test_four_architectures_in_one_federation(tmp_path, method):
-    done = run(method, tmp_path / "run", [bert, distilbert, gpt2, llama])
-    assert done.summary["failures"] == 0
-    if method == "fedmrl":  # whose models are two networks
+    if len(models) == 2 or method == "fedmrl":  # whose models are two networks
         return
-    loaded = fedhet.load_model(done, 3, model=lambda client: [bert, distilbert, gpt2, llama][client.partition_id]())
+    loaded = fedhet.load_model(done, 3, model=lambda client: models[client.partition_id]())
     inputs, _ = texts(4, 0)
     with torch.no_grad():
         assert loaded(**inputs).logits.shape == (4, 2)
 
 
-@pytest.mark.parametrize("aggregate", ["truncate", "svd", "stack"])
-def test_lora_adapts_gpt2(tmp_path, aggregate):
-    done = run("lora", tmp_path / "run", [gpt2] * 2, **{"rounds": 2, "lora.aggregate": aggregate})
+@pytest.mark.parametrize(("model", "method"), REFUSED)
+def test_refusals_name_the_network(tmp_path, model, method):
+    with pytest.raises(FedhetError, match=REFUSED[model, method]):
+        run(method, tmp_path / "run", [{"bert": bert, "llama": llama}[model]] * 2)
+
+
+def test_lora_adapts_gpt2(tmp_path):
+    done = run("lora", tmp_path / "run", [gpt2] * 2, **{"rounds": 2, "lora.aggregate": "svd"})
     assert done.summary["failures"] == 0
     reported = {each.client: each.accuracy for each in final_clients(read_clients(done.folder))}
     for client, accuracy in reported.items():
@@ -116,6 +122,7 @@ def test_the_representation_of_a_decoder_is_that_of_the_last_token():
             assert torch.allclose(network.score(Representation(network)(inputs)), network(inputs), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_example_runs_on_its_sentences(tmp_path):
     example = runpy.run_path(str(configuration.run_configs() / "text" / "example.py"))
     compared, adapted = example["main"](out=tmp_path / "runs", seeds=[0], rounds=1)

@@ -22,7 +22,6 @@ VGG9 = {
     "fc7": (512, 4097),
     "fc8": (512, 513),
 }
-GROWTH = (4, 8, 16, 32, 64)
 
 
 def initial_layers(clients: int, rows: int, columns: int, seed: int = 0) -> list[np.ndarray]:
@@ -145,20 +144,3 @@ def test_vgg9_takes_little_more_than_its_assignments(monkeypatch, capsys):
     with capsys.disabled():
         print("", *lines, f"in all {totals[0]:.2f} s, {ratio:.2f} times the assignments alone", sep="\n")
     assert ratio <= 2.5
-
-
-@pytest.mark.benchmark
-def test_growth_with_clients(monkeypatch, capsys):
-    """All layers of VGG-9: time grows about as the number of clients does, not as its square."""
-    lines, seconds = [], dict.fromkeys(GROWTH, 0.0)
-    for clients in GROWTH:
-        in_solver = 0.0
-        for rows, columns in VGG9.values():
-            taken, solving, match = timed_match(monkeypatch, initial_layers(clients, rows, columns))
-            seconds[clients] += taken
-            in_solver += solving
-            assert len(match.counts) >= rows
-        lines.append(f"J = {clients:2} {seconds[clients]:8.2f} s, {in_solver:7.2f} s of it in the solver")
-    with capsys.disabled():
-        print("", *lines, sep="\n")
-    assert seconds[64] < 8 * seconds[16]

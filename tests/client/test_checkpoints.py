@@ -45,20 +45,25 @@ def _accuracies(tiny, run, model):
     return found
 
 
-@pytest.mark.parametrize("batch_norm", ["aggregate", "local", "re-estimate"])
 @pytest.mark.parametrize(
-    ("method", "settings"),
+    ("method", "settings", "batch_norm"),
     [
-        ("fedhenn", {"fedhenn.eta0": 0.0}),
-        ("fedavg", {}),
-        ("fedma", {"rounds": 0}),
-        ("flha-ghn", {}),
-        ("flha-ghn", {"flha-ghn.refine": "all", "learning-rate": 0.01}),
-        ("fedproto", {"fedproto.width": 5, "fedproto.predict": "head"}),
-        ("lora", {"lora.ranks": "2,1", "lora.layers": "0"}),
-        ("fjord", {"fjord.widths": "1,0.5"}),
-        ("heterofl", {"heterofl.widths": "1,0.5"}),
-        ("depthfl", {"depthfl.depths": "2,1"}),
+        *(
+            (method, settings, batch_norm)
+            for method, settings in (
+                ("fedhenn", {"fedhenn.eta0": 0.0}),
+                ("fedavg", {}),
+                ("fedma", {"rounds": 0}),
+                ("flha-ghn", {}),
+                ("heterofl", {"heterofl.widths": "1,0.5"}),
+            )
+            for batch_norm in ("aggregate", "local", "re-estimate")
+        ),
+        ("flha-ghn", {"flha-ghn.refine": "all", "learning-rate": 0.01}, "aggregate"),
+        ("fedproto", {"fedproto.width": 5, "fedproto.predict": "head"}, "aggregate"),
+        ("lora", {"lora.ranks": "2,1", "lora.layers": "0"}, "aggregate"),
+        ("fjord", {"fjord.widths": "1,0.5"}, "re-estimate"),
+        ("depthfl", {"depthfl.depths": "2,1"}, "local"),
     ],
 )
 def test_a_loaded_network_has_the_reported_accuracy(tiny, tmp_path, method, settings, batch_norm):

@@ -19,6 +19,7 @@ import stand_in
 
 from fedhet.comparing import compare
 from fedhet.engines import running
+from fedhet.errors import FedhetError
 
 
 class Comparison:
@@ -69,6 +70,25 @@ class Comparison:
         """The rows of `comparison.csv`."""
         with (self.folder / "comparison.csv").open() as file:
             return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of comparisons are calls, and no figures are drawn."""
+
+    def run_jobs(jobs: Any, at_once: int, deadline: float) -> Any:
+        for job in jobs:
+            try:
+                job.call()
+                yield job.name, None
+            except FedhetError as error:
+                yield job.name, str(error)
+
+    monkeypatch.setattr("fedhet.comparing.runs.run_jobs", run_jobs)
+    monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
+    monkeypatch.setattr("fedhet.comparing.write_together", lambda *_: None)
+    monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -223,3 +223,17 @@ class Sleep:
 
     def __call__(self):
         time.sleep(self.seconds)
+
+
+@pytest.mark.slow
+def test_five_networks_and_a_public_dataset(tmp_path):
+    """With real training; a slow machine completes fewer runs in the budget."""
+    settings = {"preset": "fedhenn/digits", "clients": 5, "samples-per-client": 30, "partition": "iid", "rounds": 2}
+    console = Console(file=io.StringIO(), width=200)
+    done = recommend(settings, methods=["fedhenn", "fedmd"], seeds=[0, 1, 2], out=tmp_path, console=console, budget=40)
+    assert not done.beats_alone, "networks learn little in two rounds"
+    assert done.method in ALONE
+    assert any(verdict in console.file.getvalue() for verdict in ("Nothing", "There are too few seeds"))
+    config = configuration.resolve(configuration.read(tmp_path / "recommended.toml"))
+    assert (config.method, config.clients, config.test_split) == (done.method, 5, "drawn")
+    assert (tmp_path / "comparison.html").is_file()

@@ -11,28 +11,11 @@ import fedhet
 from fedhet.comparing import Tuning
 from fedhet.config import client_setup, configuration
 from fedhet.data import Examples
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
 RATES = {"learning-rate": [0.1, 0.2, 0.4]}
 GRID = RATES | {"fedhenn.eta0": [0.0, 0.1]}
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch):
-    """Runs are calls; that they may be processes is tested with comparisons that tune nothing."""
-
-    def run_jobs(jobs, at_once, deadline):
-        for job in jobs:
-            try:
-                job.call()
-                yield job.name, None
-            except FedhetError as error:
-                yield job.name, str(error)
-
-    monkeypatch.setattr("fedhet.comparing.runs.run_jobs", run_jobs)
-    monkeypatch.setattr("fedhet.comparing.save_png", lambda figure, path: None)
-    monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def tried(comparison, method):
@@ -87,7 +70,7 @@ def test_one_method_may_have_values_of_its_own(comparison):
         comparison.go(methods=("local",), tuning=Tuning({"fedprox:learning-rate": [0.1]}, (9,)))
 
 
-@pytest.mark.parametrize(("runs", "expected"), [(2, 2), pytest.param(None, 6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("runs", "expected"), [(2, 2), (None, 6)])
 def test_equal_numbers_of_configurations(comparison, runs, expected):
     text = comparison.go(methods=("fedhenn", "local"), seeds=(0,), tuning=Tuning(GRID, (9,), runs))
     assert f"configurations {expected} for fedhenn, {expected} for local" in text

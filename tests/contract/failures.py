@@ -13,8 +13,8 @@ from fedhet.testing import PARTIAL, Case, Run, Tampering, at, raising, resume, r
 from .normal import draws_every_round
 from .runs import RecordedRuns, Stop, infinite, run_on
 
-STOPS = [("after", 2), ("after", 0), ("within", 0), ("within", -1)]
-"""Where a run is stopped."""
+STOPS = [("after", 0), ("within", -1)]
+"""Where a run is stopped, beside the middle of a round (`test_resuming_equals_not_stopping`)."""
 
 
 class Failures:
@@ -54,12 +54,11 @@ class Failures:
         assert [row["round"] for row in done.rows if row.get("lost_state") == ["1"]] == [2] * bool(removed)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("rate", [20.0, 1e6])
-    def test_diverging_training(self, case: Case, rate: float, tmp_path: Path) -> None:
+    def test_diverging_training(self, case: Case, tmp_path: Path) -> None:
         """Saved values are finite; clients whose training diverged say so and are left out, or nobody is left."""
         folder = tmp_path / "run"
         with contextlib.suppress(FedhetError):
-            run(folder, case.settings({"optimizer": "sgd", "learning-rate": rate}))
+            run(folder, case.settings({"optimizer": "sgd", "learning-rate": 20.0}))
         done = Run(folder)
         assert "Error" not in done.summary.get("error", "")
         reasons = [failure["reason"] for row in done.rows for failure in row["failures"]]

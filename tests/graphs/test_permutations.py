@@ -284,21 +284,6 @@ def test_unused_parameters() -> None:
         groups_of(model, torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("behind", [True, False])
-def test_empty_tensor_in_a_concatenation(behind):
-    class Cached(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.head = nn.Linear(3, 5), nn.Linear(5, 2)
-
-        def forward(self, x):
-            pair = [self.one(x).relu(), torch.tensor([])]
-            return self.head(torch.cat(pair if behind else pair[::-1], -1))
-
-    groups = permutation_groups(architecture_graph(Cached(), torch.rand(2, 3)))
-    assert [(group.name, group.width) for group in groups] == [("one", 5)]
-
-
 def test_kinds_of_arrays():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     model[0].bias.requires_grad_(False)
