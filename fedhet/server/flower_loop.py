@@ -189,7 +189,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             self._prepare()
             payloads = self._choose()
             if wrapper := self.private_wrapper:
-                specs, name = [federation.specs[client] for client in federation.present], type(wrapper).__name__
+                specs, name = [federation.specs[client] for client in federation.nodes], type(wrapper).__name__
                 check_wrapper(wrapper, self.method.name, run.traits, specs, arrays)
                 if run.config.wire_dtype != "float32":
                     raise ConfigError(f"{name} needs wire-dtype = float32, not {run.config.wire_dtype}")
@@ -202,7 +202,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         """Use the arrays of Flower's loop, which a wrapper or a subclass may have changed, as the shared model."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
-            self._handshake.settle()
+            self._initialise()
         elif arrays and not any(arrays is known for known in self._arrays):
             raise ConfigError(
                 f"aggregate_train returned changed arrays, but clients of {self.method.name} share no averaged model: "
@@ -232,7 +232,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
                     f"aggregate_train of {type(self).__name__} must call super().aggregate_train(server_round, replies)"
                 )
             self._take_arrays(arrays)
-            return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
+            return self._evaluation(list(self.federation.nodes)) if self.run.evaluates(server_round) else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Record the evaluations of all clients, and complete the round; after the last round, complete the run."""

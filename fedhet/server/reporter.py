@@ -13,7 +13,6 @@ from fedhet.methods.keys import kebab
 from fedhet.methods.method import ABSENT, UNSCORED
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import ClientRecord
-from fedhet.server.roster import with_remedy
 from fedhet.server.run import Run, named
 from fedhet.utils.statistics import (
     ClientRow,
@@ -215,7 +214,7 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if absent:
         by_reason = grouped((why, client) for client, why in absent.items())
         reasons = "; ".join(f"{named(clients)}: {reason}" for reason, clients in by_reason.items())
-        yield f"{len(absent)} of {len(trained.keys() | absent.keys())} {ABSENT}: {with_remedy(reasons)}"
+        yield f"{len(absent)} of {len(trained.keys() | absent.keys())} {ABSENT}: {reasons}"
     last = max(trained.values(), default=rounds)
     if rounds and last < rounds:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"

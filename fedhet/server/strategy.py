@@ -27,12 +27,11 @@ from fedhet.results.observers import Observer
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.server.aggregation import Aggregator
-from fedhet.server.federation import Federation
+from fedhet.server.federation import Federation, await_nodes
 from fedhet.server.flower_loop import EvaluateFunction, FlowerLoop
 from fedhet.server.folders import run_folder
 from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
-from fedhet.server.roster import await_nodes
 from fedhet.server.round import P, S
 from fedhet.server.run import Networks, Round, Run, named
 from fedhet.utils.randomness import seeded
@@ -96,8 +95,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.networks = Networks(self.run, type(self).__name__)
         self.reporter = Reporter(self.run, self.size_of, observers)
         self.federation.answered = self.reporter.answered
-        hooks = self.public_dataset, self.compatibility, self.common, self.admit, self.first_arrays, self.first_model
-        self._handshake = Handshake(self.run, self.federation, Admission(*hooks, self.copies))
+        hooks = Admission(self.public_dataset, self.common, self.admit, self.first_arrays, self.copies)
+        self._handshake = Handshake(self.run, self.federation, hooks)
         self.fresh = True
 
     def start(
@@ -181,7 +180,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         fresh = not self.state.clients
         self.federation.grid, self.run.round = grid, Round()
         self._handshake.admit()
-        present = self.federation.present
+        present = self.federation.nodes
         if len(present) < least:
             raise FedhetError(
                 f"{len(present)} clients can take part: start at least {least}, or lower min-clients:\n"
@@ -190,7 +189,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
             raise FedhetError(f"{named(gone)} must also continue this run:\n{self.run.round.reasons('no such node')}")
-        self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
+        self.federation.check_that_clients_can_be_scored()
         if self._directory and self.run.train_config:
             self._directory.reconfigure(self.config)
         self._prepare()
@@ -213,7 +212,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         run, federation = self.run, self.federation
         run.round = Round(run.last_round + 1, final=True)
         self._handshake.admit()
-        replies = federation.exchange(self._evaluation(federation.present), self.take_last)
+        replies = federation.exchange(self._evaluation(list(federation.nodes)), self.take_last)
         if not self.config.unseen_clients:
             return self.reporter.record(replies, {})
         known = dict(self.state.clients)
@@ -223,9 +222,9 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _join_unseen(self) -> dict[str, Reply]:
-        known = set(self.federation.present)
+        known = set(self.federation.nodes)
         self._handshake.admit(unseen=True)
-        new = [client for client in self.federation.present if client not in known]
+        new = [client for client in self.federation.nodes if client not in known]
         payloads = self._payloads(new, partial(self.evaluation_payloads, amid_training=False), "evaluation_payloads")
         if self.traits.communicates:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:

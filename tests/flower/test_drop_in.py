@@ -224,7 +224,7 @@ def test_numbers_of_nodes_have_flowers_meaning(monkeypatch):
             run(app(seen=seen), base.FedAvg(**({"fraction_train": 0.67, "min_train_nodes": 2} | options)))
             trained.append(sum(kind == "train" for kind, _ in seen))
         assert trained == [count, count]
-    monkeypatch.setattr("fedhet.server.roster.GRACE", 0.0)
+    monkeypatch.setattr("fedhet.server.federation.GRACE", 0.0)
     with pytest.raises(FedhetError, match="only 3 nodes are connected, and 4 are needed"):
         ours(wrapped(), fedhet.FedAvg(min_available_nodes=4))
 
