@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from fedhet.client import node, work
+from fedhet.client import work
 from fedhet.client.client import Client
 from fedhet.client.clients import Clients
 from fedhet.client.memory import memory_limited, with_measured_size
 from fedhet.client.model_check import PARTS, check_unchanged
-from fedhet.client.policy import Policy
+from fedhet.client.policy import Policy, name_of, opened
 from fedhet.client.state import LostState
 from fedhet.client.work import Job, Loop
 from fedhet.config import user_functions
@@ -117,10 +117,10 @@ class Answers:
 
     def __call__(self, answer: Callable[[Job], Payload], message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload from `answer` and the client's report, or a refusal."""
-        name, policy, machine = node.name_of(context), Policy(), cluster_machine()
+        name, policy, machine = name_of(context), Policy(), cluster_machine()
         asked, refused = message.metadata.message_type, False
         try:
-            info, request, policy = node.opened(message, context, in_cluster=bool(machine), settings=self._settings)
+            info, request, policy = opened(message, context, in_cluster=bool(machine), settings=self._settings)
             asked = f"{asked} {request.question}".strip()
             run = f"run {request.run}, " if request.run else ""
             asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedhet import training
 from fedhet.client.clients import Clients
-from fedhet.client.node import SIZE
-from fedhet.client.policy import Policy, Refused
+from fedhet.client.policy import SIZE, Policy, Refused, number_in
 from fedhet.client.work import Job
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError
@@ -44,15 +43,8 @@ def memory_limited(context: Context) -> Iterator[None]:
 
 
 def memory_limit(node_config: Mapping[str, Any]) -> int:
-    """Return `memory-limit` in bytes; raises a ConfigError if it is not a number of GB above 0 and below 1e9."""
-    limit = node_config["memory-limit"]
-    try:
-        most = int(float(limit) * 1e9)
-    except (ValueError, OverflowError):
-        most = 0
-    if not 0 < most < 10**18:  # bytes that no machine has
-        raise ConfigError(f"the node's memory-limit is {limit!r}, but must be a number of GB above 0 and below 1e+09")
-    return most
+    """Return `memory-limit` in bytes; raises a ConfigError if it is not a valid number of GB."""
+    return int(1e9 * number_in(node_config, "memory-limit", 0, at_least=1e-6, at_most=1e9))
 
 
 def with_measured_size(

@@ -25,8 +25,8 @@ from fedhet.results.observers import Observer
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
-from fedhet.server.folders import run_folder
 from fedhet.server.reporter import VALIDATION
+from fedhet.server.run import run_folder
 from fedhet.tasks import as_task
 from fedhet.utils import text
 from fedhet.utils.machine import device_of

@@ -2,7 +2,7 @@
 
 import atexit
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -21,9 +21,7 @@ from fedhet.flower import (
 )
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
 from fedhet.flower.mods import check_wrapper
-from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Reply
-from fedhet.results.observers import Observer
 from fedhet.server.reporter import metric_record, statistics
 from fedhet.server.round import Hooks, P, S
 from fedhet.server.run import Round
@@ -75,25 +73,14 @@ class FlowerLoop(Hooks[P, S], Strategy):
         """Evaluate all clients after the last round."""
 
     @abstractmethod
-    def _renew(self, observers: Sequence[Observer], before: PrivacyLedger | None = None) -> None: ...
+    def begin(self) -> None:
+        """Begin a new run, unless `state` was assigned since the last run."""
 
     @abstractmethod
     def _recording(self, grid: Grid) -> AbstractContextManager[None]: ...
 
     @abstractmethod
     def _check_that_rounds_counted(self) -> None: ...
-
-    def begin(self) -> None:
-        """Begin a new run, unless `state` was assigned since the last run."""
-        if not self.fresh:
-            self._renew(self.reporter.observers, self.run.privacy)
-
-    def take_initial(self, arrays: ArrayRecord | None) -> None:
-        """Keep the initial arrays from the caller, or log a warning if the method does not use them."""
-        used = self.traits.averages_model
-        self.run.initial = decode_arrays(arrays) if arrays and used else {}
-        if arrays and not used:
-            self.run.warn_once(f"initial_arrays have no effect, since clients of {self.method.name} share no model")
 
     def _in_flowers_own_loop(
         self,
@@ -129,7 +116,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         with self._in_flowers_loop():
             self._flowers_loop.enter_context(self._recording(grid))
             self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
-            self.take_initial(initial_arrays)
+            self.run.take_initial(initial_arrays)
             self.handshake(grid)
             self.reporter.started()
         self._arrays = (initial_arrays,)

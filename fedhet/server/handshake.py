@@ -187,7 +187,9 @@ class Handshake:
             remedy = "return the same examples as `common` for all clients, or leave it out"
             common["common test set"] = Common(report.common, remedy)
         if report.public and traits.public != "none" and self.hooks.public_dataset() is None:
-            common["digest of the public dataset"] = Common(report.public, "all need the same examples in the same order")
+            common["digest of the public dataset"] = Common(
+                report.public, "all need the same examples in the same order"
+            )
         return common | dict(self.hooks.common(reply))
 
     def _kind(self, reply: Reply) -> Hashable:

@@ -29,11 +29,10 @@ from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation, await_nodes
 from fedhet.server.flower_loop import EvaluateFunction, FlowerLoop
-from fedhet.server.folders import run_folder
 from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.round import P, S
-from fedhet.server.run import Networks, Round, Run, named
+from fedhet.server.run import Networks, Round, Run, named, run_folder
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import console, log
 
@@ -99,6 +98,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self._handshake = Handshake(self.run, self.federation, hooks)
         self.fresh = True
 
+    def begin(self) -> None:
+        if not self.fresh:
+            self._renew(self.reporter.observers, self.run.privacy)
+
     def start(
         self,
         grid: Grid,
@@ -149,7 +152,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self._log_remarks()
         self.summary()
         with self._recording(grid, lines=True):
-            self.take_initial(ArrayRecord() if self.state.round else initial_arrays)
+            self.run.take_initial(None if self.state.round else initial_arrays)
             try:
                 with self.reporter.watching(self.matrices):
                     return self._all_rounds(grid, evaluate)

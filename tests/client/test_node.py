@@ -197,7 +197,8 @@ def test_removal_does_not_follow_links(tmp_path):
 
 def test_partition_id_must_be_whole(federate):
     watch, _ = federate("Local", nodes={0: {"partition-id": "third"}})
-    assert "the node's partition-id must be a whole number of at least 0" in watch.rows[0]["failures"][0]["reason"]
+    reason = watch.rows[0]["failures"][0]["reason"]
+    assert "the node's partition-id is 'third', but must be a whole number of at least 0" in reason
 
 
 # ---- how much it may take
@@ -219,7 +220,7 @@ def test_client_beyond_memory_limit(federate, tiny):
     assert watch.rows[2]["participants"] == ["0", "2"]
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
     watch, _ = federate("FedAvg", nodes={0: {"memory-limit": "-1"}})
-    assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
+    assert "must be a number of at least 1e-06 and at most 1e+09" in watch.rows[0]["failures"][0]["reason"]
 
 
 def wide():

@@ -399,7 +399,7 @@ def test_every_run_has_a_folder_of_its_own(home, tmp_path, monkeypatch, capsys, 
     for _ in range(2):
         ours(wrapped(), fedhet.FedAvg(out="runs/mine"))
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine", "mine-2"]
-    monkeypatch.setattr("fedhet.server.folders.LocalGrid", int)  # as in Flower's runtime, which works elsewhere
+    monkeypatch.setattr("fedhet.server.run.LocalGrid", int)  # as in Flower's runtime, which works elsewhere
     ours(wrapped(), fedhet.FedAvg(out="runs/mine"))
     assert (home / ".fedhet" / "runs" / "mine" / "summary.json").is_file()
     assert f"results go to {home / '.fedhet' / 'runs' / 'mine'}" in said.text
