@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedhet.client.client_side import AnySide
-from fedhet.client.secret import BudgetSpent, ChangedExamples
+from fedhet.client.client import AnySide
 from fedhet.client.state import LostState
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
-from fedhet.errors import ConfigError, FedhetError, in_words, nearest
+from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import ConfigRecord, Context, Message, read_request
 from fedhet.messages import Payload, Reply, Request, WireError
 from fedhet.messages.protocol import WHOLE, Measured
@@ -39,9 +38,6 @@ hypernetwork's parameters; metrics and losses. Numbers of examples are always se
 LEAST = 10
 """Default of `min-examples` at a deployed node: how many examples must be behind every number that it sends."""
 
-PLACE = ("partition-id", "num-partitions")
-"""A node's place in the data set, as Flower names it."""
-
 SIZE = "fedhet.size"
 """Record of a node's context with the measured size of its client (`fedhet.client.submodel`)."""
 
@@ -50,10 +46,6 @@ PINNED = "fedhet.split"
 
 DIGITS = 4
 """Significant digits of metrics that a deployed node sends."""
-
-
-class Refused(FedhetError):
-    """Raised if a node refuses to answer a message, for a reason that does not depend on private data."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +184,7 @@ class Policy:
 
     def reason(self, client: str, error: Exception) -> str:
         """Return the reason of a failure for the server; a deployed node withholds reasons that could disclose data."""
-        if not self.deployed or isinstance(error, Refused | ChangedExamples | BudgetSpent | LostState | WireError):
+        if not self.deployed or isinstance(error, Refused | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
@@ -268,8 +260,9 @@ def opened(
     node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
-    place = (None if key not in node else int(number_in(node, key, 0, whole=True)) for key in PLACE)
-    info = ClientInfo(name, *place, _configured(text, node, here=here), node)
+    names = "partition-id", "num-partitions"
+    place, partitions = (int(number_in(node, key, 0, whole=True)) if key in node else None for key in names)
+    info = ClientInfo(name, place, partitions, _configured(text, node, here=here), node)
     if settings is not None:
         node |= settings(info)
         info = replace(info, config=_configured(text, node, here=here))

@@ -176,7 +176,7 @@ class Federation:
                 f"the client's reply has the name of client {reply.client}: each node must answer under its own name"
             )
         self._check_counts(reply)
-        if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
+        if client not in round.training and (reply.train_loss is not None or reply.work.steps):
             raise WireError("the client reports training, but was asked only to evaluate: report no loss or steps")
         for name, group in reply.arrays.items():
             if name == "model":

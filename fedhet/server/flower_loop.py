@@ -46,7 +46,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
     fresh = True
     private_wrapper: PrivateWrapper | None = None
     _flowers_loop: ExitStack | None = None  # the contexts of a run
-    _starting = False  # whether `start` has begun the run, and not the first `configure_train`
     _trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # replies and metrics of the current round
     _arrays: tuple[ArrayRecord | None, ...] = ()  # the first arrays in Flower's loop, and those of the current round
 
@@ -73,8 +72,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         """Evaluate all clients after the last round."""
 
     @abstractmethod
-    def begin(self) -> None:
-        """Begin a new run, unless `state` was assigned since the last run."""
+    def _restart(self) -> None: ...
 
     @abstractmethod
     def _recording(self, grid: Grid) -> AbstractContextManager[None]: ...
@@ -92,7 +90,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
     ) -> Result:
         """Run `start` of Flower's base class, which calls the hooks that a subclass overrides."""
         self._begin(grid, initial_arrays)
-        self._starting = True
         with self._in_flowers_loop():
             first, config = encode_arrays(self.global_arrays(), flower=True), self.run.config
             configs = train_config, evaluate_config
@@ -159,22 +156,19 @@ class FlowerLoop(Hooks[P, S], Strategy):
     ) -> Iterable[Message]:
         """Return the messages that ask clients to train in a round."""
         self._trained = None
-        if server_round == 1 and not self._starting:
+        if server_round == 1 and (self._flowers_loop is None or self.run.round.number):  # `start` has begun no run
             self._interrupted()  # an earlier run
-            self.begin()
+            self._restart()
         elif self._flowers_loop is None:
             raise ConfigError(f"the run ended before Flower's loop reached round {server_round}: {self._same_rounds}")
-        self._starting, run, federation = False, self.run, self.federation
+        run, federation = self.run, self.federation
         config["server-round"] = server_round
         run.take("train_config", config)
         if not self._flowers_loop:
             self._begin(grid, arrays)
         with self._in_flowers_loop():
             self._take_arrays(arrays)
-            run.round = Round(server_round)
-            self._handshake.admit()
-            self._prepare()
-            payloads = self._choose()
+            payloads = self._open(Round(server_round))
             if wrapper := self.private_wrapper:
                 specs, name = [federation.specs[client] for client in federation.nodes], type(wrapper).__name__
                 check_wrapper(wrapper, self.method.name, run.traits, specs, arrays)

@@ -82,8 +82,7 @@ class Handshake:
         """
         federation, round = self.federation, self.run.round
         assert federation.grid is not None
-        if simulated(federation.grid):
-            # The folder shows another machine of a Ray cluster that it shares the path.
+        if simulated(federation.grid):  # the folder shows another machine of a Ray cluster that it shares the path
             state_folder(self.run.config.state_dir, self.run.state.run).mkdir(parents=True, exist_ok=True)
         if new := self._new_nodes(set(federation.grid.get_node_ids()), unseen=unseen):
             self._ask(new, unseen=unseen)
@@ -278,18 +277,18 @@ class Handshake:
                 raise FedhetError(f"the client's {name} is {value}, and the other clients have {other}: {remedy}")
         state.common = state.common | {name: value for name, (value, _) in common.items()}
         if reply.client not in state.clients:
-            if traits.public != "none" and not state.public:
-                state.public, state.public_size = self._public_dataset(reply)
+            if traits.public != "none":
+                digest, size = self._public_dataset(reply)
+                state.public, state.public_size = state.public or digest, state.public_size or size
             self.hooks.admit(reply)
         if traits.shares.averaged and not joining:
-            missing = {
-                key: each for key, each in reply.report.spec.items() if key not in state.model | self.run.initial
-            }
+            known = state.model | self.run.initial
+            missing = {key: each for key, each in reply.report.spec.items() if key not in known}
             if missing and (first := self.hooks.first_arrays(missing)) is not None:
                 state.model = state.model | first
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
-        """Return digest and size of the server's public dataset, or of the first client's; raise if there is none."""
+        """Return digest and size of the public dataset, the server's or the client's; raise if there is none."""
         report, public = reply.report, self.hooks.public_dataset()
         if public is not None:
             return public.digest, len(public)

@@ -52,10 +52,7 @@ class Hooks(Generic[P, S]):
     def run_round(self, round: int) -> MetricRecord:
         """Run one round of training, or the closing round after the last one, and return its metrics."""
         run, federation = self.run, self.federation
-        run.round = Round(round, closing=round > run.training_rounds)
-        self._handshake.admit()  # clients that come late
-        self._prepare()
-        payloads = self._choose()
+        payloads = self._open(Round(round, closing=round > run.training_rounds))
         evaluate = run.round.closing or run.evaluates(round)
         epochs = self.config.closing_epochs if run.round.closing else self.config.local_epochs
         messages = federation.messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
@@ -242,8 +239,11 @@ class Hooks(Generic[P, S]):
         if not state.model:
             raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
 
-    def _choose(self) -> dict[str, Payload]:
-        round = self.run.round
+    def _open(self, round: Round) -> dict[str, Payload]:
+        """Begin a round: admit clients that come late, and return the payloads for the clients that train."""
+        self.run.round = round
+        self._handshake.admit()
+        self._prepare()
         chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
         payloads = self._payloads(chosen, partial(self.configure_fit, round.number), "configure_fit")
         round.training = frozenset(payloads)

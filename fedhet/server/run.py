@@ -31,14 +31,13 @@ from fedhet.utils.text import log
 
 @dataclass
 class Round:
-    """The current round: the clients that train or join, messages sent, traffic, failures and lost client states."""
+    """The current round: the clients that train, messages sent, traffic, failures and lost client states."""
 
     number: int = 0
     final: bool = False
     closing: bool = False
     started: float = field(default_factory=time.perf_counter)
     training: frozenset[str] = frozenset()
-    joining: frozenset[str] = frozenset()
     sent: dict[int, Message] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)

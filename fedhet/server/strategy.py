@@ -98,7 +98,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self._handshake = Handshake(self.run, self.federation, hooks)
         self.fresh = True
 
-    def begin(self) -> None:
+    def _restart(self) -> None:
+        """Begin a new run, unless `state` was assigned since the last run."""
         if not self.fresh:
             self._renew(self.reporter.observers, self.run.privacy)
 
@@ -134,7 +135,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds
                 had too few valid replies, or the method failed.
         """
-        self.begin()
+        self._restart()
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
         self.run.take("train_config", train_config)
@@ -149,7 +150,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
             return self._in_flowers_own_loop(
                 grid, initial_arrays, train_config or ConfigRecord(), evaluate_config or ConfigRecord(), evaluate
             )
-        self._log_remarks()
+        for key, why in self.config.remarks:
+            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
         self.summary()
         with self._recording(grid, lines=True):
             self.run.take_initial(None if self.state.round else initial_arrays)
@@ -234,7 +236,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 del payloads[client]
                 reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
                 self.run.round.fail(client, reason)
-        self.run.round.joining = frozenset(payloads)
+        self.run.round.training = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
     def _evaluator(self, function: EvaluateFunction | None) -> EvaluateFunction | None:
@@ -290,7 +292,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
             return
         shown = [ProgressLine(console(force_terminal=False))] * lines
         with ExitStack() as stack:
-            stack.callback(self._stop_recording)
             self.reporter.observers = [*shown]
             if self.config.out:
                 folder = run_folder(self.config, grid)
@@ -299,14 +300,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 self._directory = observers[0]
                 self.state = observers[0].resumed(self.state)
                 self.reporter.observers = [*observers, *shown]
-            yield
-
-    def _stop_recording(self) -> None:
-        self.reporter.observers, self._directory = [], None
-
-    def _log_remarks(self) -> None:
-        for key, why in self.config.remarks:
-            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
+            try:
+                yield
+            finally:
+                self.reporter.observers, self._directory = [], None
 
     def summary(self) -> None:
         """Log the method's name and its parameters."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet.client import app, memory, node, state
+from fedhet.client import app, memory, policy, state
 from fedhet.config import configuration
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
@@ -44,9 +44,9 @@ def federate(tiny, new_watch):
 def test_data_path_is_data():
     config = {"partition-id": 0, "num-partitions": 2}
     both = config | {"data": "/data/chest", "data-path": "/data/chest"}  # a user's data function may read either
-    assert node._with_data(config | {"data-path": "/data/chest"}) == both
-    assert node._with_data(config | {"data": "/data/chest"}) == node._with_data(both) == both
-    assert node._with_data(config) == config
+    assert policy._with_data(config | {"data-path": "/data/chest"}) == both
+    assert policy._with_data(config | {"data": "/data/chest"}) == policy._with_data(both) == both
+    assert policy._with_data(config) == config
 
 
 def test_contradicting_data_folders(federate):
