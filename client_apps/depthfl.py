@@ -10,9 +10,6 @@ trained and evaluated.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
 from itertools import permutations
 from typing import ClassVar, TypeVar, cast
 
@@ -27,7 +24,7 @@ from fedhet.messages import Payload
 from fedhet.methods.included.submodels import DepthFLOptions, DepthOptions, InclusiveFLOptions
 from fedhet.methods.options import Config
 from fedhet.models.representation import Output
-from fedhet.training import Loss, Phase, Step, Term
+from fedhet.training import Loss, Step, Term
 
 D = TypeVar("D", bound=DepthOptions)
 
@@ -70,20 +67,12 @@ class DepthFL(ByDepth[DepthFLOptions]):
         self.client.check_scores("which its exits exchange")
         return super().handshake(payload)
 
-    @cached_property
-    def _others(self) -> dict[str, Output]:
-        """Outputs of all exits except the last one, by name, which are captured in each step."""
-        names = [f"{EXITS}.{number}" for number in range(cast(Exits, self.client.model).depth - 1)]
-        return {name: Output(self.client.model, name) for name in names}
-
-    def phases(self, payload: Payload) -> Sequence[Phase]:
-        return [replace(phase, captures=self._others) for phase in super().phases(payload)]
-
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the losses of all exits except the last one, and the distillation between all exits."""
-        keys, names = self.options, list(self._others)
+        model, keys = cast(Exits, self.client.model), self.options
+        others = {name: Output(model, name) for name in (f"{EXITS}.{number}" for number in range(model.depth - 1))}
         left = 1 - min(self.client.request.round - 1, keys.ramp_up) / keys.ramp_up if keys.ramp_up else 0.0
-        return (Term(exits, weight=math.exp(-5 * left**2)),) if names else ()
+        return (Term(exits, captures=others, weight=math.exp(-5 * left**2)),) if others else ()
 
 
 def exits(step: Step, weight: float) -> Tensor:
@@ -101,7 +90,7 @@ class LastExit(Exits):
         if self.depth < self.count:
             with Output(self, f"{EXITS}.{self.depth - 1}").capture() as last:
                 super().forward(inputs)
-            return last.features
+            return last()
         self.network.training = self.training
         scores: Tensor = self.network(inputs)
         return scores

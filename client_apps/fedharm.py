@@ -11,17 +11,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment.descriptors import describe, gathered, summarised
+from fedhet.algorithms.alignment.descriptors import BATCH, describe, gathered
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.alignment.targets import Kind, compress, distance_of
-from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, channel_means, output_features
+from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, channel_means, output_axis
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.fedharm import FedHARMOptions
 from fedhet.models.representation import Capturing, Output
-from fedhet.training import Loss, Phase, Step, Term, reestimate
+from fedhet.training import Phase, Step, Term, forward, reestimate
 
 from .fedhenn import check_rows, reading_request
 
@@ -46,7 +46,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     def axes(self) -> list[int]:
         """Axis along which the features of each block's output lie."""
         graph = architecture_graph(self.client.model, self.example)
-        return [output_features(graph, name).axis for name in self.blocks]
+        return [output_axis(graph, name) for name in self.blocks]
 
     @property
     def example(self) -> Tensor:
@@ -54,12 +54,11 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return self.client.transform(self.client.data.train.inputs[:2])
 
     def handshake(self, payload: Payload) -> Payload:
-        client = self.client
-        client.check_classes(outputs=True)
-        if not self.options.aligns_blocks:
-            return Payload()
-        filled = summarised(client.model, self.blocks, client.data.train.inputs[:1], client.transform, self.filled)
-        return Payload(values={"slots": [part.shape[1] for part in filled]})
+        """Return nothing; raises a ModelError if the outputs of the blocks cannot be described."""
+        self.client.check_classes(outputs=True)
+        if self.options.aligns_blocks:
+            self._described(self.client.data.train.inputs[:1], None)
+        return Payload()
 
     # ---- training
 
@@ -79,30 +78,29 @@ class FedHARM(ClientSide[FedHARMOptions]):
         inputs, labels = client.public.inputs, client.public.labels
         if labels is None:
             labels = torch.zeros(len(inputs), dtype=torch.long, device=client.device)
-        captures, terms = ({}, ()) if target is None else self._towards(target)
         phase = Phase(
             request.epochs,
             # It is the second half of the previous round, or of this one if it closes the run.
             client.optimisation(1 if request.closing else -1, 2),
             steps=settings.public_steps,
             examples=Examples(inputs, labels),
-            terms=terms,
+            terms=() if target is None else (self._towards(target),),
             task_weight=settings.task_weight,
-            captures=captures,
             continues=True,
         )
         return [phase]
 
-    def _towards(self, target: Sequence[Tensor]) -> tuple[Mapping[str, Capturing], tuple[Loss, ...]]:
-        """Return the values to capture in training, and a loss term with their distance to the target."""
-        settings, client = self.options, self.client
-        places = self._described()[1] if self.chooses else None
-        captures: dict[str, Capturing] = {"phi": client.representation}
-        if settings.align != "spectral":
-            captures = {name: Output(client.model, name) for name in self.blocks}
-        summary = None if settings.align == "spectral" else self.summary
-        kind, weight = settings.align, settings.weight
-        return captures, (Term(distance, kind=kind, weight=weight, target=target, places=places, summary=summary),)
+    def _towards(self, target: Sequence[Tensor]) -> Term:
+        """Return a loss term with the distance to the target."""
+        kind, weight, model = self.options.align, self.options.weight, self.client.model
+        if kind == "spectral":
+            captures: dict[str, Capturing] = {"phi": self.client.representation}
+            return Term(distance, captures=captures, kind=kind, weight=weight, target=target)
+        captures = {name: Output(model, name) for name in self.blocks}
+        public, how = self.client.public, {"kind": kind, "weight": weight, "target": target}
+        if kind == "cka":
+            return Term(distance, captures=captures, summary=self.summary, **how)
+        return Term(distance, captures=captures, places=self._described(public.inputs, public.labels)[1], **how)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
         """Return the received target, a tensor for each block or one for class probabilities; None without a target."""
@@ -130,27 +128,23 @@ class FedHARM(ClientSide[FedHARMOptions]):
 
     def sent(self) -> list[Tensor]:
         """Return descriptors, block outputs or class probabilities of the shared images, as the key `align` says."""
-        settings, client, inputs = self.options, self.client, self.client.public.inputs
-        if settings.align == "spectral":
-            return [client.scores(inputs, "probabilities")]
-        if self.chooses:
-            return self._described()[0]
-        summaries = summarised(client.model, self.blocks, inputs, client.transform, self.summary)
-        return [compress(part) for part in summaries] if settings.align == "cka" else list(summaries)
+        client, align = self.client, self.options.align
+        if align == "spectral":
+            return [client.scores(client.public.inputs, "probabilities")]
+        values, _ = self._described(client.public.inputs, client.public.labels)
+        return [compress(part) for part in values] if align == "cka" else values
 
-    def _described(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return descriptors of the shared images, and the positions of the chosen activations."""
-        client, public, settings = self.client, self.client.public, self.options
-        return describe(client.model, self.blocks, public.inputs, public.labels, settings.lengths, client.transform)
-
-    @property
-    def chooses(self) -> bool:
-        """Whether the activations in a descriptor are chosen by their gradients."""
-        return self.options.align == "cosine"
-
-    def filled(self, block: int, output: Tensor) -> Tensor:
-        """Return the first k values (n, k) of a block's output (n, ...), for its k entries in a descriptor."""
-        return output.flatten(1)[:, : self.options.lengths[block]]
+    def _described(self, inputs: Tensor, labels: Tensor | None) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Return images' descriptors with the positions of the chosen activations, or for CKA means of channels."""
+        model, transform = self.client.model, self.client.transform
+        if self.options.align == "cosine":
+            return describe(model, self.blocks, inputs, labels, self.options.lengths, transform)
+        batches, captures = [], {name: Output(model, name) for name in self.blocks}
+        model.eval()
+        for batch in inputs.split(BATCH):
+            outputs = forward(model, transform(batch), captures, learns=False)[1].values()
+            batches.append([self.summary(block, output) for block, output in enumerate(outputs)])
+        return [torch.cat(parts) for parts in zip(*batches, strict=True)], None
 
     def summary(self, block: int, output: Tensor) -> Tensor:
         """Return the channel means (n, k) of a block's output (n, ...), which replace chosen activations."""
@@ -162,8 +156,8 @@ def distance(
     kind: Kind,
     weight: float,
     target: Sequence[Tensor],
-    places: Sequence[Tensor] | None,
-    summary: Callable[[int, Tensor], Tensor] | None,
+    places: Sequence[Tensor] | None = None,
+    summary: Callable[[int, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return the weighted distance of descriptors (at `places` or by `summary`) to `target`, and the distance alone."""
     features = [*step.captured.values()]

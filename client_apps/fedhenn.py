@@ -4,7 +4,7 @@ The penalty is eta(t) (1 - CKA). CKA compares the kernel of the client's represe
 where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.alignment.targets`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.alignment import Alignment, distance_to
-from fedhet.algorithms.alignment.packing import pack, unpack, unpack_blocks
-from fedhet.algorithms.alignment.targets import compress, mean_rbf_blocks
-from fedhet.algorithms.alignment.term import Kernel
+from fedhet.algorithms.alignment.cka import Kernel
+from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.algorithms.alignment.targets import compress
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
@@ -67,6 +67,13 @@ def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> Public
 def row_tokens(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
     """Return the rows with numbers `rows` (n,) int64 of the examples `of`, which have `tokens` tokens each."""
     return PublicRows(of[rows]) if tokens == 1 else PublicRows(of[rows // tokens], rows % tokens)
+
+
+def finite(outputs: Tensor, what: str) -> Tensor:
+    """Return the client's `outputs` for public examples; raises a ModelError if they are not finite."""
+    if not outputs.isfinite().all():
+        raise ModelError(f"the client's {what} are not finite: training may have diverged, try a lower learning-rate")
+    return outputs
 
 
 def check_rows(part: Tensor, count: int) -> None:
@@ -140,20 +147,14 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
             return replace(rad, inputs=client.augment(rad.inputs, stream))
         return rad
 
-    def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
+    def target(self, payload: Payload, rad: PublicRows) -> Tensor:
         """Return the received target, or compute it with the client's network before this round's training."""
-        settings, to_device = self.options, self.client.to_device
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
-            features = self.represent(rad)
-            return mean_rbf_blocks([features], settings.rad_batch) if settings.kernel == "rbf" else features
+            return self.represent(rad)
         with reading_request("target"):
-            if settings.kernel == "rbf":
-                blocks = unpack_blocks(payload.arrays["target"])
-                check_rows(torch.cat([block[:, 0] for block in blocks]), len(rad))
-                return [to_device(block) for block in blocks]
             values = unpack(payload.arrays["target"])
             check_rows(values, len(rad))
-            return to_device(values)
+            return self.client.to_device(values)
 
     def posteriors(self, rad: PublicRows) -> Tensor:
         """Return the class probabilities (n, C) of the alignment examples (RAD), in evaluation mode."""
@@ -161,14 +162,10 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
 
     def _part_of_target(self, rad: PublicRows) -> Arrays:
         """Return the client's contribution to the next target, for the alignment examples (RAD)."""
-        spectral = self.options.sent == "posteriors"
-        sent = self.posteriors(rad) if spectral else self.represent(rad)
-        if not sent.isfinite().all():
-            raise ModelError(
-                "the client's outputs for the alignment examples (RAD) are not finite: training may have diverged, try "
-                "a lower learning-rate"
-            )
-        return pack(sent if spectral else compress(sent))
+        what = "outputs for the alignment examples (RAD)"
+        if self.options.sent == "posteriors":
+            return pack(finite(self.posteriors(rad), what))
+        return pack(compress(finite(self.represent(rad), what)))
 
     def _probe(self) -> Payload:
         if not self.options.probe or not self.options.eta0:

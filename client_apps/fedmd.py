@@ -15,12 +15,11 @@ from torch.nn.functional import l1_loss
 from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.client import ClientSide
 from fedhet.data import Examples
-from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions
 from fedhet.training import Phase, Step, Term, of_tokens, soft_divergence
 
-from .fedhenn import PublicRows, check_rows, reading_request, rows_in
+from .fedhenn import PublicRows, check_rows, finite, reading_request, rows_in
 
 Q = TypeVar("Q", bound=ScoresOptions)
 
@@ -45,12 +44,7 @@ class Scores(ClientSide[Q]):
         if "next-rows" in payload.arrays:
             rows = self._rows(payload.arrays["next-rows"])
             scores = self.client.scores(rows.inputs, "logits", rows.tokens)
-            if not scores.isfinite().all():
-                raise ModelError(
-                    "the client's scores of public examples are not finite: training may have diverged, try a lower "
-                    "learning-rate"
-                )
-            reply.arrays["scores"] = pack(scores)
+            reply.arrays["scores"] = pack(finite(scores, "scores of public examples"))
         return reply
 
     def in_turn(self, phases: Sequence[Phase]) -> list[Phase]:

@@ -91,7 +91,7 @@ class FedMRL(Projected[FedMRLOptions]):
         return pair
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        return (Term(nested),)
+        return (Term(nested, captures=self.captures),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         return self.pair.eval()

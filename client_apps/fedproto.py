@@ -4,8 +4,7 @@ FedProto: Tan et al., AAAI 2022; FedTGP: Zhang et al., AAAI 2024; FD: Jeong et a
 ACM MM 2023.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from fedhet.methods.included.prototypes import FDOptions, FedGHOptions, FedProto
 from fedhet.methods.options import Config
 from fedhet.models import place_before
 from fedhet.models.representation import Representation, head_name
-from fedhet.training import BATCH, Loss, Phase, Step, Term, forward
+from fedhet.training import BATCH, Loss, Step, Term, forward
 from fedhet.utils.text import log
 
 W = TypeVar("W", bound=WidthOptions)
@@ -99,21 +98,15 @@ class SameWidth(ClientSide[W]):
         name = head_name(model, config.head)
         head = model.get_submodule(name)
         if not isinstance(head, nn.Linear):
-            if config.head:
-                raise ModelError(_no_linear(head, config))
-            return model  # which the handshake refuses
+            raise ModelError(
+                f"{config.method_name}.width needs an nn.Linear as head, not a {type(head).__name__}: leave width unset"
+            )
         projection = nn.Linear(head.in_features, width, dtype=head.weight.dtype)
         return place_before(model, name, {"projection": projection}, width)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
         return f"{config.head}.head" if config.head and config.options.width else config.head
-
-    def handshake(self, payload: Payload) -> Payload:
-        head = self.client.model.get_submodule(self.client.head)
-        if self.options.width and not isinstance(head, nn.Linear):
-            raise ModelError(_no_linear(head, self.client.config))
-        return super().handshake(payload)
 
     def check_linear_head(self, why: str) -> None:
         """Raise a ModelError or DataError unless the head is linear, with a bias and an output for each class."""
@@ -130,22 +123,15 @@ class OneWidth(SameWidth[W], ByClass[W]):
     """Client side that sends the client's mean representation of each class, with the same width on all clients."""
 
 
-def _no_linear(head: nn.Module, config: Config) -> str:
-    return f"{config.method_name}.width needs an nn.Linear as head, not a {type(head).__name__}: leave width unset"
-
-
 class FedProto(OneWidth[FedProtoOptions]):
     """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
-
-    def phases(self, payload: Payload) -> Sequence[Phase]:
-        captures = {"phi": self.client.representation}
-        return [replace(phase, captures=captures) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the term lambda * mean_d (Phi(x)_d - C_y,d)^2 for examples with a global prototype C_y of label y."""
         if not len(self.classes):
             return ()
-        return (Term(distance, row_of=self.rows(), prototypes=self.prototypes, weight=self.options.weight),)
+        constants = {"row_of": self.rows(), "prototypes": self.prototypes, "weight": self.options.weight}
+        return (Term(distance, captures={"phi": self.client.representation}, **constants),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return a function to class scores: negative squared distances to prototypes, or the network's outputs."""

@@ -54,7 +54,7 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
         return (Term(distance, teacher=self.auxiliary),)
 
     def end(self, payload: Payload) -> Payload:
-        return super().end(payload) if self.teaching else Payload(values={"taught": bool(self.client.memory)})
+        return super().end(payload) if self.teaching else Payload()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
         return self.auxiliary.eval() if self.teaching else self.client.model

@@ -33,7 +33,7 @@ from fedhet.messages.factors import pack, unpack
 from fedhet.methods.included.distillation import AuxiliaryOptions, FMLOptions, energy
 from fedhet.methods.keys import kebab
 from fedhet.models.copies import kinds_of
-from fedhet.models.representation import Output, Representation, head_name, in_precision, precision
+from fedhet.models.representation import Capturing, Output, Representation, head_name, in_precision, precision
 from fedhet.training import Loss, Phase, Step, Term, reestimate
 from fedhet.utils.randomness import seeded
 
@@ -74,10 +74,7 @@ class AuxiliaryModel(ClientSide[P]):
 
 
 def _build(client: Client, name: str, key: str) -> nn.Module:
-    """Build the network `name` for a client's examples, with as many outputs as the client's own network.
-
-    Initial weights depend on the option `key` and, without `shared-init`, on the client.
-    """
+    """Build the network `name` for a client; weights depend on `key` and, without `shared-init`, the client."""
     config = client.config
     client.model.eval()
     purpose = key.replace("_", " "), "all" if config.shared_init else client.name
@@ -119,9 +116,13 @@ class Mutual(AuxiliaryModel[B]):
         super().__init__(client)
         self.pair = Pair(client.model, self.auxiliary)
 
+    @property
+    def captures(self) -> dict[str, Capturing]:
+        """The outputs of the auxiliary network, which loss terms capture."""
+        return {SMALL: Output(self.pair, SMALL)}
+
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        client, captures, terms = self.client, {SMALL: Output(self.pair, SMALL)}, self.terms(payload)
-        return [Phase(client.request.epochs, client.optimisation(), module=self.pair, captures=captures, terms=terms)]
+        return [replace(phase, module=self.pair) for phase in super().phases(payload)]
 
 
 class Projected(Mutual[B]):
@@ -160,7 +161,7 @@ class FML(Mutual[FMLOptions]):
         return [replace(phase, task_weight=self.options.alpha) for phase in super().phases(payload)]
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        return (Term(mutual, alpha=self.options.alpha, beta=self.options.beta),)
+        return (Term(mutual, captures=self.captures, alpha=self.options.alpha, beta=self.options.beta),)
 
 
 def mutual(step: Step, alpha: float, beta: float) -> Tensor:
@@ -197,13 +198,12 @@ class FedKD(Projected[AuxiliaryOptions]):
         super().begin(Payload({"model": self.received}))
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        (phase,) = super().phases(payload)
-        small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
-        captures = {**phase.captures, "own": self.client.representation, "shared": small}
-        return [] if self.lost else [replace(phase, captures=captures)]
+        return [] if self.lost else super().phases(payload)
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        return (Term(mutual_with_hidden),)
+        small = Representation(self.pair, f"small.{self.small_head}".rstrip("."))
+        captures = self.captures | {"own": self.client.representation, "shared": small}
+        return (Term(mutual_with_hidden, captures=captures),)
 
     def end(self, payload: Payload) -> Payload:
         reply, client = super().end(payload), self.client

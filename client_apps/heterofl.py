@@ -116,31 +116,26 @@ class FjORD(ClientSide[FjORDOptions]):
         client, size, distil = self.client, self.client.part, self.options.distil
         assert size is not None
         widths = sorted({*(each for each in self.options.all_widths if each < size.width), size.width})
-        ordered = Ordered(client.model, size, widths, client.generator("widths"), keeps_widest=distil)
+        cuts = [Cut(client.model, size, Submodel(width, size.groups)) for width in widths[:-1]]
+        ordered = Ordered(client.model, cuts, client.generator("widths"), keeps_widest=distil)
         terms = (Term(learnt, ordered=ordered),) if distil else ()
         return [Phase(client.request.epochs, client.optimisation(), module=ordered, terms=terms)]
 
 
 class Ordered(nn.Module):
-    """A network that computes each batch in a randomly drawn width and, with `keeps_widest`, also in its full width.
+    """A network that computes each batch in its full width or one of `cuts`, drawn at random.
 
-    `narrow` are the outputs of the last batch in the drawn width, part of the autograd graph.
+    With `keeps_widest`, it also computes the full width. `narrow` are the outputs of the last batch in the drawn width,
+    part of the autograd graph.
     """
 
     narrow: Tensor
 
     def __init__(
-        self,
-        network: nn.Module,
-        size: Submodel,
-        widths: Sequence[float],
-        generator: torch.Generator,
-        *,
-        keeps_widest: bool,
+        self, network: nn.Module, cuts: Sequence["Cut"], generator: torch.Generator, *, keeps_widest: bool
     ) -> None:
         super().__init__()
-        self.network, self._generator, self._keeps_widest = network, generator, keeps_widest
-        self._cuts = [Cut(network, size, Submodel(width, size.groups)) for width in widths[:-1]]
+        self.network, self._cuts, self._generator, self._keeps_widest = network, cuts, generator, keeps_widest
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs in the drawn width or, with `keeps_widest`, in the full width."""

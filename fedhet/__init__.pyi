@@ -355,7 +355,7 @@ class FedHeNNKeys(Keys, total=False):
     schedule: Literal["auto", "sqrt", "linear", "constant"]
     """f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)"""
     kernel: Literal["linear", "rbf", "procrustes"]
-    """kernel of CKA, or the orthogonal Procrustes distance (homogeneous setting only)"""
+    """kernel of CKA, or the orthogonal Procrustes distance; rbf and procrustes in the homogeneous setting only"""
     rad_source: Literal["held-out", "train-union"]
     """source of the RAD: examples held out of all training data, or the union of the training data"""
     rad_size: int

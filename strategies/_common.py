@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedhet.algorithms.alignment.packing import check_received_features, unpack
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Reply, WireError, check
+from fedhet.messages import Arrays, Reply, WireError, check, load_into, to_arrays
 from fedhet.tasks import Task
 from fedhet.training import Phase, train
 from fedhet.utils.machine import one_thread
@@ -110,22 +110,25 @@ def build_at_server(build: Callable[[], N], seed: int) -> N:
 
 def train_at_server(
     network: nn.Module,
+    weights: Arrays,
     phase: Phase,
     examples: Examples,
     seed: int,
     round: int,
     transform: Callable[[Tensor], Tensor] = lambda batch: batch,
-) -> dict[str, float] | None:
-    """Train a network at the server, with random numbers that depend on the seed and the round.
+) -> tuple[Arrays, dict[str, float]]:
+    """Train a network from `weights` (its own if empty), with random numbers that depend on the seed and the round.
 
-    `transform` prepares a batch of raw inputs. Returns the mean loss as the metric `server_loss` (no metric without a
-    step), or None if training diverged.
+    `transform` prepares a batch of raw inputs. Returns the new weights and the metric `server_loss`, the mean loss (no
+    metric without a step), or the given weights and no metric if training diverged.
     """
+    load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)
     try:
         with one_thread(), seeded(seed, "dropout", "server", round):
             trained = train(network, phase, examples, task, lambda batch, _: transform(batch), generator=generator)
     except ModelError as error:
         log.warning("round %d: the server's network is unchanged: %s", round, error)
-        return None
-    return {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
+        return weights, {}
+    metrics = {} if trained.mean_loss is None else {"server_loss": trained.mean_loss}
+    return to_arrays(network.state_dict()), metrics

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, Reply, cast, load_into, to_arrays
+from fedhet.messages import Arrays, Payload, Reply, cast
 from fedhet.methods.included.prototypes import FedGenOptions, fedgen
 from fedhet.models.generator import Generator, draw
 from fedhet.server import ArraysBy, FederatedStrategy, State
@@ -62,8 +62,6 @@ class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
         metrics, keys = super().aggregate_fit(round, replies), self.options
         head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
         generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()
-        if self.state.generator:
-            load_into(generator.state_dict(), self.state.generator)
         batch = max(self.config.batch_size, 2)  # which BatchNorm needs
         stream = torch_generator(self.config.seed, "noise", round)
         drawn = draw(self.counts, keys.server_steps * batch, stream, torch.float64)
@@ -74,10 +72,9 @@ class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
 
         steps = Optimisation("adam", keys.server_learning_rate, batch_size=batch)
         phase = Phase(1, steps, terms=(loss,), task_weight=0.0)
-        trained = train_at_server(generator, phase, Examples(drawn, drawn[:, -1].long()), self.config.seed, round)
-        if trained is not None:
-            self.state.generator = to_arrays(generator.state_dict())
-        return metrics | (trained or {})
+        examples, weights = Examples(drawn, drawn[:, -1].long()), self.state.generator
+        self.state.generator, trained = train_at_server(generator, weights, phase, examples, self.config.seed, round)
+        return metrics | trained
 
 
 def alike(noise: Tensor, outputs: Tensor) -> Tensor:

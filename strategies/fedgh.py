@@ -98,13 +98,12 @@ class Learner(ByClass[L, LearnerState]):
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
         labels = torch.from_numpy(np.concatenate([arrays["classes"] for arrays in sent.values()]))
-        network, keys, terms = self.learner(), self.options, self.terms(inputs, labels)
+        keys, terms, examples = self.options, self.terms(inputs, labels), Examples(inputs, labels)
         steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
         phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)
-        trained = train_at_server(network, phase, Examples(inputs, labels), self.config.seed, round)
-        if trained is not None:
-            self.state.learner = to_arrays(network.state_dict())
-        return trained or {}
+        learner, seed = self.state.learner, self.config.seed
+        self.state.learner, metrics = train_at_server(self.learner(), learner, phase, examples, seed, round)
+        return metrics
 
 
 class FedGH(Learner[FedGHOptions]):

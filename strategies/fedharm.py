@@ -15,7 +15,6 @@ from torch import Tensor
 from fedhet.algorithms.alignment.descriptors import agreement
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.alignment.targets import check_sent, target_of
-from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
@@ -30,13 +29,11 @@ class FedHARMState(State):
 
     Attributes:
         sent: the latest packed descriptors, features or posteriors of each client; absent clients are included.
-        slots: for each client, the number of slots (positions of the descriptor) that each of its blocks fills.
         cosines: for each round and block, the mean cosine between a client's descriptors and the other clients' mean,
             for the same image (`same`) and for different images (`other`).
     """
 
     sent: ArraysBy = field(default_factory=dict)
-    slots: dict[str, list[int]] = field(default_factory=dict)
     cosines: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -45,20 +42,6 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
 
     method = fedharm
     state_class = FedHARMState
-
-    def admit(self, reply: Reply) -> None:
-        settings = self.options
-        if not settings.aligns_blocks:
-            return
-        slots = reply.values.counts("slots")
-        if len(slots) != len(settings.lengths) or not all(
-            0 < n <= most for n, most in zip(slots, settings.lengths, strict=True)
-        ):
-            raise FedhetError(
-                f"the client's blocks fill {slots[:9]} descriptor slots: expected 1 up to the number in fedharm.slots "
-                f"= {settings.slots!r} for each block"
-            )
-        self.state.slots = {**self.state.slots, reply.client: slots}
 
     # ---- a round
 
@@ -76,7 +59,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
     def check_reply(self, reply: Reply) -> None:
         reply.values.number("distance", 0.0)
         if self._sends(self.state.round + 1):
-            self._unpacked(reply.client, reply.arrays.get("sent", {}))
+            self._unpacked(reply.arrays.get("sent", {}))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
@@ -95,28 +78,28 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
 
     def target(self, round: int) -> list[Tensor]:
         """Return the target by block, computed from the latest descriptors of all clients."""
-        sent = {client: self._unpacked(client, self.state.sent[client]) for client in in_order(self.state.sent)}
+        sent = [self._unpacked(self.state.sent[client]) for client in in_order(self.state.sent)]
         if not sent:
             return []
         generator = torch_generator(self.config.seed, "parallel analysis", round)
-        return target_of(self.options.align, list(sent.values()), generator=generator)
+        return target_of(self.options.align, sent, generator=generator)
 
-    def _unpacked(self, client: str, sent: Arrays) -> list[Tensor]:
+    def _unpacked(self, sent: Arrays) -> list[Tensor]:
         """Unpack a client's descriptors, features or posteriors; raise a WireError if they are invalid."""
         settings = self.options
         try:
             parts = unpack_all(sent, settings.parts)
-            check_sent(settings.align, parts, self.state.public_size, self.state.slots.get(client, ()))
+            check_sent(settings.align, parts, self.state.public_size, settings.lengths)
         except ValueError as error:
             raise WireError(f"the client's descriptors of the shared images cannot be used: {error}") from error
         return parts
 
     def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Return mean cosines between clients' descriptors of the same image and of different images, and their gap."""
-        sent = {client: reply.arrays["sent"] for client, reply in replies.items() if "sent" in reply.arrays}
+        sent = [reply.arrays["sent"] for reply in replies.values() if "sent" in reply.arrays]
         if self.options.align != "cosine" or len(sent) < 2 or self.state.public_size < 2:
             return {}
-        same, other = agreement([self._unpacked(client, sent[client]) for client in sent])
+        same, other = agreement([self._unpacked(arrays) for arrays in sent])
         self.state.cosines = [*self.state.cosines, {"round": round, "same": same, "other": other}]
         return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
 

@@ -17,8 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from fedhet.algorithms.alignment import linear_cka
-from fedhet.algorithms.alignment.packing import pack, pack_blocks, unpack
-from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_rbf_blocks, mean_target
+from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_target
 from fedhet.config import client_setup
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
@@ -141,19 +141,15 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the packed target on the alignment examples X(t), from the arrays that clients sent.
 
-        The paper's target is K-bar = sum_j w_j K_j with uniform weights. The server sends a factor of it or, for the
-        RBF kernel, its diagonal blocks.
+        The paper's target is K-bar = sum_j w_j K_j with uniform weights. The server sends a factor of it.
         """
-        settings = self.options
         if self.traits.other_arrays:
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})
             sent = {client: to_tensor(arrays["features"]) for client, arrays in bounded.items()}
         peers = list(sent.values())
-        if settings.target == "spectral":
+        if self.options.target == "spectral":
             generator = torch_generator(self.config.seed, "parallel analysis", round)
             return pack(cluster_rows(peers, generator=generator))
-        if settings.kernel == "rbf":
-            return pack_blocks(mean_rbf_blocks(peers, settings.rad_batch))
         return pack(mean_target(peers))
 
     def _has_probe(self, reply: Reply) -> bool:

@@ -165,11 +165,9 @@ class FedDF(Scores[FedDFOptions, FedDFState]):
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
         examples = Examples(inputs, self.mean(replies).to(device))
         transform, metrics = self._transform(network, own_data=self.run.own_data), self.distance(replies)
-        trained = train_at_server(network, self._phase(), examples, self.config.seed, round, transform)
-        if trained is None:
-            return metrics
-        self.state.model = to_arrays(network.state_dict())
-        if self.options.teach:
+        state, seed = self.state, self.config.seed
+        state.model, trained = train_at_server(network, state.model, self._phase(), examples, seed, round, transform)
+        if self.options.teach and trained:
             with one_thread():
                 self.teach(round, read(network, inputs, transform).cpu())
         return metrics | trained

@@ -37,11 +37,11 @@ class FLHADistillation(FederatedStrategy[FLHADistillationOptions, FLHADistillati
     def check_reply(self, reply: Reply) -> None:
         if self.teaching:
             super().check_reply(reply)
-        reply.values.flag("taught", False)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         if self.teaching:
             return super().aggregate_fit(round, replies)
-        holding = {client for client, reply in replies.items() if reply.payload.values.get("taught")}
-        self.state.taught = in_order({*self.state.taught} - replies.keys() | holding)
+        taught = {*self.state.taught}
+        lost = {client for client in taught & replies.keys() if replies[client].report.lost_state >= 0}
+        self.state.taught = in_order(taught - lost | (replies.keys() - taught))
         return {}

@@ -26,13 +26,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class LoRAState(SubmodelState):
-    """The state of LoRA: `backbone` is the digest of the frozen network, `products` each layer's sum of products B A.
+    """The state of LoRA: with `aggregate = stack`, `products` has each layer's sum of products B A.
 
-    `products` are used with `aggregate = stack`. A sum is kept as factors `lora_a` (r, in) and `lora_b` (out, r) while
-    these are smaller than the whole matrix, and then as the matrix, under the name `lora_b`.
+    A sum is kept as factors `lora_a` (r, in) and `lora_b` (out, r) while these are smaller than the whole matrix, and
+    then as the matrix, under the name `lora_b`.
     """
 
-    backbone: str = ""
     products: Arrays = field(default_factory=dict)
 
 
@@ -45,10 +44,6 @@ class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
     def common(self, reply: Reply) -> Mapping[str, Common]:
         remedy = "all clients need the same frozen layers and weights, for example a trained network that model() loads"
         return {**super().common(reply), "frozen network": Common(reply.values.line("backbone"), remedy)}
-
-    def admit(self, reply: Reply) -> None:
-        super().admit(reply)
-        self.state.backbone = reply.values.line("backbone")
 
     def payload_for(self, client: str) -> Payload:
         """Return the client's part of the adapters; with `aggregate = stack`, the sums of products B A so far."""
@@ -81,10 +76,8 @@ class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
         return {}
 
     def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        """Return the clients' arrays in the dtypes of the state, with updates clipped if that is configured.
-
-        With `aggregate = stack`, A is not clipped, since the server does not know the A from which a client started.
-        """
+        """Return the clients' arrays in the dtypes of the state, with updates clipped if that is configured."""
+        # With `aggregate = stack`, the server does not know the A from which a client started.
         before, left_out = self.state.model, A if self.options.aggregate == "stack" else None
         models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
         moved = {c: {k: model[k] for k in model if k.rpartition(".")[2] != left_out} for c, model in models.items()}

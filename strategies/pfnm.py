@@ -91,6 +91,11 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         shapes = {name: array.shape for name, array in self.state.model.items()}
         return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
 
+    @property
+    def statistics(self) -> bool:
+        """Whether running statistics are averaged."""
+        return self.config.batch_norm == "aggregate"
+
     def matching(self) -> Matching:
         return Matching(**{each.name: getattr(self.options, each.name) for each in fields(PFNMOptions)})
 
@@ -117,7 +122,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             class_counts=[reply.arrays["classes"]["counts"] for reply in answers] if self.state.classes else None,
             assignments=assignments,
             sizes=sizes,
-            statistics=self.config.batch_norm == "aggregate",
+            statistics=self.statistics,
         )
 
     def dtypes(self, replies: Mapping[str, Reply]) -> dict[str, str]:

@@ -191,7 +191,7 @@ def _probabilities(model: nn.Module, task: Task, outputs: Tensor) -> bool:
 def _makes(head: Captured, outputs: Tensor) -> bool:
     """Return whether the network's outputs seem to come from the head: same size, or same order of classes."""
     try:
-        scores = head.features
+        scores = head()
     except ModelError:  # it did not run
         return False
     if scores.ndim > outputs.ndim == 2 and scores.shape[-1] != outputs.shape[-1]:  # a convolution, pooled afterwards

@@ -6,7 +6,6 @@ from fedhet.data import text as text
 from fedhet.data.examples import ClientData as ClientData
 from fedhet.data.examples import DataSet as DataSet
 from fedhet.data.examples import Examples as Examples
-from fedhet.data.examples import Owners as Owners
 from fedhet.data.examples import PublicDataset as PublicDataset
 from fedhet.data.examples import resident as resident
 from fedhet.data.partitions import Part as Part

@@ -157,10 +157,7 @@ def _examples(value: Any) -> Examples:
 
 
 def _two_rows(first: Any, second: Any) -> bool:
-    """Return whether two objects are two rows (input, label), rather than inputs and labels.
-
-    Raises a `DataError` if the objects can be understood in both ways.
-    """
+    """Return whether two objects are two rows (input, label); raise a `DataError` if they may be both."""
     if isinstance(first, Mapping):
         return isinstance(second, Mapping)
     if not all(isinstance(each, tuple | list) and len(each) == 2 for each in (first, second)):
@@ -175,11 +172,7 @@ def _two_rows(first: Any, second: Any) -> bool:
 
 
 def _sampled(loader: DataLoader[Any]) -> Tensor:
-    """Return the rows that a loader's sampler yields, ascending, including those that `drop_last` drops.
-
-    Raises a `DataError` for a sampler that repeats rows or yields different rows in each epoch, and for a loader whose
-    batches do not come from a batch sampler.
-    """
+    """Return the rows that a loader's sampler yields, ascending; raise a `DataError` if they are not fixed."""
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         kind = "has batch_size = None" if loader.batch_sampler is None else "overrides __iter__"
         raise DataError(f"the examples of a DataLoader that {kind} are unknown: give its dataset")
@@ -228,10 +221,7 @@ def _rows(
 
 
 def _in_memory(value: Any) -> Examples | None:
-    """Return the examples of a `TensorDataset` of two tensors, or of its `Subset`; None for other datasets.
-
-    Subclasses are read row by row instead, since they can change their rows.
-    """
+    """Return the examples of a `TensorDataset` of two tensors or of its `Subset`; None for others, read row by row."""
     if type(value) is Subset and (whole := _in_memory(value.dataset)) is not None:
         return whole.subset(torch.as_tensor(value.indices, dtype=torch.int64))
     if type(value) is TensorDataset and len(value.tensors) == 2:

@@ -85,11 +85,7 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the list of labels of a torchvision or Hugging Face dataset, or of its `Subset`; None for others.
-
-    None is returned for other classes and for datasets that transform labels: their lists of labels, if any, can differ
-    from the labels of their rows.
-    """
+    """Return the labels that a torchvision or Hugging Face dataset lists, or None if its rows can have other labels."""
     if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
         return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
@@ -200,10 +196,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str) -> Any:
-    """Convert a pandas object to an array, and return anything else unchanged; `what` is `inputs` or `labels`.
-
-    Raises a `DataError` for sparse, nested and meta tensors, sparse matrices and rows of different lengths.
-    """
+    """Convert a pandas object to an array; raise a `DataError` for other than dense values (`what` names them)."""
     if isinstance(value, Tensor) and value.is_meta:
         raise DataError(f"{what} are on the device meta, which has no values: create them on the CPU")
     if isinstance(value, Tensor) and value.is_nested:

@@ -111,10 +111,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function that maps an array's name to a key, made of its layer's kind and the count of that kind so far.
-
-    A normalisation layer belongs to the layer before it.
-    """
+    """Return a map to the kind of an array's layer and its count; a norm belongs to the layer before it."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""

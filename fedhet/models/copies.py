@@ -81,10 +81,7 @@ def in_use(model: nn.Module) -> None:
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    """Return why a copy of a network would use modules of the original: an attribute is a function that refers to one.
-
-    The reason is empty if a copy uses none; the second value tells whether a global variable holds the module.
-    """
+    """Return why a copy would use modules of the original, or "", and whether a global variable holds it."""
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for each in (each for held in vars(module).values() for each in _entries(held)):
@@ -99,10 +96,7 @@ def _entries(held: Any) -> Iterable[Any]:
 
 
 def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield the global and enclosing variables that a function, or a function of its module that it calls, refers to.
-
-    Each is a pair of a flag, True for global variables, and the value. Functions in `seen` are skipped.
-    """
+    """Yield whether a variable is global, and its value, for all variables outside that a function refers to."""
     if not isinstance(function, FunctionType) or function in seen:
         return
     seen.add(function)

@@ -49,16 +49,8 @@ def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:
     return modules[name]
 
 
-class Captured:
-    """A value that a `capture` context records in the forward passes of a network."""
-
-    def __init__(self, read: Callable[[], Tensor]) -> None:
-        self._read = read
-
-    @property
-    def features(self) -> Tensor:
-        """The value (n, ...) of the last forward pass, differentiable; raises a ModelError if it was not computed."""
-        return self._read()
+Captured = Callable[[], Tensor]
+"""Returns the value (n, ...) of the last forward pass, differentiable; raises a ModelError if it was not computed."""
 
 
 class Output:
@@ -85,7 +77,7 @@ class Output:
             )
 
         with self._module.register_forward_hook(lambda _module, _args, value: values.append(value)):
-            yield Captured(read)
+            yield read
 
 
 class _HeadReached(Exception):
@@ -172,7 +164,7 @@ class Representation:
     def capture(self) -> Iterator[Captured]:
         """Return a context that captures the representation in forward passes of the whole network."""
         with self._watched() as seen:
-            yield Captured(lambda: self._check(*seen[:2]))
+            yield lambda: self._check(*seen[:2])
 
     @contextmanager
     def _watched(self, *, stop: bool = False) -> Iterator[list[Any]]:

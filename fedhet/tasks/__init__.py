@@ -3,7 +3,6 @@
 from fedhet.tasks.outputs import IGNORED as IGNORED
 from fedhet.tasks.outputs import Outputs as Outputs
 from fedhet.tasks.task import LARGEST as LARGEST
-from fedhet.tasks.task import OUTPUTS as OUTPUTS
 from fedhet.tasks.task import Score as Score
 from fedhet.tasks.task import Task as Task
 from fedhet.tasks.task import as_task as as_task

@@ -73,7 +73,7 @@ def forward(
             "BatchNorm cannot normalise one example by its own statistics: set batch-size to at least 2 and give every "
             "part of a client's data at least 2 examples, or replace BatchNorm by GroupNorm"
         ) from error
-    captured = {name: site.features for name, site in sites.items()}
+    captured = {name: site() for name, site in sites.items()}
     if not bf16:
         return outputs, captured
     return outputs.float(), {name: value.float() for name, value in captured.items()}

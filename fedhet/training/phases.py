@@ -6,6 +6,7 @@ a loss term: a function of the current `Step` that returns a scalar to add to th
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Step:
         labels: (n, ...) labels of the examples.
         rows: (n,) int64, positions of the examples in the phase's examples.
         outputs: the network's outputs for the inputs.
-        captured: the inner values that the phase captures, by name; each (n, ...), part of the autograd graph.
+        captured: the inner values that loss terms capture, by name; each (n, ...), part of the autograd graph.
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
         further: number of other examples that loss terms have passed through the network.
@@ -83,6 +84,7 @@ class Term:
         function: the function, defined in a module, whose only other inputs are `constants`.
         draw: function from a step's number and number of examples to further constants, such as drawn examples, or to
             None to skip the step.
+        captures: inner values of the network to capture in each step, by their names in `Step.captured`.
         constants: tensors and nested tensors, which can differ between clients, and other values.
     """
 
@@ -91,9 +93,10 @@ class Term:
         function: Callable[..., Value],
         *,
         draw: Callable[[int, int], Mapping[str, Any] | None] | None = None,
+        captures: Mapping[str, Capturing] | None = None,
         **constants: Any,
     ) -> None:
-        self.function, self.draw, self.constants = function, draw, constants
+        self.function, self.draw, self.captures, self.constants = function, draw, captures or {}, constants
 
     def __call__(self, step: Step) -> Value:
         """Return the value of the term in a step."""
@@ -115,7 +118,6 @@ class Phase:
             never trained.
         terms: loss terms to add to the task's loss.
         task_weight: weight of the task's own loss; with 0, labels can be any targets that the terms need.
-        captures: inner values to capture from every batch for the terms, by name.
         examples: the examples to train on, if not the client's training examples.
         augmented: whether batches of `examples` are augmented; must be False if terms have a target for each example.
         continues: whether to continue with the optimiser of the previous phase, which must train the same parameters.
@@ -128,10 +130,14 @@ class Phase:
     trains: Callable[[str], bool] | None = None
     terms: tuple[Loss, ...] = ()
     task_weight: float = 1.0
-    captures: Mapping[str, Capturing] = field(default_factory=dict)
     examples: Examples | None = None
     augmented: bool = False
     continues: bool = False
+
+    @cached_property
+    def captures(self) -> dict[str, Capturing]:
+        """The inner values to capture in each step for the loss terms, by name."""
+        return {name: value for term in self.terms if isinstance(term, Term) for name, value in term.captures.items()}
 
 
 @dataclass

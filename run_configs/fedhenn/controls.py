@@ -5,7 +5,7 @@ Each takes FedHeNN's keys and is named on the command line by file and name:
     fedhet compare fedhenn own=run_configs/fedhenn/controls.py:own inputs=run_configs/fedhenn/controls.py:inputs
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -26,7 +26,7 @@ from fedhet.utils.randomness import torch_generator
 class OwnTarget(FedHeNNClient):
     """The target comes from the client's own network before the round."""
 
-    def target(self, payload: Payload, rad: PublicRows) -> Tensor | Sequence[Tensor]:
+    def target(self, payload: Payload, rad: PublicRows) -> Tensor:
         """Return the clusters of the client's own posteriors, or its own kernel."""
         if self.options.target == "kernel":
             return super().target(payload, rad)

@@ -31,18 +31,6 @@ class Identity(Matching):
             total[assignment] += rows
         return LayerMatch(assignments, total / counts[:, None], counts)
 
-    def attach(self, matrix: Array, group: Any, match: LayerMatch, prior: Any, random: np.random.RandomState) -> Array:
-        """Return the global rows of a client that joined late.
-
-        Raises:
-            ValueError: it is wider than the group.
-        """
-        if len(matrix) > len(match.counts):
-            raise ValueError(
-                f"the late client has {len(matrix)} rows, more than the {len(match.counts)} frozen ones: it must wait"
-            )
-        return self.places(len(matrix), len(match.counts), random)
-
     def places(self, rows: int, size: int, random: np.random.RandomState) -> Array:
         """Return a different global row for each of a client's rows."""
         return np.arange(rows)

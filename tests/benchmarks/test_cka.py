@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.alignment.cka import Alignment
 from fedhet.algorithms.alignment.packing import Packed, pack, unpack
 from fedhet.algorithms.alignment.targets import compress, mean_target
-from fedhet.algorithms.alignment.term import Alignment
 
 pytestmark = pytest.mark.benchmark
 

@@ -11,7 +11,8 @@ from fedhet.client.clients import Clients
 from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.user_functions import data_function
-from fedhet.data import ClientData, Examples, Owners
+from fedhet.data import ClientData, Examples
+from fedhet.data.examples import Owners
 from fedhet.errors import DataError
 
 CPU = torch.device("cpu")

@@ -201,7 +201,7 @@ def test_the_representation_of_tokens(model, what, expected):
         assert torch.allclose(representation(inputs), wanted, atol=1e-6)
         with representation.capture() as captured:
             outputs = network(inputs)
-        assert torch.allclose(captured.features, wanted, atol=1e-6)
+        assert torch.allclose(captured(), wanted, atol=1e-6)
     if expected == "last":
         assert torch.allclose(network.score(wanted), outputs, atol=1e-6)
 

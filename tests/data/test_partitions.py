@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhet import data
-from fedhet.data import DataSet, Examples, Owners
+from fedhet.data import DataSet, Examples
+from fedhet.data.examples import Owners
 from fedhet.errors import DataError
 from fedhet.tasks import Task
 

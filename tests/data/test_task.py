@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedhet.errors import ConfigError
-from fedhet.tasks import OUTPUTS, Score, Task
+from fedhet.tasks import Score, Task
+from fedhet.tasks.task import OUTPUTS
 from fedhet.utils.statistics import Metric
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhet.algorithms.graphs import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
+from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph
+from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node
 
 
 class Branchy(nn.Module):

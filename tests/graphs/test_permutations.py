@@ -16,14 +16,14 @@ from fedhet.algorithms.graphs import (
     columns,
     cut_out,
     expand,
-    permutation_groups,
     permute,
     resize,
     rows,
     set_rows,
-    widths,
 )
 from fedhet.algorithms.graphs.blocks import block_ends
+from fedhet.algorithms.graphs.permutations import permutation_groups
+from fedhet.algorithms.graphs.states import widths
 
 Random = np.random.Generator
 TOKENS = 11

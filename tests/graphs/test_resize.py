@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.algorithms.graphs import HeadAttention, StackedRecurrent, UnsupportedArchitecture, resize
+from fedhet.algorithms.graphs import UnsupportedArchitecture, resize
+from fedhet.algorithms.graphs.resize import HeadAttention, StackedRecurrent
 
 
 def test_size_attributes() -> None:

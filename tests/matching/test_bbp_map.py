@@ -1,11 +1,10 @@
 """Properties and faults of BBP-MAP."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhet.algorithms.matching import attach, match_layer
+from fedhet.algorithms.matching import match_layer
 
 SEEDS = st.integers(0, 2**32 - 1)
 WIDTHS = st.lists(st.integers(1, 12), min_size=1, max_size=6)
@@ -97,22 +96,3 @@ def test_size_budget():
         match = match_layer(layers, sigma2=0.01, max_rows=budget)
         assert len(match.counts) == size
         assert [len(np.unique(assignment)) for assignment in match.assignments] == [10, 12, 10, 11]
-
-
-@pytest.mark.parametrize("average", ["map", "mean"])
-def test_attach_a_late_client(average):
-    _, layers, orders = planted_layers(6, 5, 15, 60, 0.05)
-    match = match_layer(layers[:4], gamma=1.0, prior_mean=0.1, average=average)
-    late = attach(layers[4][3:], match, prior_mean=0.1, average=average)
-    home = match.assignments[0][np.argsort(orders[0])]
-    np.testing.assert_array_equal(late, home[orders[4][3:]])
-
-
-def test_attach_uses_each_row_once():
-    layers = random_layers(7, [8, 8, 8], 5)
-    match = match_layer(layers)
-    size = len(match.counts)
-    late = attach(np.random.RandomState(8).randn(size, 5), match)
-    np.testing.assert_array_equal(np.sort(late), np.arange(size))
-    with pytest.raises(ValueError, match=rf"{size + 1} rows, but there are {size} global rows"):
-        attach(np.zeros((size + 1, 5)), match)

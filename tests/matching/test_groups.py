@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fedhet import models
-from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute, resize
+from fedhet.algorithms.graphs import architecture_graph, permute, resize
+from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.matching import (
     Matching,
     assemble,

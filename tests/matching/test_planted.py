@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.algorithms.graphs import architecture_graph, permutation_groups, permute, resize
+from fedhet.algorithms.graphs import architecture_graph, permute, resize
+from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.matching import Matching, match_networks
 
 torchvision = pytest.importorskip("torchvision")

@@ -10,8 +10,9 @@ from fedhet.client_apps.heterofl import Scaled
 from fedhet.client_apps.lora import LoRA, adapters, check_adapters
 from torch import Tensor, nn
 
-from fedhet.algorithms.graphs import architecture_graph, layer_graph, permutation_groups, permute, rows
+from fedhet.algorithms.graphs import architecture_graph, layer_graph, permute, rows
 from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
+from fedhet.algorithms.graphs.permutations import permutation_groups
 from fedhet.algorithms.hypernets import Design
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
@@ -185,7 +186,7 @@ def representation(network: Network) -> None:
         phi = found(network.example)
         with found.capture() as captured, found.head_output() as head:
             network.model(network.example)
-        torch.testing.assert_close(captured.features, phi)
+        torch.testing.assert_close(captured(), phi)
         assert phi.ndim == 2
         assert len(phi) == len(network.example)
         assert head is not None

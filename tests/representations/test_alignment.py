@@ -4,9 +4,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhet.algorithms.alignment.cka import debiased_linear_cka, kernel_cka, linear_cka, procrustes_distance, rbf_kernel
-from fedhet.algorithms.alignment.targets import mean_rbf_blocks, mean_target
-from fedhet.algorithms.alignment.term import Alignment
+from fedhet.algorithms.alignment.cka import (
+    Alignment,
+    Kernel,
+    debiased_linear_cka,
+    kernel_cka,
+    linear_cka,
+    procrustes_distance,
+    rbf_kernel,
+)
+from fedhet.algorithms.alignment.targets import mean_target
 from fedhet.models.representation import Representation
 
 
@@ -33,18 +40,14 @@ def gradients(loss: Tensor, model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_mini_batches_estimate_the_gradient(kernel: str) -> None:
+def test_mini_batches_estimate_the_gradient(kernel: Kernel) -> None:
     rad = normal(1024, 10)
     features = peers(rad, [16, 24, 40])
     model = network()
     representation = Representation(model)
-    if kernel == "linear":
-        target = mean_target(features)
-        whole = Alignment("linear", target, batch=0, generator=generator())
-        batches = Alignment("linear", target, batch=128, generator=generator())
-    else:
-        whole = Alignment("rbf", mean_rbf_blocks(features, 0), batch=0, generator=generator())
-        batches = Alignment("rbf", mean_rbf_blocks(features, 128), generator=generator())
+    target = mean_target(features)
+    whole = Alignment(kernel, target, batch=0, generator=generator())
+    batches = Alignment(kernel, target, batch=128, generator=generator())
 
     def gradient(alignment: Alignment) -> Tensor:
         rows = alignment.rows()
@@ -74,8 +77,5 @@ def test_distances() -> None:
     torch.testing.assert_close(value, procrustes_distance(x[rows], target[rows]))
     value, rows = distance("procrustes", 0)
     torch.testing.assert_close(value, procrustes_distance(x, target))
-    alignment = Alignment("rbf", mean_rbf_blocks([target], 20), generator=generator())
-    rows = alignment.rows()
-    torch.testing.assert_close(
-        alignment.distance(x[rows], rows), 1 - kernel_cka(rbf_kernel(x[rows]), rbf_kernel(target[rows]), debiased=True)
-    )
+    value, rows = distance("rbf", 20)
+    torch.testing.assert_close(value, 1 - kernel_cka(rbf_kernel(x[rows]), rbf_kernel(target[rows]), debiased=True))

@@ -50,7 +50,7 @@ def by_a_loop(model: nn.Module, names: Sequence[str], image: Tensor, label: Tens
     with ExitStack() as stack:
         captured = [stack.enter_context(Output(model, name).capture()) for name in names]
         loss = F.cross_entropy(model(image[None]), label[None])
-    features = [each.features for each in captured]
+    features = [each() for each in captured]
     gradients = torch.autograd.grad(loss, features)
     return [(f.detach().flatten(), g.abs().flatten()) for f, g in zip(features, gradients, strict=True)]
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.alignment import targets
-from fedhet.algorithms.alignment.cka import kernel_cka, linear_cka, rbf_kernel
+from fedhet.algorithms.alignment.cka import linear_cka
 from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.algorithms.alignment.targets import blocks, mean_rbf_blocks, mean_target
+from fedhet.algorithms.alignment.targets import mean_target
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -68,17 +68,3 @@ def test_error_of_compression(monkeypatch: pytest.MonkeyPatch) -> None:
         assert relative(received @ received.T, exact @ exact.T) <= error + 1e-4
         assert relative(gradient(other, received), gradient(other, exact)) <= 2 * error
     assert 6 * 24 > ranks[0] > ranks[1] > ranks[2]
-
-
-def test_rbf_blocks() -> None:
-    features = peers(3, rows=100)
-    kernels = mean_rbf_blocks(features, 30)
-    assert [len(kernel) for kernel in kernels] == [25, 25, 25, 25]
-    own = normal(100, 5, seed=50)
-    for rows, kernel in zip(blocks(100, 30), kernels, strict=True):
-        plain = sum(rbf_kernel(a[rows]) / 3 for a in features)
-        mine = rbf_kernel(own[rows])
-        torch.testing.assert_close(kernel_cka(mine, kernel), plain_cka(mine, plain))
-        torch.testing.assert_close(
-            kernel_cka(mine, kernel, debiased=True), kernel_cka(mine, torch.as_tensor(plain), debiased=True)
-        )

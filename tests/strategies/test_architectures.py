@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.algorithms.graphs import architecture_graph, permutation_groups, resize, widths
+from fedhet.algorithms.graphs import architecture_graph, resize
+from fedhet.algorithms.graphs.permutations import permutation_groups
+from fedhet.algorithms.graphs.states import widths
 from fedhet.errors import FedhetError
 
 torchvision = pytest.importorskip("torchvision")

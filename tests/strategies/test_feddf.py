@@ -37,7 +37,7 @@ RATE = 0.02
 @pytest.fixture
 def double(monkeypatch):
     """Scores travel in float32, and a network of float64 for the server has a name."""
-    monkeypatch.setattr(packing, "DTYPE", "float32")
+    monkeypatch.setitem(packing.DTYPES, "values", "float32")
     monkeypatch.setitem(models._BUILDERS, "server-float64", lambda input_shape, classes: tanh_network(5, classes))
 
 

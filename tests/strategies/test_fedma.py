@@ -48,12 +48,12 @@ def test_exchange_of_a_pass(ordinary):
             up, down = sent[number, client], received[number, client]
             assert list(up["update"]) == names[step]
             assert up.keys() - {"update"} == ({"classes"} if step == GROUPS else set())
-            before = {f"group-{step - 1}", "assignments"} if step else {"last"} if number > 1 else set()
+            before = {"group", "assignment"} if step else {"last"} if number > 1 else set()
             assert down.keys() == before
             if step:
-                assignment = down["assignments"][str(step - 1)]
+                assignment = down["assignment"]["units"]
                 assert assignment.dtype == np.int32
-                rows = down[f"group-{step - 1}"]["rows"]
+                rows = down["group"]["rows"]
                 assert len(set(assignment.tolist())) == len(assignment) <= len(rows)
     widths = [len(states[GROUPS + 1].group[str(index)]["rows"]) for index in range(GROUPS)]
     assert sent[GROUPS, "0"]["update"]["body.9.weight"].shape == (32, widths[2])
@@ -138,20 +138,17 @@ def crash(rounds, name="1"):
     return before
 
 
-def test_client_that_missed_rounds(run, tmp_path):
-    done = run(tmp_path / "run", before=crash([2, 3]))
-    states, received = done.states, done.received
-    assert [int(states[5].match[str(index)]["clients"][0]) for index in range(GROUPS)] == [3, 2, 2, 3]
-    sent = done.sent[4, "1"]["update"]
-    assert list(sent) == [f"body.{index}.{kind}" for index in (3, 7, 9) for kind in ("weight", "bias")]
-    assert received[4, "1"].keys() == {"group-0", "assignments"}
-    # Settled rows stay as the others made them, and each of its units has a place of its own among them.
-    for index in (1, 2):
-        assert np.array_equal(states[5].group[str(index)]["rows"], states[index + 1].group[str(index)]["rows"])
-    own = states[4].assignments["1"]
-    assert [len(set(own[str(index)].tolist())) for index in range(GROUPS)] == [32, 32, 64, 32]
-    assert received[5, "1"].keys() == {"group-1", "group-2", "group-3", "assignments"}
-    assert done.sent[5, "1"]["update"].keys() == {"head.weight", "head.bias"}
+def test_client_that_misses_a_round(run, tmp_path):
+    """It leaves the pass, and takes part in the next one with the units of the whole global model."""
+    done = run(tmp_path / "run", before=crash([2]), fedma__passes=2)
+    assert [row["participants"] for row in done.rows[1:]][: 2 * GROUPS + 2] == [
+        ["0", "1", "2"],
+        *[["0", "2"]] * GROUPS,
+        *[["0", "1", "2"]] * (GROUPS + 1),
+    ]
+    assert done.received[GROUPS + 2, "1"].keys() == {"model"}
+    assert done.received[GROUPS + 2, "0"].keys() == {"last"}
+    assert done.sent[GROUPS + 2, "1"]["update"]["body.0.weight"].shape[0] == 32
     assert done.rows[-1]["received"]["clients"] == 3
 
 
@@ -182,10 +179,9 @@ WIDTHS = {"architectures": "mlp-widths", "learning_rate": 0.1, "samples_per_clie
 
 
 def test_three_widths(run, tmp_path):
-    """Two passes of three clients, 100, 150 and 200 units wide; the narrowest misses a round of the first."""
-    done = run(tmp_path / "run", before=crash([1], "0"), fedma__passes=2, **WIDTHS)
+    """Two passes of three clients, 100, 150 and 200 units wide."""
+    done = run(tmp_path / "run", fedma__passes=2, **WIDTHS)
     states = done.states
-    assert [len(row["failures"]) for row in done.rows] == [0, 1, 0, 0, 0, 0, 0, 0]
     for client, units in (("0", 100), ("1", 150), ("2", 200)):
         own = states[3].assignments[client]
         assert [len(set(own[group].tolist())) for group in "01"] == [units, units]
@@ -194,7 +190,7 @@ def test_three_widths(run, tmp_path):
         assert update.shape == (units, 64)
         apart = np.linalg.norm(update[:, None] - states[3].model["body.1.weight"], axis=2)
         assert np.median(apart.min(axis=1)) > 0
-        assert np.mean(apart.argmin(axis=1) == own["0"]) > 0.8
+        assert np.mean(apart.argmin(axis=1) == own["0"]) > 0.6
     assert len(done.saved("global")["body.1.weight"]) >= 200
     assert done.rows[-1]["common"]["received"]["accuracy"] > 0.6
     assert done.rows[-1]["received"]["clients"] == 3
@@ -226,8 +222,7 @@ def test_controls_of_matching(run, matching, tmp_path):
     control = f"{run_configs() / 'fedma' / 'controls.py'}:{matching}"
     settings = {"architectures": "mlp", "local_epochs": 0, "fedma__last_epochs": 0, "method": control}
     done, again, other = (
-        run(tmp_path / name, seed=seed, before=crash([2]), **settings)
-        for name, seed in (("one", 0), ("again", 0), ("other", 1))
+        run(tmp_path / name, seed=seed, **settings) for name, seed in (("one", 0), ("again", 0), ("other", 1))
     )
     sent = [done.sent[1, client]["update"]["body.1.weight"] for client in "012"]
     own = done.states[3].assignments
@@ -235,8 +230,6 @@ def test_controls_of_matching(run, matching, tmp_path):
     np.testing.assert_allclose(done.saved("global")["body.1.weight"], placed, atol=1e-6)
     assert done.saved("global")["body.3.weight"].shape == (200, 200)
     assert done.rows == again.rows
-    late = own["1"]["1"]  # it missed the second group's round
-    assert sorted(late) == list(range(200))
     is_identity = [np.array_equal(own[c][g], np.arange(200)) for c in "012" for g in "01"]
     assert is_identity == [matching == "identity"] * 6
     seeded = [np.array_equal(own[c]["0"], other.states[3].assignments[c]["0"]) for c in "012"]

@@ -19,7 +19,7 @@ UNLABELLED = {**SMALL, "fedmd.public-epochs": 0}
 
 @pytest.fixture
 def exact(monkeypatch):
-    monkeypatch.setattr(packing, "DTYPE", "float32")
+    monkeypatch.setitem(packing.DTYPES, "values", "float32")
 
 
 def rows_of(arrays):

@@ -9,7 +9,7 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import Output, RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training import Optimisation, Phase, batches, learning_rate, train
+from fedhet.training import Optimisation, Phase, Term, batches, learning_rate, train
 
 TASK = Task("classification")
 
@@ -143,7 +143,7 @@ def test_captures():
 
     examples = examples_of(24)
     captures = {"first": Output(model, "0"), "normalised": Output(model, "1"), "features": Representation(model)}
-    trained = run(model, Phase(1, Optimisation(batch_size=24), terms=(term,), captures=captures), examples)
+    trained = run(model, Phase(1, Optimisation(batch_size=24), terms=(Term(term, captures=captures),)), examples)
     plain, ((rows, captured),) = network().train(), seen
     first = plain[0](examples.inputs[rows])
     normalised = plain[1](first)
@@ -237,7 +237,7 @@ def test_mixed_precision():
         phi = Representation(model)
         optimisation = Optimisation("sgd", 0.05, batch_size=8, bf16=bf16)
         captures = {"hidden": Output(model, "0")}
-        done = run(model, Phase(2, optimisation, terms=(term,), captures=captures))
+        done = run(model, Phase(2, optimisation, terms=(Term(term, captures=captures),)))
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         return done.mean_loss, nn.utils.parameters_to_vector(model.parameters()), set(inside)
 

@@ -1,12 +1,16 @@
-"""CKA and the Procrustes distance: how similar two representations of the same examples are.
+"""CKA and the Procrustes distance: how similar two representations of the same examples are, and FedHeNN's distance.
 
 Representations are features `(L, d1)` and `(L, d2)` of the same L examples. All measures centre the features, are
 differentiable and raise a ValueError if the shapes do not fit. CKA does not depend on the scale of features. Features
 are divided by their norm, which autograd treats as a constant: gradients are exact, and large features cannot overflow.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+from fedhet.utils.machine import brought
 
 _LEAST_DEBIASED = 1e-3
 """Lower bound of a debiased self-similarity, as a fraction of the biased one. Smaller values are rounding or chance and
@@ -198,3 +202,92 @@ def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) ->
     x, x_self = unit_kernel(x_kernel, debiased=debiased)
     y, y_self = unit_kernel(y_kernel, debiased=debiased)
     return ratio((x * y).sum(), x_self, y_self)
+
+
+# ---- the distance to a target
+
+Kernel = Literal["linear", "rbf", "procrustes"]
+Rows = Tensor | slice
+
+
+def blocks(rows: int, block: int) -> list[slice]:
+    """Divide rows into as few slices as possible, with at most `block` rows (0 for no limit) and about equal sizes."""
+    if block <= 0 or block >= rows:
+        return [slice(0, rows)]
+    parts = torch.arange(rows).tensor_split(-(-rows // block))
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
+class Alignment:
+    """The distance between a client's representation and its target (FedHeNN, Makhija et al., ICML 2022, equation 6).
+
+        rows = alignment.rows()
+        loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
+
+    `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
+    (0 for all) it uses the debiased estimate of CKA.
+
+    The `target` are features `(L, d)`, or a factor of the target kernel for the kernel `"linear"`. `"procrustes"`
+    always uses all examples, since no unbiased estimate on a mini-batch is known. Mini-batches of `"rbf"` are the
+    slices of `blocks`, whose kernels are computed once.
+    """
+
+    def __init__(self, kernel: Kernel, target: Tensor, *, batch: int = 128, generator: torch.Generator) -> None:
+        self._kernel, self._generator = kernel, generator
+        self._target, count = check_features(target.detach(), "target"), len(target)
+        self._batch = batch if kernel == "linear" and 0 < batch < count else 0
+        self._slices = blocks(count, batch if kernel == "rbf" else 0)
+        self._parts: dict[int, tuple[Tensor, ...]] = {}  # by the start of a slice
+        self._queue: list[slice] = []
+        if kernel == "rbf":
+            for rows in self._slices:
+                part = centred_kernel(rbf_kernel(self._target[rows]))
+                self._parts[rows.start] = unit_kernel(part, debiased=len(self._slices) > 1)
+        elif kernel == "linear" and not self._batch:
+            unit = centred_unit(self._target)
+            self._parts[0] = unit, self_inner(unit)
+
+    def rows(self) -> Rows:
+        """Draw the examples of the next step: distinct indices `(batch,)` on the target's device, or a slice."""
+        if self._batch:
+            drawn = torch.randperm(len(self._target), generator=self._generator)[: self._batch]
+            return brought(drawn, self._target.device)
+        if not self._queue:
+            order = torch.randperm(len(self._slices), generator=self._generator).tolist()
+            self._queue = [self._slices[index] for index in order]
+        return self._queue.pop()
+
+    def distance(self, features: Tensor, rows: Rows) -> Tensor:
+        """Return the distance, a scalar, of the representation `(b, d)` of the examples `rows` from the target."""
+        return distance_to(features, *self.target(rows), kind=self.kind)
+
+    def target(self, rows: Rows) -> tuple[Tensor, ...]:
+        """Return the part of the target for the examples `rows`, as `distance_to` expects it."""
+        known = self._parts.get(rows.start) if isinstance(rows, slice) else None
+        return known or (self._target[rows],)
+
+    @property
+    def kind(self) -> tuple[Kernel, bool]:
+        """Pair of the kernel and whether CKA is debiased."""
+        return self._kernel, self._batch > 0 or len(self._slices) > 1
+
+
+def distance_to(
+    features: Tensor, target: Tensor, target_self: Tensor | None = None, *, kind: tuple[Kernel, bool]
+) -> Tensor:
+    """Return the distance, a scalar, of a representation `(b, d)` from a target, as a pure function of tensors.
+
+    `target`, `target_self` and `kind` are the results of `Alignment.target` and `Alignment.kind`.
+    """
+    (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
+    if kernel == "rbf":
+        assert target_self is not None
+        matrix, matrix_self = unit_kernel(rbf_kernel(features), debiased=debiased)
+        return 1 - ratio((matrix * target).sum(), matrix_self, target_self)
+    if kernel == "procrustes":
+        return procrustes_distance(features, target)
+    if target_self is None:
+        return 1 - debiased_linear_cka(features, target)
+    check_pair(features, target)
+    unit = centred_unit(features)
+    return 1 - ratio(inner(unit, target), self_inner(unit), target_self)

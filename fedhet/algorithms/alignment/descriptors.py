@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
-from fedhet.models.representation import Output
 
 BATCH = 64
 """Number of images in a forward pass."""
@@ -109,29 +108,6 @@ def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tenso
 def gathered(features: Tensor, places: Tensor) -> Tensor:
     """Return the activations (n, k) at indices `places` (n, k) of a block's output (n, ...), differentiably."""
     return features.flatten(1).gather(1, places.long())
-
-
-@torch.no_grad()
-def summarised(
-    model: nn.Module,
-    blocks: Sequence[str],
-    inputs: Tensor,
-    transform: Callable[[Tensor], Tensor],
-    summary: Callable[[int, Tensor], Tensor],
-) -> list[Tensor]:
-    """Return `summary(number, outputs)` (n, width) for each block, computed in batches in evaluation mode.
-
-    `number` counts blocks from 0. The other arguments are as in `describe`.
-    """
-    model.eval()
-    outputs = [Output(model, name) for name in blocks]
-    batches: list[list[Tensor]] = []
-    for batch in inputs.split(BATCH):
-        with ExitStack() as stack:
-            captured = [stack.enter_context(output.capture()) for output in outputs]
-            model(transform(batch))
-        batches.append([summary(block, each.features) for block, each in enumerate(captured)])
-    return [torch.cat(parts) for parts in zip(*batches, strict=True)]
 
 
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:

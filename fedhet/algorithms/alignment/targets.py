@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment.cka import centred, centred_kernel, debiased_linear_cka, rbf_kernel, self_inner
+from fedhet.algorithms.alignment.cka import centred, debiased_linear_cka, self_inner
 from fedhet.algorithms.alignment.descriptors import cosine, mean_descriptor
 from fedhet.algorithms.alignment.packing import check_finite_features, check_received_features
 
@@ -63,48 +63,13 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
     """Return a low-rank factor (L, r) of the mean of the peers' linear kernels (FedHeNN, algorithm 2).
 
-    Features are (L, d_j) on the same L examples, else a ValueError is raised. With `unit`, each kernel is divided by
-    its norm, so that no peer dominates.
+    Features are (L, d_j) on the same L examples. With `unit`, each kernel is divided by its norm, so that no peer
+    dominates.
     """
-    check_peers(features)
     peers = [centred(peer) for peer in features]
     if unit:
         peers = [peer / self_inner(peer).pow(0.25).clamp_min(torch.finfo(peer.dtype).tiny) for peer in peers]
     return compress(torch.cat([(1 / len(peers)) ** 0.5 * peer for peer in peers], 1))
-
-
-def blocks(rows: int, block: int) -> list[slice]:
-    """Divide rows into as few slices as possible, with at most `block` rows (0 for no limit) and about equal sizes."""
-    if block <= 0 or block >= rows:
-        return [slice(0, rows)]
-    parts = torch.arange(rows).tensor_split(-(-rows // block))
-    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
-
-
-def mean_rbf_blocks(features: Sequence[Tensor], block: int) -> list[Tensor]:
-    """Return the centred diagonal blocks `(b, b)` of the peers' mean RBF kernel, one for each slice of `blocks`.
-
-    A mini-batch is one of these slices, so no other entries are needed. Features are `(L, d_j)` on the same L examples.
-    """
-    check_peers(features)
-    weight = 1 / len(features)
-    return [
-        torch.stack([weight * centred_kernel(rbf_kernel(peer[rows])) for peer in features]).sum(0)
-        for rows in blocks(len(features[0]), block)
-    ]
-
-
-def check_peers(features: Sequence[Tensor]) -> None:
-    """Raise a ModelError for features that are not finite, and a ValueError if numbers of examples differ or are 0."""
-    if not features:
-        raise ValueError("a target needs features of at least one peer, got none")
-    for index, peer in enumerate(features):
-        check_finite_features(peer, f"features of peer {index}")
-        if len(peer) != len(features[0]):
-            raise ValueError(
-                f"all peers must send features of the same examples: peer 0 has {len(features[0])} examples, "
-                f"peer {index} has {len(peer)}"
-            )
 
 
 _LEAST = 1e-6
@@ -121,10 +86,9 @@ def check_posteriors(values: Tensor) -> None:
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
     """Return Z `(L, k)`: the k leading left singular vectors of the clients' posteriors, with rows of length one.
 
-    Posteriors are `(L, C_i)` on the same L examples, else a ValueError is raised. Examples whose posteriors equal the
-    mean have rows of zeros; if all posteriors are constant, Z is one column of zeros.
+    Posteriors are `(L, C_i)` on the same L examples. Examples whose posteriors equal the mean have rows of zeros; if
+    all posteriors are constant, Z is one column of zeros.
     """
-    check_peers(sent)
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
     if not len(eigenvalues):
@@ -193,22 +157,16 @@ def distance_of(kind: Kind) -> Distance:
     return distance
 
 
-def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, widths: Sequence[int]) -> None:
-    """Check the tensors that a client sends for a FedHARM target.
+def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence[int]) -> None:
+    """Raise a ValueError unless `parts` can be what a client sends for a FedHARM target of these `images`.
 
-    Args:
-        kind: the kind of alignment.
-        parts: a tensor (images, width) for each block, or posteriors (images, C).
-        images: expected number of images.
-        widths: expected widths, for `cosine` only.
-
-    Raises:
-        ValueError: a tensor has another shape, is too large, or is not posteriors for `spectral`.
+    These are tensors (images, width) for each block, with at most `slots` columns for `cosine`, or posteriors.
     """
     for number, part in enumerate(parts):
         check_received_features(part, f"part {number}")
-        expected = (images, widths[number] if kind == "cosine" else part.shape[1])
-        if tuple(part.shape) != expected:
-            raise ValueError(f"part {number} of a client's values must have shape {expected}, got {tuple(part.shape)}")
+        most = slots[number] if kind == "cosine" else part.shape[1]
+        if len(part) != images or part.shape[1] > most:
+            shown = f"got shape {tuple(part.shape)}"
+            raise ValueError(f"part {number} must have {images} rows and at most {most} columns, {shown}")
     if kind == "spectral":
         check_posteriors(parts[0])

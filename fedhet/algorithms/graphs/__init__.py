@@ -3,13 +3,8 @@
 from fedhet.algorithms.graphs.axes import VALUE as VALUE
 from fedhet.algorithms.graphs.axes import Segment as Segment
 from fedhet.algorithms.graphs.blocks import blocks as blocks
-from fedhet.algorithms.graphs.blocks import depths as depths
-from fedhet.algorithms.graphs.blocks import stages as stages
 from fedhet.algorithms.graphs.features import channel_means as channel_means
-from fedhet.algorithms.graphs.features import features as features
-from fedhet.algorithms.graphs.features import output_features as output_features
-from fedhet.algorithms.graphs.graph import ArchitectureGraph as ArchitectureGraph
-from fedhet.algorithms.graphs.graph import Node as Node
+from fedhet.algorithms.graphs.features import output_axis as output_axis
 from fedhet.algorithms.graphs.graph import UnsupportedArchitecture as UnsupportedArchitecture
 from fedhet.algorithms.graphs.graph import architecture_graph as architecture_graph
 from fedhet.algorithms.graphs.layers import LayerGraph as LayerGraph
@@ -19,8 +14,6 @@ from fedhet.algorithms.graphs.permutations import PermutationGroup as Permutatio
 from fedhet.algorithms.graphs.permutations import PermutationGroups as PermutationGroups
 from fedhet.algorithms.graphs.permutations import Slot as Slot
 from fedhet.algorithms.graphs.permutations import permutation_groups as permutation_groups
-from fedhet.algorithms.graphs.resize import HeadAttention as HeadAttention
-from fedhet.algorithms.graphs.resize import StackedRecurrent as StackedRecurrent
 from fedhet.algorithms.graphs.resize import resizable_groups as resizable_groups
 from fedhet.algorithms.graphs.resize import resize as resize
 from fedhet.algorithms.graphs.states import columns as columns
@@ -31,5 +24,4 @@ from fedhet.algorithms.graphs.states import permute as permute
 from fedhet.algorithms.graphs.states import rows as rows
 from fedhet.algorithms.graphs.states import set_rows as set_rows
 from fedhet.algorithms.graphs.states import tie as tie
-from fedhet.algorithms.graphs.states import widths as widths
 from fedhet.algorithms.graphs.states import widths_of as widths_of

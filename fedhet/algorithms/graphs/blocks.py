@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import pooling
 
 from fedhet.algorithms.graphs.axes import fixed
-from fedhet.algorithms.graphs.features import channel_means, features, output_features
+from fedhet.algorithms.graphs.features import channel_means, features, output_axis
 from fedhet.algorithms.graphs.graph import (
     ArchitectureGraph,
     Node,
@@ -69,7 +69,7 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
     for place, node in enumerate(graph):
         if node.name not in axes or len(node.shape) < 3:
             continue
-        size = prod(node.shape[1:]) // node.shape[axes[node.name].axis]
+        size = prod(node.shape[1:]) // node.shape[axes[node.name]]
         if _is_layer(graph, node):
             since.add(size)
         name, known = trunk.get(place, ""), ends.get(size)
@@ -181,10 +181,7 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
-    """Yield the modules after which a network can be divided into blocks: their output is all that later layers need.
-
-    Each is given by the index of its last operator, the number of layers up to it, and its name.
-    """
+    """Yield the last operator, the layers so far and the name of modules whose output is all that later layers need."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -321,7 +318,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
                 f"{name} returns a tensor for {len(value)} examples instead of {len(inputs)}: name modules whose "
                 "output has the batch as first axis"
             )
-        axis = output_features(graph, name, value.shape).axis
+        axis = output_axis(graph, name, value.shape)
         slots.append(Slot(name, "output", axis))
         shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], value.shape[axis]
         shapes[f"{EXITS}.{number}.bias"] = (outputs.shape[1],)

@@ -58,66 +58,50 @@ def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] |
     module that is called twice is one node, and so are operators with tied parameters. `starts` has the initial values
     of arrays (see `starts_of`).
     """
-    return _Layers(architecture_graph(model, example)).graph(starts or {})
-
-
-class _Layers:
-    def __init__(self, architecture: ArchitectureGraph) -> None:
-        self.architecture = architecture
-        self.first: list[Node] = []  # the operator that a layer is named after
-        self.parameters: list[dict[str, str]] = []
-        self.owners: dict[str, int] = {}  # array -> its layer
-        self.sources: dict[str, tuple[int, ...]] = {}  # operator -> the layers that its value comes from
-        self.edges: set[tuple[int, int]] = set()
-
-    def graph(self, starts: Mapping[str, Start]) -> LayerGraph:
-        for node in self.architecture:
-            before = tuple(dict.fromkeys(place for name in node.inputs for place in self.sources[name]))
-            place = self._place(node, before)
-            self.sources[node.name] = before if place is None else (place,)
-            if place is not None:
-                self.edges |= {(source, place) for source in before if source != place}
-        nodes = []
-        for first, parameters in zip(self.first, self.parameters, strict=True):
-            shapes = {role: self.architecture.shapes[name] for role, name in parameters.items()}
-            kinds = self.architecture.kinds
-            constants = frozenset(role for role, name in parameters.items() if kinds[name] != "trained")
-            begun = {role: starts[name] for role, name in parameters.items() if name in starts}
-            nodes.append(LayerNode(first.name, _type(first, shapes), parameters, shapes, constants, begun))
-        return LayerGraph(tuple(nodes), tuple(sorted(self.edges)))
-
-    def _place(self, node: Node, before: tuple[int, ...]) -> int | None:
-        """Return the index of an operator's layer, or None if the operator has no parameters and is not a joint."""
-        flowing = [name for name in node.inputs if self.architecture[name].operator != "constant"]
+    graph = architecture_graph(model, example)
+    layers: list[tuple[Node, dict[str, str]]] = []  # the operator that a layer is named after, and arrays by role
+    owners: dict[str, int] = {}  # array -> its layer
+    sources: dict[str, tuple[int, ...]] = {}  # operator -> the layers that its value comes from
+    edges: set[tuple[int, int]] = set()
+    for node in graph:
+        before = tuple(dict.fromkeys(place for name in node.inputs for place in sources[name]))
+        sources[node.name] = before
+        flowing = [name for name in node.inputs if graph[name].operator != "constant"]
         if not node.parameters and (node.operator not in JOINTS or len(flowing) < 2):
-            return None
-        known = [self.owners[name] for name in node.parameters.values() if name in self.owners]
-        takes = not known and len(before) == 1 and self._takes(before[0], node)
-        prefix = NORM if takes else ""
-        if known:
-            place = known[0]
-        elif takes:
-            place = before[0]
-        else:
-            place = len(self.first)
-            self.first.append(node)
-            self.parameters.append({})
-        parameters = self.parameters[place]
+            continue
+        known = [owners[name] for name in node.parameters.values() if name in owners]
+        takes = not known and len(before) == 1 and _takes(graph, *layers[before[0]], node)
+        place = known[0] if known else before[0] if takes else len(layers)
+        if place == len(layers):
+            layers.append((node, {}))
+        parameters = layers[place][1]
         for role, name in node.parameters.items():
-            if name not in self.owners:
-                self.owners[name] = place
-                role = prefix + role
+            if name not in owners:
+                owners[name] = place
+                role = NORM + role if takes else role
                 parameters[role if role not in parameters else f"{role}_{len(parameters)}"] = name
-        return place
+        sources[node.name] = (place,)
+        edges |= {(source, place) for source in before if source != place}
+    nodes = tuple(_layer(graph, first, parameters, starts or {}) for first, parameters in layers)
+    return LayerGraph(nodes, tuple(sorted(edges)))
 
-    def _takes(self, place: int, norm: Node) -> bool:
-        """Return whether the operator `norm` is the first BatchNorm of the outputs of the layer at index `place`."""
-        layer, parameters = self.first[place], self.parameters[place]
-        if norm.operator != "batch_norm" or not parameters or layer.operator == "batch_norm":
-            return False
-        units = layer.shape[1 if layer.operator.startswith("conv") else -1]
-        shapes = {self.architecture.shapes[name] for name in norm.parameters.values()}
-        return shapes == {(units,)} and not any(role.startswith(NORM) for role in parameters)
+
+def _layer(
+    graph: ArchitectureGraph, first: Node, parameters: Mapping[str, str], starts: Mapping[str, Start]
+) -> LayerNode:
+    shapes = {role: graph.shapes[name] for role, name in parameters.items()}
+    constants = frozenset(role for role, name in parameters.items() if graph.kinds[name] != "trained")
+    begun = {role: starts[name] for role, name in parameters.items() if name in starts}
+    return LayerNode(first.name, _type(first, shapes), parameters, shapes, constants, begun)
+
+
+def _takes(graph: ArchitectureGraph, layer: Node, parameters: Mapping[str, str], norm: Node) -> bool:
+    """Return whether the operator `norm` is the first BatchNorm of a layer's outputs."""
+    if norm.operator != "batch_norm" or not parameters or layer.operator == "batch_norm":
+        return False
+    units = layer.shape[1 if layer.operator.startswith("conv") else -1]
+    shapes = {graph.shapes[name] for name in norm.parameters.values()}
+    return shapes == {(units,)} and not any(role.startswith(NORM) for role in parameters)
 
 
 def _type(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> str:

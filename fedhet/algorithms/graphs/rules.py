@@ -91,7 +91,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:
-        dims = _dims(node, len(value))
+        dims = dims_of(node, len(value))
     if node.operator == "slice" and node.shape == tuple(map(entries, value)):
         return value
     variables.refuse_moving(node, [value[dim] for dim in dims])
@@ -160,18 +160,23 @@ def _together(variables: Variables, axes: Sequence[Axis], refusal: str) -> Axis:
 
 @rule("transpose", "permute", "t")
 def _transpose(variables: Variables, node: Node, value: Value) -> Value:
-    order = list(range(len(value)))
+    return tuple(value[dim] for dim in order_of(node, len(value)))
+
+
+def order_of(node: Node, rank: int) -> list[int]:
+    """Return the order in which a transpose puts the axes of its input, which has this rank."""
+    order = list(range(rank))
     if node.operator == "permute":
-        order = [dim % len(value) for dim in node.options["dims"]]
-    elif len(value) > 1:
+        return [dim % rank for dim in node.options["dims"]]
+    if rank > 1:
         one, other = (node.options.get(key, default) for key, default in (("dim0", 0), ("dim1", 1)))
         order[one], order[other] = order[other], order[one]
-    return tuple(value[dim] for dim in order)
+    return order
 
 
 @rule("squeeze")
 def _squeeze(variables: Variables, node: Node, value: Value) -> Value:
-    dims = [dim for dim in _dims(node, len(value)) if entries(value[dim]) == 1]
+    dims = [dim for dim in dims_of(node, len(value)) if entries(value[dim]) == 1]
     for dim in dims:
         variables.pin(value[dim])
     return tuple(axis for dim, axis in enumerate(value) if dim not in dims)
@@ -235,7 +240,8 @@ def _unbind(variables: Variables, node: Node, value: Value) -> Several:
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))
 
 
-def _dims(node: Node, rank: int) -> list[int]:
+def dims_of(node: Node, rank: int) -> list[int]:
+    """Return the axes along which an operator works, of an input of this rank."""
     dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims]

@@ -1,5 +1,8 @@
 """Matching of the neurons of separately trained networks (FedMA and PFNM)."""
 
+from fedhet.algorithms.matching.bbp_map import LayerMatch as LayerMatch
+from fedhet.algorithms.matching.bbp_map import estimate_variances as estimate_variances
+from fedhet.algorithms.matching.bbp_map import match_layer as match_layer
 from fedhet.algorithms.matching.groups import GroupMatch as GroupMatch
 from fedhet.algorithms.matching.groups import Matching as Matching
 from fedhet.algorithms.matching.groups import assemble as assemble
@@ -9,10 +12,4 @@ from fedhet.algorithms.matching.groups import groups_from_json as groups_from_js
 from fedhet.algorithms.matching.groups import groups_to_json as groups_to_json
 from fedhet.algorithms.matching.groups import match_group as match_group
 from fedhet.algorithms.matching.groups import match_networks as match_networks
-from fedhet.algorithms.matching.groups import parameters_of as parameters_of
 from fedhet.algorithms.matching.groups import patch as patch
-from fedhet.algorithms.matching.groups import rest_of as rest_of
-from fedhet.algorithms.matching.layer import LayerMatch as LayerMatch
-from fedhet.algorithms.matching.layer import attach as attach
-from fedhet.algorithms.matching.layer import estimate_variances as estimate_variances
-from fedhet.algorithms.matching.layer import match_layer as match_layer

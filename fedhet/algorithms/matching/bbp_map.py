@@ -12,6 +12,10 @@ The rows of client j are assigned to different global rows so that the sum of th
     the k-th new row:    |s w_l + s0 mu|^2 / (s + s0) - |s0 mu|^2 / s0 - 2 log k + 2 log(gamma / J)
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,17 +26,139 @@ _MOST_POPULAR = 10
 _FIRST_OFFER = 8
 
 
+@dataclass(frozen=True)
+class LayerMatch:
+    """The result of matching one layer.
+
+    Attributes:
+        assignments: for each client the global row of each of its rows (L_j,), all different.
+        weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
+        counts: number of clients that share each global row (L',).
+        sigma2, sigma0_2: variances of rows around global rows, and of global rows around the prior mean.
+    """
+
+    assignments: list[Ints]
+    weights: npt.NDArray[np.float64]
+    counts: Ints
+    sigma2: float = 1.0
+    sigma0_2: float = 1.0
+
+
+def match_layer(
+    weights: Sequence[npt.ArrayLike],
+    *,
+    sigma2: float = 1.0,
+    sigma0_2: float = 1.0,
+    gamma: float = 7.0,
+    prior_mean: npt.ArrayLike = 0.0,
+    sweeps: int = 5,
+    seed: int | np.random.RandomState = 0,
+    average: str = "map",
+    max_rows: int | None = None,
+) -> LayerMatch:
+    """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
+
+    Clients are matched from wide to narrow. Then each sweep removes every client, in a random order, and matches it
+    again. Costs are computed in float32.
+
+        >>> rows = np.random.randn(5, 20)
+        >>> match = match_layer([rows, rows[::-1]], gamma=1.0)
+        >>> match.assignments
+        [array([0, 1, 2, 3, 4]), array([4, 3, 2, 1, 0])]
+
+    `weights` has an array (L_j, D) for each client; a row has a neuron's weights and its bias. The variances `sigma2`
+    and `sigma0_2` are as in `LayerMatch`; a larger mass `gamma` of the beta process leads to more global rows. The
+    prior mean is a number or (D,) (FedMA: 0.1 in the bias column), and `average` is `map` for posterior means or
+    `mean`. There are at most `max_rows` global rows, or as many as the widest client has. Raises a ValueError that
+    names a client whose weights are not finite or have a wrong shape.
+    """
+    clients = _checked(weights)
+    prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
+    s = 1 / sigma2
+    matching = GlobalRows(
+        [np.ascontiguousarray(rows if s == 1 else s * rows, dtype=np.float32) for rows in clients],
+        s=s,
+        s0=1 / sigma0_2,
+        prior=prior,
+        gamma=gamma,
+        max_rows=None if max_rows is None else max(max_rows, *map(len, clients)),
+    )
+    matching.run(sweeps, seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed))
+    assignments, counts = matching.result()
+    total = np.zeros((len(counts), clients[0].shape[1]))
+    for rows, assignment in zip(clients, assignments, strict=True):
+        total[assignment] += rows
+    if average == "mean":
+        means = total / counts[:, None]
+    else:
+        s0 = 1 / sigma0_2
+        means = (s * total + s0 * prior) / (s0 + s * counts)[:, None]
+    return LayerMatch(assignments, means, counts, sigma2, sigma0_2)
+
+
+def estimate_variances(
+    weights: Sequence[npt.ArrayLike],
+    *,
+    gamma: float = 1.0,
+    prior_mean: npt.ArrayLike = 0.0,
+    iterations: int = 5,
+    **options: Any,
+) -> dict[str, float]:
+    """Estimate `sigma2` and `sigma0_2` for a layer so that corresponding neurons of clients are merged.
+
+        sigma0_2 = v,    sigma2 = v (v + e) / (v - e)
+
+    v is the variance of all rows around the prior mean, and e the residual variance of merged rows. Merging two rows of
+    correlation r increases the posterior if r > sigma0_2 / (sigma0_2 + sigma2); sigma2 places this threshold halfway
+    between the correlations of unrelated rows (0) and of the matches found (1 - e / v). Matching and estimation
+    alternate, from sigma2 = v, until sigma2 converges. If no rows are merged, or if e > v / 2, sigma2 is v.
+    """
+    clients = [np.asarray(rows, dtype=np.float64) for rows in weights]
+    mean = np.asarray(prior_mean, dtype=np.float64)
+    total = sum(rows.size for rows in clients)
+    spread = sum(float(np.square(rows - mean).sum()) for rows in clients) / total
+    if not spread > 0:
+        return {"sigma2": 1.0, "sigma0_2": 1.0}
+    sigma2 = spread
+    for _ in range(iterations):
+        match = match_layer(
+            weights, sigma2=sigma2, sigma0_2=spread, gamma=gamma, prior_mean=prior_mean, average="mean", **options
+        )
+        merged = sum(len(rows) for rows in clients) - len(match.counts)
+        if merged == 0:
+            break
+        residuals = sum(
+            float(np.square(rows - match.weights[assignment]).sum())
+            for rows, assignment in zip(clients, match.assignments, strict=True)
+        )
+        within = residuals / (merged * clients[0].shape[1])
+        if within > spread / 2:
+            return {"sigma2": spread, "sigma0_2": spread}
+        previous, sigma2 = sigma2, spread * (spread + within) / (spread - within)
+        if np.isclose(sigma2, previous, rtol=1e-3):
+            break
+    return {"sigma2": sigma2, "sigma0_2": spread}
+
+
+def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]:
+    clients = [np.asarray(rows) for rows in weights]
+    for j, rows in enumerate(clients):
+        if rows.ndim != 2 or not rows.size or rows.shape[1] != clients[0].shape[1] or not np.isfinite(rows).all():
+            raise ValueError(
+                f"client {j}: weights must be finite, of shape (rows, columns), and have the same number of columns as "
+                f"client 0; got shape {rows.shape}, and {clients[0].shape} for client 0"
+            )
+    return clients
+
+
+# ---- the assignment
+
+
 def assigned(cost: Floats) -> Ints:
     """Return the column assigned to each row of a cost matrix (rows, columns) so that the total cost is least."""
     from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
 
     return linear_sum_assignment(cost)[1]
-
-
-def scaled(rows: npt.NDArray[np.floating], s: float) -> Floats:
-    """Return a client's rows times s, as a contiguous float32 array."""
-    result = rows if s == 1 else s * rows
-    return np.ascontiguousarray(result, dtype=np.float32)
 
 
 class GlobalRows:
@@ -131,12 +257,18 @@ class GlobalRows:
 
     def costs(self, j: int, offered: int) -> Floats:
         """Return the costs (L_j, L + offered) of assigning client j's rows to L global rows and `offered` new rows."""
-        size = len(self.order)
+        size, s = len(self.order), self.s
         cost = np.empty((len(self.weights[j]), size + offered), dtype=np.float32)
         matched, new = cost[:, :size], cost[:, size:]
-        matched[:] = np.take(self.cross[j], self.order, axis=1)
         squares, counts = self.squares[j, self.order], self.counts[self.order]
-        to_cost(matched, self.norms[j], squares, counts, len(self.weights), self.s, self.s0)
+        precision, popularity = self.s0 + s * counts, np.minimum(counts, _MOST_POPULAR)
+        # |g|^2 / (s + G) - |g|^2 / G is computed as one fraction to avoid cancellation.
+        column = squares * s / (precision * (s + precision)) - np.log(popularity / (len(self.weights) - popularity))
+        matched[:] = np.take(self.cross[j], self.order, axis=1)
+        matched *= 2
+        matched += self.norms[j][:, None]
+        matched *= (-1 / (s + precision)).astype(np.float32)
+        matched += column.astype(np.float32)
         new[:] = 2 * np.log(np.arange(1, offered + 1, dtype=np.float32))
         new -= self.new_values[j].astype(np.float32)[:, None]
         return cost
@@ -172,22 +304,6 @@ class GlobalRows:
         position = np.empty(len(self.counts), dtype=np.intp)
         position[self.order] = np.arange(len(self.order))
         return [position[slots] for slots in self.slots], self.counts[self.order]
-
-
-def to_cost(cross: Floats, norms: Floats, squares: Floats, counts: Ints, clients: int, s: float, s0: float) -> None:
-    """Replace products of s w_l and g_i, `cross` (L_j, L), in place by the costs of assigning row l to row i.
-
-    `norms` are |s w_l|^2, `squares` |g_i|^2 and `counts` n_i, in the notation of this module. |g|^2 / (s + G) - |g|^2 /
-    G is computed as one fraction to avoid cancellation.
-    """
-    precision = s0 + s * counts
-    popularity = np.minimum(counts, _MOST_POPULAR)
-    column = squares * s / (precision * (s + precision)) - np.log(popularity / (clients - popularity))
-    scale = (-1 / (s + precision)).astype(np.float32)
-    cross *= 2
-    cross += norms[:, None]
-    cross *= scale
-    cross += column.astype(np.float32)
 
 
 def squares_of(rows: Floats) -> Floats:

@@ -29,7 +29,7 @@ from fedhet.algorithms.graphs import (
     set_rows,
     tie,
 )
-from fedhet.algorithms.matching.layer import LayerMatch, attach, estimate_variances, match_layer
+from fedhet.algorithms.matching.bbp_map import LayerMatch, estimate_variances, match_layer
 
 Array = npt.NDArray[Any]
 State = Mapping[str, Array]  # a client's arrays by name
@@ -67,17 +67,6 @@ class Matching:
         if self.variances == "estimated":
             options |= estimate_variances(matrices, **options)
         return match_layer(matrices, **options, seed=random, average=self._average_of(group))
-
-    def attach(
-        self,
-        matrix: Array,
-        group: PermutationGroup,
-        match: LayerMatch,
-        prior: npt.ArrayLike,
-        random: np.random.RandomState,
-    ) -> Array:
-        """Assign the rows of the `matrix` (L, D) of a client that joins later to different global rows."""
-        return attach(matrix, match, prior_mean=prior, average=self._average_of(group))
 
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
@@ -302,13 +291,12 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
     )
 
 
-def due(groups: PermutationGroups, done: int, step: int, *, statistics: bool) -> list[str]:
-    """Return the names of the arrays that a client sends in a step of FedMA, in which group number `step` is matched.
+def due(groups: PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
+    """Return the names of the arrays that a client sends in a step of FedMA: those of the group number `step`.
 
-    `done` groups are matched already. In the last step the client also sends the arrays that belong to no group.
+    In the last step, these are the arrays that belong to no group.
     """
-    names = [name for index in range(done, min(step + 1, len(groups))) for name in parameters_of(groups, index)]
-    return list(dict.fromkeys([*names, *(rest_of(groups, statistics=statistics) if step == len(groups) else ())]))
+    return parameters_of(groups, step) if step < len(groups) else rest_of(groups, statistics=statistics)
 
 
 def groups_to_json(groups: PermutationGroups) -> str:

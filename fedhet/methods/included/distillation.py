@@ -86,7 +86,7 @@ class FLHADistillationOptions(Options):
 
 flha_distillation = Method(
     "flha-distillation",
-    replace(_auxiliary, sends={"model": "weights", "taught": STRUCTURE}),
+    _auxiliary,
     FLHADistillationOptions,
     own={"flha-distillation.student-learning-rate": 0.003},
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
-from fedhet.methods.method import METRICS, STRUCTURE, Drawing, Method, Traits
+from fedhet.methods.method import METRICS, Drawing, Method, Traits
 from fedhet.methods.options import Options, option
 
 
@@ -81,7 +81,7 @@ class FedHARMOptions(Options):
 
 def traits(options: FedHARMOptions) -> Traits:
     """Return the method's traits, given the values of its keys."""
-    sends = {"slots": STRUCTURE, "distance": METRICS}
+    sends = {"distance": METRICS}
     if options.aligns:
         sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(options.align, "descriptors")
     public: Literal["labelled", "inputs"] = "labelled" if options.alpha else "inputs"

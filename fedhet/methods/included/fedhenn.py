@@ -42,7 +42,7 @@ class FedHeNNOptions(Options):
     )
     kernel: Literal["linear", "rbf", "procrustes"] = option(
         "linear",
-        "kernel of CKA, or the orthogonal Procrustes distance (homogeneous setting only)",
+        "kernel of CKA, or the orthogonal Procrustes distance; rbf and procrustes in the homogeneous setting only",
         choices=("linear", "rbf", "procrustes"),
         needs={"target": ("kernel",)},
     )
@@ -68,10 +68,10 @@ class FedHeNNOptions(Options):
             object.__setattr__(self, "eta0", 3.0 if spectral else 0.001)
         if self.schedule == "auto":
             object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
-        if self.kernel == "procrustes" and self.setting != "homogeneous":
+        if self.target == "kernel" and self.kernel != "linear" and not self.homogeneous:
             raise ConfigError(
-                "fedhenn.kernel = 'procrustes' compares representations of equal width: set "
-                "fedhenn.setting = 'homogeneous', or choose another kernel"
+                f"fedhenn.kernel = {self.kernel!r} compares representations of one network: set "
+                "fedhenn.setting = 'homogeneous', or fedhenn.kernel = 'linear'"
             )
         if 0 < self.rad_batch < LEAST_ROWS:
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")
@@ -106,8 +106,6 @@ def traits(options: FedHeNNOptions) -> Traits:
     sends = {"distance": METRICS, "tokens": STRUCTURE} | (
         {"probe": "features"} if options.eta0 and options.probe else {}
     )
-    # Posteriors and RBF kernels have the same size for all clients.
-    sized = options.sent == "features" and options.kernel == "linear"
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,
@@ -115,7 +113,7 @@ def traits(options: FedHeNNOptions) -> Traits:
         scored="trained",
         common_init=options.homogeneous,
         public="inputs" if options.eta0 else "none",
-        other_arrays="whole" if sized else "",
+        other_arrays="whole" if options.sent == "features" else "",  # posteriors have a given norm
         sends=sends | ({options.sent: options.sent} if options.sent else {}),
     )
 

@@ -42,7 +42,7 @@ _traits = Traits(
     shares=Sharing("everything", statistics="always"),
     common_init=True,
     other_arrays="whole",
-    sends={"update": "weights", "classes": "statistics", "groups": STRUCTURE, "lost": STRUCTURE},
+    sends={"update": "weights", "classes": "statistics", "groups": STRUCTURE},
 )
 _common: dict[str, Value] = {
     "clients": 16,
