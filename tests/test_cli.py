@@ -196,6 +196,14 @@ class TestOtherCommands:
         names = [*registry.methods(), *models.names(), *data.names(), *data.partitions()]
         assert all(name in listed for name in [*names, *configuration.presets()])
 
+    @pytest.mark.parametrize("asked", ["list", "keys"])
+    def test_lines_fit_the_terminal(self, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        wide = fedhet_command(asked).stdout
+        monkeypatch.setenv("COLUMNS", "80")
+        narrow = fedhet_command(asked).stdout
+        assert narrow.split() == wide.split()
+        assert max(map(len, narrow.splitlines())) <= 80
+
     def test_keys_shows_every_key(self) -> None:
         shown = fedhet_command("keys").stdout
         keys, *_ = zip(*configuration.keys(), strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
 from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
@@ -84,7 +85,7 @@ def run(
             raise ConfigError(f"{config} is a preset, and --set preset names another preset: give only one of them")
         complete = configuration.resolve(base | by_hand, over=by_hand.keys())
         folder = (
-            Path(complete.out) if complete.out else _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
+            Path(complete.out) if complete.out else _quietly("fedhet.server.folders").new_folder(Path("runs"), complete)
         )
         _run(complete, folder=folder)
 
@@ -214,7 +215,7 @@ def list_names() -> None:
         "presets": ", ".join(configuration.presets()),
     }
     for heading, names in sections.items():
-        typer.echo(f"{heading + ':':20}{names.strip()}")
+        typer.echo(_filled(f"{heading + ':':20}{names.strip()}", 20))
 
 
 @app.command()
@@ -237,8 +238,15 @@ def keys(
             typer.echo(f"{heading}\n")
             for key, default, takes, meaning in rows:
                 value = "" if default == "" else f" = {toml_value(default)}"
-                typer.echo(printable(f"  {key}{value}  ({takes})"))
-                typer.echo(fill(printable(meaning), 100, initial_indent="      ", subsequent_indent="      ") + "\n")
+                typer.echo(_filled(f"  {key}{value}  ({takes})", 6))
+                typer.echo(_filled(f"      {meaning}", 6) + "\n")
+
+
+def _filled(text: str, indent: int) -> str:
+    """Break lines of text between words at the width of the terminal; without a terminal, at 100 characters."""
+    width = min(100, get_terminal_size((100, 0)).columns)
+    whole = {"break_on_hyphens": False, "break_long_words": False}
+    return fill(printable(text), width, subsequent_indent=" " * indent, **whole)
 
 
 def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:
@@ -260,13 +268,13 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
     console = terminal()
     started = time.perf_counter()
-    line = ProgressLine(console)
+    line = ProgressLine(console, folder)
     here = not isinstance(chosen, Config) or chosen.engine in ("local", "ray")
     if isinstance(chosen, Config) and here and chosen.device not in ("auto", "cpu"):
         device_of(chosen.device)  # raises unless it is available
     where = "" if here else " on the server's machine"
     typer.echo(printable(f"results go to {folder.resolve()}{where}"))
-    line.prepare(folder.name, "reading data, building networks, handshakes with clients")
+    line.prepare("start", "reading data, building networks, handshakes")
     place = {"resume" if resume else "out": folder}
     try:
         result = _quietly().run(chosen, **place, observers=[line], progress=False)

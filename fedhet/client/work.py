@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import training
-from fedhet.client.client import AnySide, Client
-from fedhet.client.policy import Policy
+from fedhet.client.client import Client
+from fedhet.client.client_side import AnySide
+from fedhet.client.policy import Policy, Refused
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
-from fedhet.errors import ModelError, Refused
+from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured
 from fedhet.models.copies import load_state
@@ -311,7 +312,7 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
                 *(client.name, len(examples), prefix, when, policy.least),
             )
             continue
-        score = training.evaluate(outputs, examples, client.task, client.transform)
+        score = training.evaluate(outputs, examples, client.task, client.transform, client.model)
         if score is not None:
             _check_loss(client, score.loss, when)
             behind, ranked = score.examples_behind, client.task.metric == "auc"

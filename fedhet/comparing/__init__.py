@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from fedhet.comparing.measures import VariantResult, measure, verdict
-from fedhet.comparing.runs import Execution, check, prepared
-from fedhet.comparing.settings import SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.runs import Execution, check, prepared, unused
+from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import (
     accuracies,
     comparison_figure,
@@ -23,7 +23,7 @@ from fedhet.comparing.tables import (
     terminal_table,
     whole_table,
 )
-from fedhet.comparing.tuning import WHOLE, Tuning, tune, validation_note
+from fedhet.comparing.tuning import RATE, WHOLE, Choice, Tuning, tune, validation_note
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.history import showing
@@ -120,7 +120,8 @@ def compare(
         data: the clients' data, as for `fedhet.run`.
         task: the task of the user's data.
         client_settings: settings of single clients, as for `fedhet.run`.
-        out: folder of the comparison; by default a folder in `runs/` named after the methods.
+        out: folder of the comparison; by default a folder in `runs/` named after the methods, with a number if one of
+            this name has a comparison with other settings.
         jobs: number of simultaneous runs, each in a process with one thread; by default one for each core or for each
             4 GiB of GPU memory.
         baseline: the variant from which differences are computed; by default the first.
@@ -136,16 +137,27 @@ def compare(
     check_kinds(tuning=(tuning, (Tuning,)), baseline=(baseline, (str,)))
     variants, seeds = variants_of(methods), distinct(seeds)
     names = [variant.name for variant in variants]
-    out = out or Path("runs") / f"compare-{'-'.join(names)}"
+    folder = Path(out or Path("runs") / f"compare-{'-'.join(names)}")
     functions = UserFunctions(model, data, task, client_settings)
-    settings, execute = prepared(config, functions, out, jobs, console)
+    settings, execute = prepared(config, functions, folder if out is None else out, jobs, console)
     if not variants or not seeds:
         raise ConfigError("a comparison needs at least one method and one seed: add them to methods and seeds")
     if baseline is not None and baseline not in names:
         raise ConfigError(f"baseline {baseline} is not among the variants compared: choose one of {', '.join(names)}")
     all_seeds = distinct([*seeds, *(tuning.seeds if tuning else ())])
     shared = shared_settings(variants, seeds=all_seeds, config=settings, functions=functions)
-    return _compared(shared, seeds, Path(out), baseline or names[0], tuning, execute)
+    if out is None:
+        varied = [RATE, *WHOLE, *(key.rpartition(":")[2] for key in tuning.grid)] if tuning else []
+        folder = unused(folder, lambda place: _plans(shared, seeds, place, {}), varied, functions)
+    return _compared(shared, seeds, folder, baseline or names[0], tuning, execute)
+
+
+def _plans(
+    shared: SharedSettings, seeds: Sequence[int], out: Path, choices: Mapping[str, Choice]
+) -> Iterator[PlannedRun]:
+    for name in shared.own:
+        for seed in seeds:
+            yield shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name))
 
 
 def _compared(
@@ -155,9 +167,7 @@ def _compared(
         execute.tell(note)
     tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
     choices = {name: {**search.best.choice, **WHOLE} for name, search in tuned.items()}
-    runs = [
-        shared.plan(name, seed, out / f"{name}-seed{seed}", choices.get(name)) for name in shared.own for seed in seeds
-    ]
+    runs = [*_plans(shared, seeds, out, choices)]
     check(runs, shared.functions)
     failures = execute([run for run in runs if run.variant not in untuned])
     failures |= {run.name: untuned[run.variant] for run in runs if run.variant in untuned}

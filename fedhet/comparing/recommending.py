@@ -10,12 +10,13 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing import Comparison, publish
 from fedhet.comparing.candidates import CONTROL, UNASKED, Candidates, ask
-from fedhet.comparing.measures import VariantResult, measure
+from fedhet.comparing.measures import FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
 from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import notes_below, terminal_table
@@ -44,8 +45,10 @@ FACTORS = (1, 3, 1 / 3)
 """Factors of the learning rate in successive trials."""
 FINALISTS = 2
 """Methods that exchange something and are compared at the end."""
-ASKING, TRYING = 0.25, 0.6
-"""Parts of the budget after which no further methods are asked and tried; the rest is for the comparison."""
+ASKING = 0.25
+"""Part of the budget after which no further methods are asked."""
+LONGER = 1.5
+"""How much longer than its trial a run of the comparison may take: it trains on validation examples, too."""
 LEAST = 60.0
 """Seconds that the first run of one round may take, whatever the budget."""
 FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
@@ -133,8 +136,10 @@ def recommend(
     tuner = replace(tuner, execute=replace(execute, deadline=trying))
     searches, left = _try_out(tuner, choices, most)
     compared = replace(tuner, folder=out / "compared", execute=execute)
-    runs, failed = _compare(_finalists(searches, left, candidates.alone), seeds, compared)
-    return _conclude(searches, candidates.alone, candidates.refused | late | left, runs, failed, compared)
+    finalists = _finalists(searches, left, candidates.alone)
+    best, short = _affordable(finalists, execute, min(FEWEST, len(seeds)))
+    runs, failed = _compare(best, seeds, compared)
+    return _conclude(searches, candidates.alone, candidates.refused | late | left | short, runs, failed, compared)
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
@@ -190,11 +195,12 @@ def _in_time(
     replace(tuner, execute=replace(execute, deadline=max(execute.deadline, start + LEAST))).run([trial], [SEED])
     passed = time.monotonic() - start
     run = tuner.plan(trial, SEED, tuner.held_out)
-    summary = (read_run(run.folder).summary or {}) if not trial.failed and why_incomplete(run) is None else {}
-    one = min(float(summary.get("seconds") or passed), passed)
-    each = max(passed - one, 0.0) + one * rounds
+    rows = read_run(run.folder).rows if trial.by_seed else []
+    first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), passed)
+    each = passed + min(first, passed) * (rounds - 1)
     now, both = time.monotonic(), each * math.ceil(2 / execute.at_once)
-    needed = now - began + 2 * both  # once on validation examples, and once on test examples
+    compared = LONGER * FEWEST * both
+    needed = (now - began + both + compared) / (1 - WRITING)  # once on validation examples, then on test examples
     sharing = [name for name in candidates.choices if name not in candidates.alone]
     execute.tell(f"a run of local takes about {format_seconds(each)} here")
     more = bool(sharing) or UNASKED in candidates.refused.values()
@@ -204,7 +210,7 @@ def _in_time(
             f"the budget of {format_seconds(budget)} is too short for a verdict: local and one method that exchanges "
             f"something need about {format_seconds(needed)}; set --budget {enough}m or fewer rounds"
         )
-    until = max(began + TRYING * budget, (now + execute.deadline) / 2)  # at least as long as the comparison
+    until = max(now + both, min((now + execute.deadline) / 2, execute.deadline - compared))
     fit = max(1, int((until - now) / each * execute.at_once) - 1) if each else len(sharing)
     why = f"a run takes about {format_seconds(each)}, so there is no time to try it within the budget"
     late = dict.fromkeys(sharing[fit:], why)
@@ -246,11 +252,23 @@ def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
 
 
 def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
-    """Return the best trials of the methods in `alone` and of the two best other methods, with `local` first."""
+    """Return the best trials of the methods in `alone` and of the two best other methods.
+
+    `local`, the best other method and the best method in `alone` are the first three.
+    """
     best = [each.best for name, each in searches.items() if each.completed and name not in left]
-    best.sort(key=lambda tried: (tried.variant != CONTROL, -(tried.accuracy or 0)))
+    best.sort(key=lambda tried: -(tried.accuracy or 0))
     others = [tried for tried in best if tried.variant not in alone][:FINALISTS]
-    return [tried for tried in best if tried.variant in alone or tried in others]
+    controls = sorted((tried for tried in best if tried.variant in alone), key=lambda tried: tried.variant != CONTROL)
+    return [*controls[:1], *others[:1], *controls[1:2], *others[1:], *controls[2:]]
+
+
+def _affordable(best: Sequence[Trial], execute: Execution, seeds: int) -> tuple[Sequence[Trial], dict[str, str]]:
+    """Return the first trials that there is time to compare with so many seeds, and why others are left out."""
+    left = (execute.deadline - time.monotonic()) * execute.at_once
+    fit = max(2, sum(needed <= left for needed in accumulate(LONGER * seeds * tried.seconds for tried in best)))
+    why = f"there is no time to compare it with {seeds} seeds within the budget"
+    return best[:fit], {each.variant: why for each in best[fit:]}
 
 
 def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple[list[PlannedRun], dict[str, str]]:

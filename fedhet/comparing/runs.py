@@ -4,7 +4,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -27,6 +27,7 @@ from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
 from fedhet.results.history import read_run
+from fedhet.server.folders import numbered
 from fedhet.utils import text
 from fedhet.utils.files import LOCK, check_links, check_place
 from fedhet.utils.machine import device_of, runs_at_once
@@ -56,7 +57,16 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
         client_setup.check(run.settings, own_model=functions.model is not None, own_data=functions.data is not None)
 
 
-def _conflict(run: PlannedRun, functions: UserFunctions) -> str | None:
+def unused(
+    folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
+) -> Path:
+    """Return `folder`, or `folder-2`, ... if `runs` in it would have other settings, except of the keys `besides`."""
+    place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
+    _check_links(place)
+    return place
+
+
+def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str] = ()) -> str | None:
     """Return why the run's folder cannot be used, as a clause about the folder, or None if it can."""
     if not run.folder.exists():
         return None
@@ -71,7 +81,7 @@ def _conflict(run: PlannedRun, functions: UserFunctions) -> str | None:
     different = [
         f"{key} = {there.get(key, 'not set')!r} instead of {wanted.get(key, 'not set')!r}"
         for key in sorted((there.keys() | wanted.keys()) - PLACES - FILES - in_vain)
-        if there.get(key, "") != wanted.get(key, "")
+        if key not in besides and there.get(key, "") != wanted.get(key, "")
     ]
     if different:
         return f"holds a run with other settings ({'; '.join(different)}): choose another folder"
@@ -108,11 +118,15 @@ def prepared(
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
     settings = configuration.completed(config, functions.words.keys())
     check_place(Path(out))
-    for path in chain.from_iterable(map(Path(out).glob, WRITTEN)):
-        check_links(path, Path(out))
+    _check_links(Path(out))
     run = partial(running.run, **functions.arguments) if functions else running.run
     jobs = jobs or runs_at_once(device_of(str(settings.get("device", "auto"))))
     return settings, Execution(run, jobs, console or text.console(soft_wrap=True))
+
+
+def _check_links(out: Path) -> None:
+    for path in chain.from_iterable(map(out.glob, WRITTEN)):
+        check_links(path, out)
 
 
 @dataclass(frozen=True)

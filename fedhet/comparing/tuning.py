@@ -55,7 +55,8 @@ class Tuning:
 class Trial:
     """A configuration in tuning, with its validation accuracies and failures by seed, and its costs.
 
-    `steps` are gradient steps of all runs, `round_bytes` the most bytes that one client sent and received in one round.
+    `steps` are gradient steps of all runs, `round_bytes` the most bytes that one client sent and received in one round,
+    and `seconds` the time of the longest run.
     """
 
     variant: str
@@ -64,6 +65,7 @@ class Trial:
     failed: dict[int, str] = field(default_factory=dict)
     steps: int = 0
     round_bytes: int = 0
+    seconds: float = 0.0
 
     def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
         """Record the validation accuracy and costs of a run, or why it has none."""
@@ -75,6 +77,7 @@ class Trial:
         summary = run.summary or {}
         self.steps += int((summary.get("work") or {}).get("steps") or 0)
         self.round_bytes = max(self.round_bytes, round_bytes(run))
+        self.seconds = max(self.seconds, float(summary.get("seconds") or 0))
 
     @property
     def accuracy(self) -> float | None:

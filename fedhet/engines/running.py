@@ -28,7 +28,7 @@ from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
 from fedhet.results.tables import headline
 from fedhet.server.app import serve
-from fedhet.server.run import new_folder
+from fedhet.server.folders import new_folder
 from fedhet.tasks import Task
 from fedhet.utils import text
 from fedhet.utils.files import check_place
@@ -118,7 +118,7 @@ def run(
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
         check_folder(folder, resume=resume is not None)
         complete = _checked_here(complete, functions)
-    watching = [*observers, *([progress_line()] if progress else [])]
+    watching = [*observers, *([progress_line(folder)] if progress else [])]
     try:
         if complete.engine == "local":
             run_locally(complete, folder, resume=resume is not None, functions=functions, observers=watching)
@@ -144,18 +144,19 @@ def _checked_here(config: Config, functions: UserFunctions) -> Config:
             raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
         config = config.replace(start_from=str(start))  # workers may have another working directory
     client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
-    if config.preset == OWN and config.optimizer == "sgd" and "optimizer" not in config.chosen:
+    by_rate = {"learning-rate", "momentum"} & config.chosen and "optimizer" not in config.chosen
+    if config.preset == OWN and config.optimizer == "sgd" and by_rate:
         text.log.info("learning-rate or momentum without optimizer: clients train by SGD (the default is adam)")
     return config
 
 
-def progress_line() -> Observer:
-    """Return an observer that shows the progress of a run that was started from Python."""
+def progress_line(folder: Path) -> Observer:
+    """Return an observer that shows the progress of a run in a folder that was started from Python."""
     from fedhet.results.progress import ProgressLine
 
     if text.console().is_jupyter:  # a cell keeps what is printed, line by line
-        return ProgressLine(text.console(force_jupyter=False, force_terminal=False, width=100))
-    return ProgressLine(text.terminal())
+        return ProgressLine(text.console(force_jupyter=False, force_terminal=False, width=100), folder)
+    return ProgressLine(text.terminal(), folder)
 
 
 def _configured(

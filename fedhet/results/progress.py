@@ -1,25 +1,30 @@
 """The progress of a run: an updated line on a terminal, a line for each round elsewhere."""
 
 import time
+from pathlib import Path
 
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedhet.results.history import scored_curve
+from fedhet.results.history import read_history, scored_curve
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.tables import format_bytes
 from fedhet.utils.text import printable
 
+WIDE = 100
+"""The width of a terminal, in characters, from which there is room for a bar."""
+
 
 class ProgressLine(Observer):
-    """Observer that shows a run's round, clients, accuracy, bytes and remaining time."""
+    """Observer that shows a run's round, clients, accuracy, bytes and times; `folder` has earlier rounds, if any."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Progress | None = None
+    def __init__(self, console: Console, folder: Path | None = None) -> None:
+        self._console, self._folder = console, folder
+        self._earlier = 0.0  # seconds
+        self._live: progress.Progress | None = None
         self._bytes = 0
         self._first, self._last, self._started = 1, 0, time.monotonic()
-        self._news = ""
+        self._news, self._numbers = "", list[str]()
 
     def prepare(self, name: str, doing: str) -> None:
         """Show the line before the run starts, with a description of the current step."""
@@ -28,24 +33,29 @@ class ProgressLine(Observer):
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """Show the line with the progress of rounds."""
         self._first, self._last, self._started = first, last, time.monotonic()
+        if self._folder and first > 1:
+            rows = read_history(self._folder)
+            self._earlier = sum(row["timing"]["seconds"] for row in rows)
+            self._bytes = sum(row["bytes_up"] + row["bytes_down"] for row in rows)
         self._open(run.method, last, first - 1, "")
 
     def answered(self, done: int, asked: int) -> None:
         """Show on a terminal how many clients of the current round are done."""
         if self._live is not None:
-            news = ", ".join(filter(None, [f"{done} of {asked} clients done", self._news]))
+            news = ", ".join([f"{done} of {asked} clients", *self._numbers])
             self._live.update(self._live.task_ids[0], news=news)
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Update the line on a terminal, or print a new line elsewhere."""
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
-        parts = [f"{len(row['participants'])} clients"] if row["participants"] else []
+        clients = [f"{len(row['participants'])} clients"] if row["participants"] else []
         when = " after the last aggregation" if row.get("final") else " before aggregation"
-        when *= run.traits.scored == "received"
-        parts += [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]
+        when *= run.traits.scored == "received" and (self._live is None or bool(row.get("final")))
+        parts = [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]
         parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
-        news = self._news = ", ".join([*parts, format_bytes(self._bytes)])
+        self._numbers = [*parts, format_bytes(self._bytes)]
+        news = self._news = ", ".join([*clients, *self._numbers])
         self._last = max(self._last, row["round"] - bool(row.get("final")))  # some methods determine it themselves
         if self._live is not None:
             self._live.update(self._live.task_ids[0], completed=min(row["round"], self._last), news=news)
@@ -62,7 +72,7 @@ class ProgressLine(Observer):
         """Replace the line by a summary."""
         self.close()
         rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
-        self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
+        self._say(f"{run.method}: {rounds} in {self._earlier + time.monotonic() - self._started:.0f} s, {self._news}")
 
     def close(self) -> None:
         """Remove the progress line."""
@@ -74,10 +84,12 @@ class ProgressLine(Observer):
         if not self._console.is_terminal:
             return
         if self._live is None:
-            text = [TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[news]}")]
-            columns = [text[0], BarColumn(), MofNCompleteColumn(), text[1], TimeRemainingColumn()]
-            self._live = Progress(*columns, console=self._console, transient=True)
-            self._live.add_task("", news="")
+            text = [progress.TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[news]}")]
+            bar = [progress.BarColumn()] if self._console.width >= WIDE else []
+            times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+            columns = text[0], *bar, progress.MofNCompleteColumn(), text[1], *times
+            self._live = progress.Progress(*columns, console=self._console, transient=True)
+            self._live.add_task("", total=None, news="")
         self._live.update(self._live.task_ids[0], description=printable(name), total=last, completed=done, news=news)
         self._live.start()
 

@@ -22,7 +22,7 @@ BATCH = 1024
 FEW = 64
 """Number of examples that are always evaluated at once."""
 
-MEMORY = 2**30
+MEMORY = 2**29
 """Bytes that the activations of a batch may need in an evaluation, as far as one example tells."""
 
 _measured: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
@@ -86,7 +86,11 @@ def uses_batch_statistics(model: nn.Module) -> bool:
 
 
 def evaluate(
-    predict: Callable[[Tensor], Tensor], examples: Examples, task: Task, prepare: Callable[[Tensor], Tensor]
+    predict: Callable[[Tensor], Tensor],
+    examples: Examples,
+    task: Task,
+    prepare: Callable[[Tensor], Tensor],
+    network: nn.Module | None = None,
 ) -> Score | None:
     """Return the metric and the loss of predictions for all examples, or None if there are no examples.
 
@@ -96,11 +100,13 @@ def evaluate(
         examples: the examples to evaluate.
         task: the task, which defines metric and loss.
         prepare: function that transforms raw inputs.
+        network: the network that `predict` runs, if `predict` is none, to choose the size of batches.
     """
     total = None
     if isinstance(predict, nn.Module):
         predict.eval()
-    for raw, labels in examples.batches(rows_at_once(predict, examples.inputs, prepare)):
+        network = predict
+    for raw, labels in examples.batches(rows_at_once(network, examples.inputs, prepare)):
         inputs = prepare(raw)
         outputs = forward(predict, inputs, learns=False)[0] if isinstance(predict, nn.Module) else predict(inputs)
         score = task.evaluate(outputs.detach(), labels)

@@ -42,7 +42,7 @@ class Comparison:
         try:
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(running, "run", run)
-                options |= {"out": self.folder, "jobs": 4, "console": console}
+                options = {"out": self.folder, "jobs": 4, "console": console, **options}
                 settings = settings if "fedhenn" in methods else {**settings, "fedhenn.eta0": ""}
                 self.done = compare(methods, {"preset": "", **settings}, seeds=seeds, **options)
         finally:

@@ -1,6 +1,7 @@
 import re
 import shutil
 import statistics
+from pathlib import Path
 
 import pytest
 from stand_in import ALL, SETTINGS
@@ -130,6 +131,14 @@ def test_runs_with_other_settings_stay(comparison):
     assert "fedavg-seed0 exists and is not a run directory" in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
     assert comparison.calls() == []
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_comparison_with_other_settings_has_a_folder_of_its_own(comparison, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for epochs, name in ((3, "compare-local"), (5, "compare-local-2"), (3, "compare-local"), (5, "compare-local-2")):
+        comparison.go(methods=("local",), seeds=(0,), settings=SETTINGS | {"local-epochs": epochs}, out=None)
+        assert comparison.done.folder == Path("runs", name)
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -78,3 +78,5 @@ def test_batches_are_bounded_by_memory(lazy, monkeypatch):
     assert (after.metric, after.loss) == (before.metric, pytest.approx(before.loss))
     assert len(read(model, examples.inputs, lambda batch: batch)) == 200
     assert sizes[5:] == [50, 50, 50, 50]
+    evaluate(lambda batch: model(batch), examples, TASK, lambda batch: batch, model)
+    assert sizes[9:] == [50, 50, 50, 50]
