@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.client import Client, ClientSide
-from fedhet.client.client_side import P
+from fedhet.client.client import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, load_into, to_arrays, to_tensor

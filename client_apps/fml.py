@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedhet import models
 from fedhet.client import Client, ClientSide
-from fedhet.client.client_side import P
+from fedhet.client.client import P
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
 from fedhet.messages.factors import pack, unpack

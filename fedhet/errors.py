@@ -15,6 +15,10 @@ class FedhetError(Exception):
     may_pass = False
 
 
+class Refused(FedhetError):
+    """An answer that a node refuses to give, for a reason that discloses nothing about its private data."""
+
+
 class ConfigError(FedhetError):
     """An invalid configuration: an unknown key, a wrong type or value, or settings that contradict each other."""
 

@@ -1,14 +1,15 @@
 """FLHA-GHN, server side: averages a graph hypernetwork, which generates weights (Litany et al., 2022, algorithm 1)."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from hashlib import sha256
 
 import torch
 
 from fedhet.algorithms.hypernets import start
 from fedhet.messages import Arrays, Reply, Spec, WireError, to_arrays, to_tensor
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, flha_ghn
-from fedhet.server import FederatedStrategy, State
+from fedhet.server import Common, FederatedStrategy, State
 
 
 class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
@@ -17,15 +18,12 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
     method = flha_ghn
     copies = 4  # the state, the sum, and a message
 
-    def compatibility(self, reply: Reply) -> Hashable:
-        return super().compatibility(reply), tuple(reply.report.spec.items())
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        digest = sha256(repr(sorted(reply.report.spec.items())).encode()).hexdigest()[:12]
+        return {"digest of the hypernetwork's arrays": Common(digest, "all clients need the same version of fedhet")}
 
     def first_arrays(self, missing: Spec) -> Arrays:
         """Draw the hypernetwork's weights from the seed; raise a WireError if a name or shape does not belong to it."""
-        if self.state.model:
-            raise WireError(
-                f"the client's array {next(iter(missing))[:100]} is not in the hypernetwork that the other clients have"
-            )
         try:
             drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
             return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})

@@ -85,7 +85,7 @@ def run(
             raise ConfigError(f"{config} is a preset, and --set preset names another preset: give only one of them")
         complete = configuration.resolve(base | by_hand, over=by_hand.keys())
         folder = (
-            Path(complete.out) if complete.out else _quietly("fedhet.server.folders").new_folder(Path("runs"), complete)
+            Path(complete.out) if complete.out else _quietly("fedhet.server.run").new_folder(Path("runs"), complete)
         )
         _run(complete, folder=folder)
 

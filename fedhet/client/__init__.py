@@ -1,7 +1,6 @@
 """The client of a run: `Client`, the base class `ClientSide` of every method's client side, and a client's files."""
 
-from fedhet.client.client import Client
-from fedhet.client.client_side import ClientSide
+from fedhet.client.client import Client, ClientSide
 from fedhet.client.state import ClientStore, LostState
 
 __all__ = ["Client", "ClientSide", "ClientStore", "LostState"]

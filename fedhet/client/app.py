@@ -1,30 +1,28 @@
 """The Flower ClientApp that serves every method: it answers a message with a reply or a refusal."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from fedhet.client import node, work
-from fedhet.client.client import Client
+from fedhet.client import work
 from fedhet.client.clients import Clients
 from fedhet.client.memory import memory_limited, with_measured_size
-from fedhet.client.model_check import PARTS, check_unchanged
-from fedhet.client.policy import Policy
+from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
+from fedhet.client.policy import Policy, name_of, opened
 from fedhet.client.state import LostState
 from fedhet.client.work import Job, Loop
-from fedhet.config import user_functions
 from fedhet.config.client_setup import ClientInfo
+from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
-from fedhet.errors import DataError, FedhetError
+from fedhet.errors import FedhetError
 from fedhet.flower import ClientApp, Context, Message, decode, write_reply
 from fedhet.flower.insides import failure
 from fedhet.flower.mods import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
-from fedhet.messages import Payload, Refusal, Reply, Report, Request, spec_of
+from fedhet.messages import Payload, Refusal, Reply, Report, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
@@ -79,10 +77,9 @@ def make_client_app(
     check_mods([] if mods is None else mods)
     clipping = [mod for mod in mods or () if clips(mod)]
     others = [in_flowers_format, *(mod for mod in mods if mod not in clipping)] if mods else None
-    user_functions.UserFunctions(model, data, task, client_settings)  # raises for what cannot be used
-    clients = Clients(user_functions.model_function(model), user_functions.data_function(data), as_task(task))
-    settings = user_functions.settings_function(client_settings)
-    return Answers(clients, flower=bool(mods), clipping=clipping, settings=settings).app(others)
+    functions = UserFunctions(model, data, task, client_settings)
+    clients = Clients(functions.model_of, functions.data_of, as_task(task))
+    return Answers(clients, flower=bool(mods), clipping=clipping, settings=functions.settings_of).app(others)
 
 
 class Answers:
@@ -117,23 +114,23 @@ class Answers:
 
     def __call__(self, answer: Callable[[Job], Payload], message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload from `answer` and the client's report, or a refusal."""
-        name, policy, machine = node.name_of(context), Policy(), cluster_machine()
+        name, policy, machine = name_of(context), Policy(), cluster_machine()
         asked, refused = message.metadata.message_type, False
         try:
-            info, request, policy = node.opened(message, context, in_cluster=bool(machine), settings=self._settings)
+            info, request, policy = opened(message, context, in_cluster=bool(machine), settings=self._settings)
             asked = f"{asked} {request.question}".strip()
             run = f"run {request.run}, " if request.run else ""
             asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
-            loop = self._loop(info.config, message, context) if self._loop else None
-            with (
-                memory_limited(context),
-                nothing_downloaded(policy.deployed or bool(machine)),
-                self._job(info, request, policy, message, context, loop) as job,
-            ):
-                payload = policy.outgoing(answer(job), job.side)
-                reply = self._reply(job, payload, info)
-                record = write_reply(reply, flower=request.flower or self._flower)
-                outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
+            loop, payload = self._loop(info.config, message, context) if self._loop else None, decode(message.content)
+            with memory_limited(context), nothing_downloaded(policy.deployed or bool(machine)):
+                info = with_measured_size(self._clients, info, request, policy, payload, context)
+                with self._clients.job(info, request, policy, payload, loop) as job:
+                    if self._clipping:
+                        specs = [spec_of(job.side.shared())]
+                        check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
+                    reply = self._reply(job, policy.outgoing(answer(job), job.side), info)
+                    record = write_reply(reply, flower=request.flower or self._flower)
+                    outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
             if request.final:
                 self._clients.forget_data(job.client)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
@@ -156,18 +153,6 @@ class Answers:
             log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)
 
-    @contextmanager
-    def _job(
-        self, info: ClientInfo, request: Request, policy: Policy, message: Message, context: Context, loop: Loop | None
-    ) -> Iterator[Job]:
-        payload = decode(message.content)
-        info = with_measured_size(self._clients, info, request, policy, payload, context)
-        with self._clients.job(info, request, policy, payload, loop) as job:
-            if self._clipping:
-                specs = [spec_of(job.side.shared())]
-                check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
-            yield job
-
     def question(self, job: Job) -> Payload:
         """Answer a query: handshake, request for initial weights, joining of a new client, or a query of the method."""
         client, side, question = job.client, job.side, job.client.request.question
@@ -186,8 +171,8 @@ class Answers:
         public = sent if sent is not None else _own_public_dataset(job)
         if public is not None:
             client.request = replace(client.request, public=public.digest)  # from now on
-            if side.traits.public == "labelled":
-                _check_public_labels(client)
+            if side.traits.public != "none":
+                check_public_dataset(client, labelled=side.traits.public == "labelled")
         return side.handshake(job.payload)
 
     def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:
@@ -238,13 +223,6 @@ class Answers:
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
-
-
-def _check_public_labels(client: Client) -> None:
-    """Raise `DataError` unless the labels of the public dataset fit the network's outputs."""
-    public = client.public
-    if public.labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), public.labels)):
-        raise DataError(f"the client cannot learn from the public dataset: {problem}")
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:

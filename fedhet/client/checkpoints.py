@@ -7,11 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import resize
-from fedhet.client.client_side import AnySide
+from fedhet.client.client import AnySide
 from fedhet.config import client_setup, configuration, user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.toml import load
-from fedhet.data.own import as_input
 from fedhet.errors import ConfigError, ModelError
 from fedhet.messages import difference, spec_of
 from fedhet.methods import registry
@@ -75,10 +74,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str, adapt: Callable[[nn.Mo
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return the saved tensors of a client, or of the global model if the client has none or `owner` is `all`.
-
-    Running statistics that are missing in the global model, because clients keep them, are taken from the client.
-    """
+    """Return the saved tensors of a client, or of the global model if the client has none or `owner` is `all`."""
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():
@@ -92,7 +88,7 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
         raise ConfigError(
             f"{folder} has no model of client {client} (models there: {there}): give the directory of another run"
         )
-    mine = read_tensors(own) if path == common else {}
+    mine = read_tensors(own) if path == common else {}  # running statistics that clients keep
     return {**(mine or {}), **(read_tensors(path) or {})}, path
 
 
@@ -119,22 +115,18 @@ def _formed(
     *,
     needs_data: bool,
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
-    """Return a network in the form in which the method trained it, such as a smaller width, and its saved arrays.
-
-    A client that trains a part of a network and has no personal model has its part of the global model.
-    """
+    """Return a network in the form in which the method trained it, such as a smaller width, and its saved arrays."""
     network = side.adapt(network, info.config)
     if side.parts:
         if needs_data and data is None:
             raise ConfigError(
                 f"{info.config.method_name} trains parts of networks, which depend on the clients' data: pass data=..."
             )
-        dataset = None if data else client_setup.dataset_of(info.config)
-        raw = (data(info) if data else client_setup.data_of(info)).train.inputs[:2]
-        inputs = dataset.transform(raw) if dataset else as_input(raw, precision(network))
+        client_data = data(info) if data else client_setup.data_of(info)
+        inputs = client_setup.transform_of(client_data.dataset, precision(network))(client_data.train.inputs[:2])
         part = side.parts(side.parts.width_of(info), side.parts.groups_of(network, inputs))
         whole, network = part.whole.cut(copied(network)), part.cut(network)
-        if _misfit(network, tensors) and not _misfit(whole, tensors):
+        if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part
             load_state(whole, tensors)
             tensors = part.state(whole)
     elif registry.traits(info.config).networks == "widths" and tensors.keys() == network.state_dict().keys():

@@ -1,9 +1,9 @@
-"""The client on which the hooks of a method's client side work."""
+"""A client, and `ClientSide`, the base class of a method's client side: its hooks and their defaults."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,19 @@ from fedhet.client.submodel import Submodel
 from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs
-from fedhet.errors import DataError
-from fedhet.messages import Request, WireError
-from fedhet.methods.options import Config
-from fedhet.models.copies import Start
+from fedhet.errors import DataError, FedhetError
+from fedhet.messages import Payload, Request, load_into, to_arrays
+from fedhet.methods import registry
+from fedhet.methods.method import Traits
+from fedhet.methods.options import Config, Options
+from fedhet.methods.sharing import NetworkDescription
+from fedhet.models.copies import Kind, Start, kinds_of
 from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision, scores_of
 from fedhet.tasks import Task
-from fedhet.training import BATCH, Optimisation, Privacy, Trained, learning_rate, read, reestimate
-from fedhet.utils.inputs import Inputs, parts_of
+from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, learning_rate, read, reestimate
 from fedhet.utils.randomness import derive_seed, torch_generator
+
+P = TypeVar("P", bound=Options)
 
 
 @dataclass
@@ -32,7 +36,6 @@ class Client:
         config: the run's configuration, with this node's own settings.
         transform: function from raw inputs to the network's inputs.
         augment: function that augments a raw training batch; None without augmentation.
-        own_data: whether the data come from a user's function instead of the configured data set.
         tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
         least: minimum number of examples behind every number that leaves the node (`min-examples`).
         secret: secret seed of a node with a policy; None for other nodes.
@@ -55,7 +58,6 @@ class Client:
     transform: Callable[[Tensor], Tensor]
     augment: Callable[[Tensor, torch.Generator], Tensor] | None
     store: ClientStore
-    own_data: bool = False
     tokens: int = 1
     least: int = 1
     secret: int | None = None
@@ -65,6 +67,11 @@ class Client:
     starts: Mapping[str, Start] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
     trained: Trained = field(default_factory=Trained)
+
+    @property
+    def own_data(self) -> bool:
+        """Whether the data come from a user's function instead of the configured data set."""
+        return self.data.dataset is None
 
     @property
     def model(self) -> nn.Module:
@@ -102,19 +109,6 @@ class Client:
         public = next((each for each in brought if each.digest == self.request.public), None)
         if public is None:
             public = self.store.public_dataset(self.request.public)
-        example = self.data.train.inputs[:1]
-        expected, shape = example.shape, public.inputs.shape
-        if parts_of(example).keys() != parts_of(public.inputs).keys():
-            raise WireError(
-                f"the request's public dataset has {', '.join(parts_of(public.inputs))}, but this client's examples "
-                f"have {', '.join(parts_of(example))}: choose a public dataset with the same inputs"
-            )
-        padded = isinstance(example, Inputs)  # to the longest text
-        if len(shape) != len(expected) or (len(expected) != 3 and shape[1] != expected[1] and not padded):
-            raise WireError(
-                f"the request's public dataset has examples of shape {list(shape[1:])}, but this client's examples "
-                f"have shape {list(expected[1:])}: choose a public dataset that fits"
-            )
         return relabelled(resident(public, self.device), self.task.outputs.labels)
 
     def work_on(self, model: nn.Module) -> None:
@@ -216,3 +210,141 @@ class Client:
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
         """Re-estimate the running statistics that `chosen` selects by name from the client's training examples."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
+
+
+class ClientSide(Generic[P]):
+    """The client side of a method, created for every message. Subclasses override hooks.
+
+    By default, the network is trained on the client's examples, and the shared arrays are sent. The hooks are called in
+    this order, depending on the message:
+
+    - when a network is built: `adapt`, `head_of`;
+    - for a question: `handshake` or `answer`;
+    - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
+    - for evaluation: `begin`, evaluation of the received and the personal model; `finish` at the end of a run.
+
+    Each evaluation calls `evaluate`, then `refine`.
+    """
+
+    role: ClassVar[str] = "client"
+    remembers: ClassVar[bool] = False
+    """Whether `client.memory` is kept between rounds."""
+    takes_any_loop: ClassVar[bool] = True
+    """Whether a user's own train function may replace fedhet's (`fedhet.wrap`); not inherited by subclasses."""
+    parts: ClassVar[type[Submodel] | None] = None
+    """The kind of part that a client trains of a common network; None if each client has a whole network."""
+
+    reads_starts: ClassVar[bool] = False
+    """Whether the method needs `client.starts`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_any_loop = cls.__dict__.get("takes_any_loop", False)
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    @classmethod
+    def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
+        """Return a newly built model in the form that the method needs; by default unchanged."""
+        return model
+
+    @classmethod
+    def head_of(cls, config: Config) -> str:
+        """Return the name of the head in a model that `adapt` returned; empty for the last `nn.Linear`."""
+        return config.head
+
+    @property
+    def options(self) -> P:
+        """The values of the method's own options."""
+        options: P = self.client.config.options
+        return options
+
+    @cached_property
+    def traits(self) -> Traits:
+        """The method's traits for these options: what its clients share, send and keep."""
+        return registry.traits(self.client.config)
+
+    def shared_names(self) -> dict[str, str]:
+        """Map the name of each shared array of the network to the key under which it is sent (see `Sharing`)."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        client = self.client
+        head = client.head if callable(self.traits.shares.keys) else ""  # a network may have none
+        network = NetworkDescription(client.model, head, client.architecture)
+        aggregated = client.config.batch_norm == "aggregate"
+        return self.traits.shares.names(network, client.names, statistics=aggregated)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network whose arrays are sent; by default the client's network."""
+        return self.client.model
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """The kind (such as "trained" or "statistic") of each array of `network`, by name and by shared key."""
+        kinds, keys = kinds_of(self.network), self.shared_names()
+        return kinds | {keys[name]: kind for name, kind in kinds.items() if name in keys}
+
+    def shared(self) -> dict[str, Tensor]:
+        """Return the tensors to send, by shared key and without copies; by default shared arrays of the network."""
+        tensors = self.client.tensors
+        return {key: tensors[name] for name, key in self.shared_names().items()}
+
+    def share(self) -> Payload:
+        """Return a payload with the shared arrays, in the configured precision for sending."""
+        shared = self.shared()
+        return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return what the method's server side needs to know about the client before the first round."""
+        return Payload()
+
+    def answer(self, question: str, payload: Payload) -> Payload:
+        """Answer a question that the method's server side asks within a round."""
+        raise FedhetError(
+            f"the client side of {self.client.config.method_name} cannot answer {question!r}: override its `answer`"
+        )
+
+    def begin(self, payload: Payload) -> None:
+        """Load the arrays that the server sent, before evaluation and training."""
+        if model := payload.arrays.get("model"):
+            load_into(self.shared(), model)
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        """Return the loss terms to add to the task's loss in training."""
+        return ()
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """Return the training phases in order; by default one phase on the client's examples."""
+        return [Phase(self.client.request.epochs, self.client.optimisation(), terms=self.terms(payload))]
+
+    def end(self, payload: Payload) -> Payload:
+        """Return the reply after training; by default shared arrays, and means of values that loss terms recorded."""
+        reply = self.share()
+        reply.values |= self.client.trained.means
+        return reply
+
+    def refine(self, when: str) -> Sequence[Phase]:
+        """Return phases that fine-tune the network for one evaluation only; its weights are restored afterwards.
+
+        `when` is `received` for the received model, `trained` for the model after training.
+        """
+        return ()
+
+    def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
+        """Return the function from inputs to outputs to evaluate, or None for no evaluation (`when`: see `refine`)."""
+        return self.client.model
+
+    def finish(self, payload: Payload) -> Payload:
+        """Return what to send with the evaluation at the end of the run; by default nothing."""
+        return Payload()
+
+    def personal(self) -> dict[str, Tensor]:
+        """Return the tensors to save as the personal model at the end of a run; by default the client's network."""
+        return self.client.tensors
+
+
+AnySide = ClientSide[Any]

@@ -14,21 +14,20 @@ from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client import checkpoints
 from fedhet.client.client import Client
 from fedhet.client.model_check import ModelCheck, check_model
-from fedhet.client.policy import Policy, Refused
+from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, NodeSecret
 from fedhet.client.state import ClientStore
 from fedhet.client.submodel import Submodel
 from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction
-from fedhet.data import ClientData, DataSet, resident, with_drawn_test_part, with_validation
-from fedhet.data.own import as_input
-from fedhet.errors import DataError, ModelError
+from fedhet.data import ClientData, resident, with_drawn_test_part, with_validation
+from fedhet.errors import DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
 from fedhet.models.copies import Start, load_state, starts_of
-from fedhet.models.representation import Representation, fitted, precision
+from fedhet.models.representation import Representation, precision
 from fedhet.tasks import Task
 from fedhet.training import Privacy
 from fedhet.utils.files import state_folder
@@ -86,13 +85,14 @@ class Clients:
         if len(data.train) == 0:
             raise DataError("the client has no training examples: give it at least one, or leave it out of the run")
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
-        dataset = client_setup.dataset_of(config) if self._data is None else None
         with self._network(info, data, device) as network:
-            transform = _transform(network.representation.precision, dataset)
+            transform = client_setup.transform_of(data.dataset, network.representation.precision)
             if info.name not in self._checked:
-                self._checked[info.name] = self._check(network.representation, data, transform, dataset, info, loop)
+                self._checked[info.name] = self._check(network.representation, data, transform, info, loop)
             checked = self._checked[info.name]
-            data = self._relabelled(data, checked.task)
+            if (changed := data.relabelled(checked.task.outputs.labels)) is not data:  # kept for later messages
+                self._data_kept = {key: changed if kept is data else kept for key, kept in self._data_kept.items()}
+                data = changed
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
             network.representation.places = checked.task.outputs.places
@@ -107,9 +107,8 @@ class Clients:
                 tokens=checked.tokens,
                 device=device,
                 transform=transform,
-                augment=dataset.augment if dataset and config.augment else data.augment,
+                augment=data.dataset.augment if data.dataset and config.augment else data.augment,
                 store=ClientStore(config.state_dir, request.run, info.name),
-                own_data=self._data is not None,
                 least=policy.least,
                 secret=secret.seed if secret else None,
                 privacy=_privacy(info.name, secret, policy, checked.task, network.representation.model),
@@ -144,7 +143,7 @@ class Clients:
             resident.cache_clear()
 
     def _secret_of(self, info: ClientInfo) -> NodeSecret:
-        """Return the node's secret; raises `ChangedExamples` if the node's first run used other examples."""
+        """Return the node's secret; raises `Refused` if the node's first run used other examples."""
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
@@ -165,34 +164,24 @@ class Clients:
         split = (config.test_split, config.test_share, config.validation, seed) if self._data else config.text
         key = (info.name, split, device)
         if key not in self._data_kept:
-            if self._data is None:
-                data = client_setup.data_of(info)
-            else:
-                data = self._data(info)
+            data = self._data(info) if self._data else client_setup.data_of(info)
+            if self._data:
                 if config.test_split == "drawn":
                     data = with_drawn_test_part(data, seed, info.name, config.test_share)
                 data = with_validation(data, config.validation, seed, info.name)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
 
-    def _relabelled(self, data: ClientData, task: Task) -> ClientData:
-        """Return the data with labels in the form that methods use, and keep it for later messages."""
-        changed = data.relabelled(task.outputs.labels)
-        if changed is not data:
-            self._data_kept = {key: changed if kept is data else kept for key, kept in self._data_kept.items()}
-        return changed
-
     def _check(
         self,
         representation: Representation,
         data: ClientData,
         transform: Callable[[Tensor], Tensor],
-        dataset: DataSet | None,
         info: ClientInfo,
         loop: Loop | None,
     ) -> ModelCheck:
         """Check a client's network on its data, unless both are built into fedhet or a user's own loop trains it."""
-        config = info.config
+        config, dataset = info.config, data.dataset
         if loop:
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
@@ -227,8 +216,7 @@ class Clients:
         model = self._build(info, client_setup.owner_of_weights(config, info.name)).to(device)
         if side.parts:
             if kind[:-1] not in self._groups:
-                dataset = client_setup.dataset_of(config) if self._data is None else None
-                example = _transform(precision(model), dataset)(data.train.inputs[:2])
+                example = client_setup.transform_of(data.dataset, precision(model))(data.train.inputs[:2])
                 self._groups[kind[:-1]] = side.parts.groups_of(model, example)
             part = side.parts(kind[-1], self._groups[kind[:-1]])
             model = part.cut(model)
@@ -242,10 +230,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a whole network with the initial weights of the client `owner`, or of `all` clients.
-
-        With `part`, the network gets the modules that parts of it need, such as early exits.
-        """
+        """Build a whole network, with the modules that a `part` needs, and the initial weights of a client or `all`."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -269,16 +254,8 @@ class Clients:
             ) from error
 
 
-def _transform(dtype: torch.dtype | None, dataset: DataSet | None) -> Callable[[Tensor], Tensor]:
-    return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
-
-
 def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module) -> Privacy | None:
-    """Return the differential privacy of a client's training, or None; raises `Refused` if it is not possible.
-
-    Noise and examples are drawn afresh for each message: a server that repeats a round with other weights could
-    otherwise subtract equal noise.
-    """
+    """Return the differential privacy of a client's training, or None; raises `Refused` if it is not possible."""
     if not policy.noise or secret is None:
         return None
     for layer, module in model.named_modules():
@@ -300,4 +277,5 @@ def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, m
         log.info("client %s: privacy: epsilon = %.4g at delta = %g over all its runs", name, epsilon, DELTA)
         return epsilon
 
+    # Drawn anew for each message: a server that repeats a round with other weights could subtract equal noise.
     return Privacy(policy.noise, policy.clip, spend, torch.Generator().manual_seed(secrets.randbits(62)))

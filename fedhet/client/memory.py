@@ -8,11 +8,10 @@ from typing import Any
 
 from fedhet import training
 from fedhet.client.clients import Clients
-from fedhet.client.node import SIZE
-from fedhet.client.policy import Policy, Refused
+from fedhet.client.policy import SIZE, Policy, number_in
 from fedhet.client.work import Job
 from fedhet.config.client_setup import ClientInfo
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, Refused
 from fedhet.flower import ConfigRecord, Context
 from fedhet.messages import Payload, Request
 from fedhet.methods import registry
@@ -44,15 +43,8 @@ def memory_limited(context: Context) -> Iterator[None]:
 
 
 def memory_limit(node_config: Mapping[str, Any]) -> int:
-    """Return `memory-limit` in bytes; raises a ConfigError if it is not a number of GB above 0 and below 1e9."""
-    limit = node_config["memory-limit"]
-    try:
-        most = int(float(limit) * 1e9)
-    except (ValueError, OverflowError):
-        most = 0
-    if not 0 < most < 10**18:  # bytes that no machine has
-        raise ConfigError(f"the node's memory-limit is {limit!r}, but must be a number of GB above 0 and below 1e+09")
-    return most
+    """Return `memory-limit` in bytes; raises a ConfigError if it is not a valid number of GB."""
+    return int(1e9 * number_in(node_config, "memory-limit", 0, at_least=1e-6, at_most=1e9))
 
 
 def with_measured_size(
@@ -77,18 +69,17 @@ def with_measured_size(
 
 
 def _largest(clients: Clients, info: ClientInfo, request: Request, policy: Policy, payload: Payload) -> Any:
-    """Return the largest size with which a client can train within its node's memory limit.
-
-    The limit covers the process's data, one measured step of training or evaluation, and three copies of the whole
-    network, which is built before the client's part is cut out.
-    """
+    """Return the largest size with which a client can train within its node's memory limit."""
     most, keys = memory_limit(info.node_config), info.config.options
     largest = None
     for size in reversed(keys.sizes):  # from the smallest, so that a trial leaves little memory behind for the next
         sized = replace(info, node_config={**info.node_config, keys.size_name: size})
         try:
             with clients.job(sized, request, policy, payload) as job:
-                room = most - data_in_use() - 3 * _bytes_of_whole(job)
+                assert job.client.part is not None
+                groups, itemsize = job.client.part.groups, next(iter(job.client.tensors.values())).itemsize
+                whole = itemsize * sum(map(math.prod, groups.shapes(groups.widths).values()))
+                room = most - data_in_use() - 3 * whole  # the whole network is built before the part is cut out
                 fits = room > 0 and step_memory(job) <= room
         except Exception as error:  # of whichever library runs out of memory
             if not out_of_memory(error):
@@ -117,10 +108,3 @@ def step_memory(job: Job) -> int:
         client.read(client.data.train.inputs[: training.BATCH])
 
     return peak_memory(step)
-
-
-def _bytes_of_whole(job: Job) -> int:
-    part = job.client.part
-    assert part is not None
-    shapes = part.groups.shapes(part.groups.widths)
-    return sum(map(math.prod, shapes.values())) * next(iter(job.client.tensors.values())).itemsize

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedhet.client.policy import Refused
+from fedhet.client.client import Client
 from fedhet.client.work import Job
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ModelFunction
@@ -15,11 +15,13 @@ from fedhet.data import ClientData, Examples
 from fedhet.data.examples import digest
 from fedhet.data.own import check_scale
 from fedhet.data.reading import LazyInputs, not_finite
-from fedhet.errors import DataError, FedhetError, ModelError
+from fedhet.errors import DataError, FedhetError, ModelError, Refused
+from fedhet.messages import WireError
 from fedhet.models.copies import copied
 from fedhet.models.representation import Captured, Representation
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
+from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import seeded
 
 EXAMPLES = 8
@@ -82,7 +84,7 @@ def check_model(
         DataError: outputs or labels do not fit the task, or parts of the data differ in the scale of inputs.
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
-    name, parts = model._get_name(), _parts(data)
+    name, parts = model._get_name(), {name: getattr(data, name) for name in PARTS if getattr(data, name)}
     check_scale(raw := {part: examples.inputs[:EXAMPLES] for part, examples in parts.items()})
     inputs = transform(raw["train"])
     with representation.head_output() as captured:
@@ -117,19 +119,10 @@ def check_model(
     return ModelCheck(task, scores.shape[-1], "; ".join(filter(None, (note, unsaved))), tokens)
 
 
-def _parts(data: ClientData) -> dict[str, Examples]:
-    """Return the parts of a client's data that have examples and are used with its network, by name."""
-    parts = {name: getattr(data, name) for name in PARTS}
-    return {name: part for name, part in parts.items() if part is not None and len(part)}
-
-
 def _outputs(
     representation: Representation, inputs: Tensor, words: str, function: ModelFunction | None, like: Tensor
 ) -> Tensor:
-    """Return a network's outputs; raises a `ModelError` if it cannot take these inputs.
-
-    `words` describes the inputs in the message; `like` are training inputs, for advice on the expected shape.
-    """
+    """Return a network's outputs; raises a `ModelError` if it cannot take these inputs, as it takes those in `like`."""
     model = representation.model
     try:
         return forward(model, inputs, learns=False)[0]
@@ -265,6 +258,26 @@ def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
     with seeded(0, "unsaved state"):
         outputs: Tensor = network(inputs.clone())
     return outputs
+
+
+def check_public_dataset(client: Client, *, labelled: bool) -> None:
+    """Raise an error if the client cannot use the public dataset as its own examples; `labelled`: or learn from it."""
+    public, example = client.public, client.data.train.inputs[:1]
+    expected, shape = example.shape, public.inputs.shape
+    if parts_of(example).keys() != parts_of(public.inputs).keys():
+        raise WireError(
+            f"the request's public dataset has {', '.join(parts_of(public.inputs))}, but this client's examples "
+            f"have {', '.join(parts_of(example))}: choose a public dataset with the same inputs"
+        )
+    padded = isinstance(example, Inputs)  # to the longest text
+    if len(shape) != len(expected) or (len(expected) != 3 and shape[1] != expected[1] and not padded):
+        raise WireError(
+            f"the request's public dataset has examples of shape {list(shape[1:])}, but this client's examples "
+            f"have shape {list(expected[1:])}: choose a public dataset that fits"
+        )
+    labels = public.labels if labelled else None
+    if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
+        raise DataError(f"the client cannot learn from the public dataset: {problem}")
 
 
 # ---- are task, network and data those with which the run began?

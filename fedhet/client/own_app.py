@@ -81,14 +81,12 @@ def wrap(
         _check_method(config)
         return _Loop(app, message, context, (accuracy, loss, train_loss), counted=examples is not None)
 
-    counts = user_functions.counts_function(examples or _uncounted, _unread)
+    def uncounted(client: ClientInfo) -> tuple[int, int]:  # until the app's functions return `num-examples`
+        least = Policy.of(client.node_config, deployed=True).least
+        return least, least
+
+    counts = user_functions.of_client("examples", examples or uncounted, _unread)
     return Answers(Clients(function, counts, as_task(None)), noise=noise_multiplier(mods), loop=loop).app()
-
-
-def _uncounted(client: ClientInfo) -> tuple[int, int]:
-    """Return placeholders for the numbers of a client's examples until the app's functions return `num-examples`."""
-    least = Policy.of(client.node_config, deployed=True).least
-    return least, least
 
 
 def _check_method(config: Config) -> None:
@@ -133,15 +131,7 @@ def _unread(client: str, counts: Any) -> ClientData:
 
 
 class _Loop:
-    """Trains and evaluates with the functions of a user's app.
-
-    Args:
-        app: the user's app.
-        message: the message from fedhet's server.
-        context: the node's context.
-        names: names of the metrics for accuracy, loss and training loss.
-        counted: whether the user gave numbers of examples.
-    """
+    """Trains and evaluates with the functions of a user's app; `counted`: the user gave numbers of examples."""
 
     def __init__(
         self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str], *, counted: bool

@@ -1,19 +1,30 @@
-"""The policy of a node: which messages it answers, and what the numbers that it sends may disclose."""
+"""A node: its settings and its policy, which decides what it answers, and what the numbers that it sends may disclose.
 
+Paths in a server's request are used only if the server runs on the same machine or cluster (a simulation). Otherwise,
+the node config names the folders for data and state.
+"""
+
+import hashlib
+import hmac
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fedhet.client.client_side import AnySide
-from fedhet.client.secret import BudgetSpent, ChangedExamples
+from fedhet.client.client import AnySide
 from fedhet.client.state import LostState
-from fedhet.errors import ConfigError, FedhetError, in_words, nearest
-from fedhet.messages import Payload, Reply, WireError
+from fedhet.config import configuration
+from fedhet.config.client_setup import ClientInfo
+from fedhet.errors import ConfigError, Refused, in_words, nearest
+from fedhet.flower import ConfigRecord, Context, Message, read_request
+from fedhet.messages import Payload, Reply, Request, WireError
 from fedhet.messages.protocol import WHOLE, Measured
+from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
-from fedhet.methods.options import listed
+from fedhet.methods.options import Config, keys_about, keys_that, listed
+from fedhet.utils.files import plain_name, state_folder
+from fedhet.utils.machine import proof
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
@@ -27,15 +38,14 @@ hypernetwork's parameters; metrics and losses. Numbers of examples are always se
 LEAST = 10
 """Default of `min-examples` at a deployed node: how many examples must be behind every number that it sends."""
 
-DP_KEYS = {"dp-noise": 0.0, "dp-clip": 0.0, "dp-epsilon": math.inf}
-"""A node's settings of differentially private training, with their values if they are not set."""
+SIZE = "fedhet.size"
+"""Record of a node's context with the measured size of its client (`fedhet.client.submodel`)."""
+
+PINNED = "fedhet.split"
+"""Record of a node's context with the settings by which its data are split in this run."""
 
 DIGITS = 4
 """Significant digits of metrics that a deployed node sends."""
-
-
-class Refused(FedhetError):
-    """Raised if a node refuses to answer a message, for a reason that does not depend on private data."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +77,9 @@ class Policy:
             allowed = frozenset(listed(str(node_config["allow"])))
             if unknown := sorted(allowed - {*KINDS}):
                 raise ConfigError(nearest("kind in the node's allow", unknown[0], KINDS))
-        least = node_config.get("min-examples", LEAST if deployed else 1)
-        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
-            raise ConfigError(f"the node's min-examples is {least!r}, but must be a whole number of at least 1")
-        noise, clip, budget = (node_config.get(key, unset) for key, unset in DP_KEYS.items())
-        if any(
-            isinstance(each, bool) or not isinstance(each, int | float) or not each >= 0
-            for each in (noise, clip, budget)
-        ):
-            raise ConfigError("the node's dp-noise, dp-clip and dp-epsilon must be numbers above 0")
+        least = int(number_in(node_config, "min-examples", LEAST if deployed else 1, at_least=1, whole=True))
+        noise, clip = (number_in(node_config, key, 0.0) for key in ("dp-noise", "dp-clip"))
+        budget = number_in(node_config, "dp-epsilon", math.inf)
         if (noise > 0) != (clip > 0) or (budget < math.inf and not noise):
             raise ConfigError(
                 "the node needs both dp-noise and dp-clip (dp-epsilon limits their epsilon): set both, or none"
@@ -180,7 +184,7 @@ class Policy:
 
     def reason(self, client: str, error: Exception) -> str:
         """Return the reason of a failure for the server; a deployed node withholds reasons that could disclose data."""
-        if not self.deployed or isinstance(error, Refused | ChangedExamples | BudgetSpent | LostState | WireError):
+        if not self.deployed or isinstance(error, Refused | LostState | WireError):
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
@@ -200,3 +204,109 @@ def _kind_of(group: str, name: str, side: AnySide) -> str:
 
 def _undeclared(name: str) -> str:
     return f"an undeclared kind ({name})"
+
+
+def number_in(
+    node: Mapping[str, Any],
+    key: str,
+    default: float,
+    *,
+    at_least: float = 0,
+    at_most: float = math.inf,
+    whole: bool = False,
+) -> float:
+    """Return a number from a node config, or the default; raises a ConfigError if it is another value."""
+    value = node.get(key, default)
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
+        limits = f"at least {at_least:g}" + (f" and at most {at_most:g}" if at_most < math.inf else "")
+        raise ConfigError(f"the node's {key} is {value!r}, but must be a {'whole ' * whole}number of {limits}")
+    return value
+
+
+# ---- reading a message
+
+
+def name_of(context: Context) -> str:
+    """Return the client's name: `name` or else `partition-id` of the node config, or else Flower's node id."""
+    config = context.node_config
+    return str(config.get("name", config.get("partition-id", context.node_id)))
+
+
+def opened(
+    message: Message,
+    context: Context,
+    *,
+    in_cluster: bool = False,
+    settings: Callable[[ClientInfo], dict[str, Any]] | None = None,
+) -> tuple[ClientInfo, Request, Policy]:
+    """Read a message: return the client's identity and configuration, the server's request, and the node's policy.
+
+    Nothing is loaded or computed for a message that the policy refuses. `in_cluster` says whether this process
+    simulates clients on a Ray cluster of several machines.
+
+    Raises:
+        WireError: the message is not from fedhet's server.
+        ConfigError: the node config is invalid, or a cluster's machine lacks the folder for the clients' state.
+        Refused: the policy refuses the method, or the request splits the node's data differently than the run so far.
+    """
+    request, text = read_request(message.content)
+    proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())
+    here = proven or in_cluster  # the server has started this process
+    policy = Policy.of(context.node_config, deployed=not here)
+    if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
+        request = replace(request, run=hashlib.sha256(text.encode()).hexdigest()[:12])
+    node, name = _with_data(context.node_config), name_of(context)
+    node |= dict(context.state.config_records.get(SIZE, {}))
+    if not plain_name(name):
+        raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
+    names = "partition-id", "num-partitions"
+    place, partitions = (int(number_in(node, key, 0, whole=True)) if key in node else None for key in names)
+    info = ClientInfo(name, place, partitions, _configured(text, node, here=here), node)
+    if settings is not None:
+        node |= settings(info)
+        info = replace(info, config=_configured(text, node, here=here))
+    config = info.config
+    if request.epochs and not request.closing and config.local_epochs != configuration.parse(text).local_epochs:
+        request = replace(request, epochs=config.local_epochs)
+    if in_cluster and not (folder := state_folder(config.state_dir, request.run)).is_dir():
+        raise ConfigError(
+            f"the folder {folder} for the clients' state does not exist on this machine: a simulation on several "
+            "machines needs a run directory (--out) that all of them share"
+        )
+    policy.check_method(config.method_name, registry.traits(config))
+    if policy.deployed:
+        _pin(context, {key: value for key, value in config.flat().items() if key in (*keys_about("data"), "seed")})
+    return info, request, policy
+
+
+def _configured(text: str, node: Mapping[str, Any], *, here: bool) -> Config:
+    """Return the configuration in `text` with a node's settings; raises a ConfigError for too many `local-epochs`."""
+    chosen = tuple((key, node[key]) for key in keys_that("at_node") if key in node)
+    config, server = configuration.at_node(text, chosen, here=here), configuration.parse(text)
+    if config.local_epochs > (most := max(server.local_epochs, server.max_local_epochs)):
+        raise ConfigError(
+            f"this node's local-epochs = {config.local_epochs} is above the server's bound of {most}: set fewer, or "
+            "ask for a run with a larger max-local-epochs"
+        )
+    return config
+
+
+def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node config with its data folder under both `data` and Flower's usual name `data-path`."""
+    places = [node_config[name] for name in ("data", "data-path") if name in node_config]
+    if len({*places}) > 1:
+        raise ConfigError("the node config has different folders for data and data-path: set only one of them")
+    return {**node_config, **{name: path for path in places for name in ("data", "data-path")}}
+
+
+def _pin(context: Context, now: dict[str, Any]) -> None:
+    """Store how a run splits the node's data, and refuse another split, since two could disclose single examples."""
+    if PINNED not in context.state:
+        context.state[PINNED] = ConfigRecord(now)
+    kept = context.state.config_records[PINNED]
+    if changed := [key for key, value in now.items() if kept[key] != value]:
+        raise Refused(
+            f"the split of the node's data is fixed within a run, but the request has another {', '.join(changed)}: "
+            "start another run"
+        )

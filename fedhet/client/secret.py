@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
-from fedhet.errors import ConfigError, FedhetError
+from fedhet.errors import ConfigError, FedhetError, Refused
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text
 from fedhet.utils.randomness import torch_generator
@@ -33,14 +33,6 @@ ORDERS = (*range(2, 65), 128, 256, 512)
 
 FOLDER = "nodes"
 """Folder in a node's `state-dir` with a file for each client."""
-
-
-class ChangedExamples(FedhetError):
-    """Raised if a run would use other examples of a node's data than the node's first run."""
-
-
-class BudgetSpent(FedhetError):
-    """Raised if differentially private training would exceed the node's budget (`dp-epsilon`)."""
 
 
 class NodeSecret:
@@ -61,7 +53,7 @@ class NodeSecret:
     def keep(self, choice: Mapping[str, Any]) -> None:
         """Store settings that decide which examples are used, or compare them with the settings of the first run.
 
-        Raises `ChangedExamples` if a setting differs: sums over both sets of examples could differ by a single example,
+        Raises `Refused` if a setting differs: sums over both sets of examples could differ by a single example,
         and disclose it.
         """
         if self._new(choice):
@@ -83,13 +75,13 @@ class NodeSecret:
             budget: largest epsilon.
 
         Raises:
-            BudgetSpent: epsilon would exceed the budget; nothing is charged then.
+            Refused: epsilon would exceed the budget; nothing is charged then.
         """
         with locked(self._path.parent, wait=True):
             self._content = self._read()
             spent = [*self._content["spent"], [noise, rate, steps]]
             if (epsilon := epsilon_of(spent)) > budget:
-                raise BudgetSpent(
+                raise Refused(
                     f"this node's privacy budget is spent: epsilon would be {epsilon:.4g} at delta = {DELTA:g}, and "
                     f"its dp-epsilon is {budget:g}"
                 )
@@ -98,10 +90,10 @@ class NodeSecret:
         return epsilon
 
     def _new(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings in `choice` that are not stored yet; raises `ChangedExamples` if a stored one differs."""
+        """Return the settings in `choice` that are not stored yet; raises `Refused` if a stored one differs."""
         kept = self._content["examples"].get(self._data, {})
         if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
-            raise ChangedExamples(
+            raise Refused(
                 f"this node must use the same examples as in its first run with {self._data}, but {changed[0]} has "
                 f"changed: restore {changed[0]} in the run or in the node config, or let the node's owner remove "
                 f"{FOLDER}/{self._path.name} in the node's state-dir"

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import training
-from fedhet.client.client import Client
-from fedhet.client.client_side import AnySide
-from fedhet.client.policy import Policy, Refused
+from fedhet.client.client import AnySide, Client
+from fedhet.client.policy import Policy
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
-from fedhet.errors import ModelError
+from fedhet.errors import ModelError, Refused
 from fedhet.messages import Payload, to_arrays
 from fedhet.messages.protocol import STARTS, WHOLE, Measured
 from fedhet.models.copies import load_state

@@ -27,7 +27,7 @@ from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
 from fedhet.results.history import read_run
-from fedhet.server.folders import numbered
+from fedhet.server.run import numbered
 from fedhet.utils import text
 from fedhet.utils.files import LOCK, check_links, check_place
 from fedhet.utils.machine import device_of, runs_at_once

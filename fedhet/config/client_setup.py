@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet import data, models
 from fedhet.data import ClientData, DataSet, Examples, PublicDataset, Split
+from fedhet.data.own import as_input
 from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
 from fedhet.methods.options import OWN, Config, keys_about
 from fedhet.methods.sharing import NetworkDescription
-from fedhet.models.representation import Representation
+from fedhet.models.representation import Representation, fitted
 from fedhet.utils.machine import memory
 
 
@@ -60,6 +61,11 @@ def dataset_of(config: Config) -> DataSet:
 
 
 _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is a copy of the data set
+
+
+def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+    """Return the function from raw inputs of a data set, or of a user's own data, to a network of precision `dtype`."""
+    return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
 
 
 def architecture_of(client: ClientInfo) -> str:
@@ -277,7 +283,7 @@ def _client(keys: Config, clients: int, number: int, seed: int) -> ClientData:
     split = _split(keys, clients, seed)
     part = split.parts[number]
     train, test = split.dataset.train.subset(part.train), split.dataset.test.subset(part.test)
-    client_data = ClientData(train, test, validation=split.validation)
+    client_data = ClientData(train, test, validation=split.validation, dataset=split.dataset)
     together = split.dataset.together
     owners = together.train[part.train] if together else None
     return data.with_validation(client_data, keys.validation, seed, str(number), owners=owners)

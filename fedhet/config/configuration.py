@@ -16,7 +16,7 @@ from fedhet.config import toml
 from fedhet.config.validation import conflicts, effective
 from fedhet.errors import ConfigError, nearest
 from fedhet.methods import registry
-from fedhet.methods.keys import checked, default_of, kebab, takes
+from fedhet.methods.keys import checked, default_of, takes
 from fedhet.methods.method import Method
 from fedhet.methods.options import OWN, Config, Value, fields_of, keys_that
 from fedhet.utils.text import log
@@ -114,7 +114,7 @@ def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Conf
 
 def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return a user's settings by dotted kebab-case keys, without keys whose value is `""`."""
-    return {_key(key): value for key, value in toml.chosen(chosen).items()}
+    return {toml.as_key(key): value for key, value in toml.chosen(chosen).items()}
 
 
 def _values_of(
@@ -152,11 +152,6 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
     if name not in known:
         raise ConfigError(nearest("key", key, [f"{prefix}.{each}" if prefix else each for each in known]))
     return known[name]
-
-
-def _key(key: str) -> str:
-    prefix, dot, name = key.rpartition(".")
-    return f"{prefix}{dot}{kebab(name)}"
 
 
 # ---- presets and files

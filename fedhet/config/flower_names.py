@@ -20,12 +20,6 @@ OURS = {
 }
 """fedhet's keys by Flower's names."""
 
-INSTEAD = {
-    "train-metrics-aggr-fn": "observers receive every client's metrics: pass observers=[...]",
-    "evaluate-metrics-aggr-fn": "observers receive every client's metrics: pass observers=[...]",
-}
-"""Flower's settings without a counterpart, and what to use instead."""
-
 TRAINING = (*keys_about("optimiser"), "local-epochs", "batch-size", "precision", "augment")
 """Common keys that `train_config` sets for clients that train with fedhet's loop."""
 
@@ -89,8 +83,6 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
         if key == "fraction-evaluate":
             if value != 1:
                 log.warning("fraction_evaluate = %s: all clients are evaluated, every evaluate-every rounds", value)
-        elif key in INSTEAD:
-            raise ConfigError(f"{name} is not a key of fedhet: {INSTEAD[key]}; leave it out")
         elif name not in names:
             key = OURS.get(key, key)
             settings[f"{method.family}.{key}" if key in method_keys else key] = value

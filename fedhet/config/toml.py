@@ -127,6 +127,11 @@ def parse_setting(text: str) -> tuple[str, Value]:
         parsed = None
     if type(parsed) is int and not fits(parsed):
         parsed = None
-    prefix, dot, name = key.strip().rpartition(".")
     # Dates and lists are TOML as well, but no key accepts them.
-    return f"{prefix}{dot}{kebab(name)}", parsed if isinstance(parsed, Value) else value
+    return as_key(key.strip()), parsed if isinstance(parsed, Value) else value
+
+
+def as_key(dotted: str) -> str:
+    """Return a dotted key with `-` for `_` in its last part: `fedprox.prox_mu` becomes `fedprox.prox-mu`."""
+    prefix, dot, name = dotted.rpartition(".")
+    return f"{prefix}{dot}{kebab(name)}"

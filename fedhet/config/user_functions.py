@@ -56,12 +56,26 @@ class UserFunctions:
     )
 
     def __post_init__(self) -> None:
-        _ = model_function(self.model), self.data_of, as_task(self.task), settings_function(self.client_settings)
+        _ = self.model_of, self.data_of, as_task(self.task), self.settings_of
         if self.task is not None and self.data is None:
             raise ConfigError("task is for your own data, but the configured data set has its own task: pass data, too")
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.model, self.data, self.client_settings))
+
+    @cached_property
+    def model_of(self) -> ModelFunction | None:
+        """A function that returns a client's model, or None if the user passes no model."""
+        return model_function(self.model)
+
+    @cached_property
+    def settings_of(self) -> Callable[[ClientInfo], dict[str, Any]] | None:
+        """A function that returns a simulated client's own settings, or None if the user passes none."""
+        function = self.client_settings
+        if function is not None and not callable(function):
+            kind = type(function).__name__
+            raise ConfigError(f"client_settings must be a function of a client that returns a dict, not a {kind}")
+        return None if function is None else of_client("client_settings", function, _as_settings)
 
     @cached_property
     def data_of(self) -> DataFunction | None:
@@ -76,8 +90,7 @@ class UserFunctions:
     @property
     def words(self) -> dict[str, str]:
         """Names of the user's functions and task, for the files of a run."""
-        names = ("model", "data", "client_settings")
-        said = {name: described(each) for name in names if (each := getattr(self, name)) is not None}
+        said = {name: described(each) for name, each in self.arguments.items() if each is not None}
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
@@ -106,8 +119,7 @@ class UserFunctions:
             tests = config.test_on != "local" and "test-on" not in config.chosen
             if tests or registry.traits(config).public == "labelled":
                 common, unlabelled, *_ = self._brings(config)
-                if tests and not common:
-                    config = config.on_own_test_parts()
+                config = config.on_own_test_parts() if tests and not common else config
         suited = config.options.suited(own_models=self.model is not None, unlabelled=unlabelled)
         for name, (value, why) in suited.items():
             specs, own = config.specs(), f"{config.family}.{name}"
@@ -192,8 +204,8 @@ def model_function(model: Any) -> ModelFunction | None:
         )
     if isinstance(model, nn.Module):
         in_use(model)  # by the user; clients get copies
-    call = (lambda client: model) if isinstance(model, nn.Module) else _of_client(model, "model")
-    return Function("model", described(model), call, _as_network)
+        return Function("model", described(model), lambda client: model, _as_network)
+    return of_client("model", model, _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
@@ -210,18 +222,7 @@ def data_function(data: Any) -> DataFunction | None:
             "data must be a function of a client (client.partition_id, client.num_partitions) that returns its part, "
             f"not a {kind}: def data(client): return train, test"
         )
-    return Function("data", described(data), _of_client(data, "data"), as_client_data)
-
-
-def settings_function(client_settings: Any) -> Callable[[ClientInfo], dict[str, Any]] | None:
-    """Return a function that returns a simulated client's settings, from the user's `client_settings`, or None."""
-    name = "client_settings"
-    if client_settings is not None and not callable(client_settings):
-        kind = type(client_settings).__name__
-        raise ConfigError(f"{name} must be a function of a client that returns a dict, not a {kind}")
-    if client_settings is None:
-        return None
-    return Function(name, described(client_settings), _of_client(client_settings, name), _as_settings)
+    return of_client("data", data, as_client_data)
 
 
 def _as_settings(client: str, value: Any) -> dict[str, Any]:
@@ -234,9 +235,9 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
     return settings
 
 
-def counts_function(examples: Any, accept: Callable[[str, Any], ClientData]) -> DataFunction:
-    """Wrap a user's function that returns the numbers of a client's examples; `accept` converts what it returns."""
-    return Function("examples", described(examples), _of_client(examples, "examples"), accept)
+def of_client(argument: str, function: Callable[..., Any], accept: Callable[[str, Any], Any]) -> Function:
+    """Return a user's function, passed as `argument`, as a function of a client; `accept` converts its value."""
+    return Function(argument, described(function), _taking_client(function, argument), accept)
 
 
 def origin(function: Callable[..., Any] | None) -> str:
@@ -251,7 +252,7 @@ def described(function: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _of_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
+def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
     """Return a function of a client that calls `function` with it, facts such as `partition_id`, or no arguments."""
     taken, needed = open_parameters(function)
     if any(p.name == "context" for p in needed):

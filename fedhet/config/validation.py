@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, NamedTuple
 
 from fedhet.errors import ConfigError, FedhetError, nearest
-from fedhet.methods.keys import OwnPart, Value, default_of, unmet
+from fedhet.methods.keys import OwnPart, default_of, unmet
 from fedhet.methods.method import Traits
 from fedhet.methods.options import OWN, Config, fields_of, listed
 from fedhet.utils.machine import check_device_name
@@ -99,7 +99,8 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
             for name, wanted in spec.metadata["needs"].items():
                 other = prefix + name
                 if remedy := unmet(other, flat[other], wanted):
-                    found[key] = found.get(other) or Reason(other, f"{other} = {_said(flat[other])}", remedy)
+                    said = str(flat[other]).lower() if isinstance(flat[other], bool) else str(flat[other]) or '""'
+                    found[key] = found.get(other) or Reason(other, f"{other} = {said}", remedy)
         if key in found:
             flat[key] = default_of(spec)
     return found
@@ -109,10 +110,6 @@ def is_complete(chosen: Collection[str]) -> bool:
     """Return whether all common keys were set, as in the configuration that a run writes."""
     written = {key for key, spec in fields_of(Config).items() if default_of(spec) != ""}
     return written - {"clients", "resume"} <= {*chosen}
-
-
-def _said(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
 def effective(

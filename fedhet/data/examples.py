@@ -129,7 +129,7 @@ class ClientData:
     """A client's training, test and validation parts, the public dataset and the common test set.
 
     `augment` returns a random variant of a raw training batch, given a generator. `batch_size`, unless None, replaces
-    the configured batch size.
+    the configured batch size. `dataset` is the configured data set of which the data are a part, None for a user's own.
     """
 
     train: Examples
@@ -139,6 +139,7 @@ class ClientData:
     validation: Examples | None = None
     augment: Augment | None = None
     batch_size: int | None = None
+    dataset: "DataSet | None" = None
 
     def to(self, device: torch.device) -> "ClientData":
         """Return the data with all parts on a device, except for the public dataset."""

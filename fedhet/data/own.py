@@ -62,7 +62,8 @@ def as_client_data(client: str, value: Any) -> ClientData:
             data = _client_data(value)
         else:
             parts = {name: part for name in PARTS if (part := getattr(value, name)) is not None}
-            data = replace(value, **{name: _part(name, part, public=name == "public") for name, part in parts.items()})
+            taken = {name: _part(name, part, public=name == "public") for name, part in parts.items()}
+            data = replace(value, dataset=None, **taken)
         for name in PARTS:
             if isinstance(inputs := getattr(getattr(data, name), "inputs", None), LazyInputs):
                 inputs.part = f"client {client}: {name}"  # rows are read and checked later

@@ -48,11 +48,6 @@ from fedhet.utils.text import __version__, log
 PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""
 
-_STILL_PENDING = (
-    "run %s is still pending: the SuperLink of %r has not started its ServerApp. Look into the log of "
-    "flower-superlink; its certificate must be valid for 127.0.0.1, too"
-)
-
 _TOP_LEVEL = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
 name = "fedhet"
@@ -102,21 +97,18 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
             home, place = work / "flower", work / "empty"
             environment |= {"FLWR_HOME": str(home), "OMP_NUM_THREADS": str(config.threads_per_client)}
             environment.setdefault("RAY_ADDRESS", "local")  # else Ray joins whatever cluster it finds on this machine
-            stack.callback(_keep_log, work / "run.log", folder)
             stack.enter_context(superlink(home, place, environment, work / "superlink.log"))
         run = RunInfo(config.method_name, registry.traits(config), State())
         watch = _Watch(run, config.rounds + bool(config.closing_epochs), folder, observers)
         try:
             _follow([*arguments, *federation], place, environment, config.engine, work / "run.log", watch)
         except BaseException as error:  # Ctrl-C and SIGTERM among them
-            watch.failed(error)
+            watch.end(error)
             raise
-        watch.finished()
-
-
-def _keep_log(log: Path, folder: Path) -> None:
-    if folder.is_dir() and log.is_file():
-        shutil.copyfile(log, folder / "flower.log")
+        finally:
+            if simulated and folder.is_dir() and (work / "run.log").is_file():
+                shutil.copyfile(work / "run.log", folder / "flower.log")
+        watch.end()
 
 
 def _follow(
@@ -143,7 +135,11 @@ def _follow(
             if time.monotonic() > asked and (run := started()) is not None:
                 asked = math.inf
                 if status(run)[0] == "pending":
-                    log.warning(_STILL_PENDING, run, engine)
+                    log.warning(
+                        "run %s is still pending: the SuperLink of %r has not started its ServerApp. Look into the log "
+                        "of flower-superlink; its certificate must be valid for 127.0.0.1, too",
+                        *(run, engine),
+                    )
         watch.look()
     except BaseException:  # Ctrl-C too: the run must not go on without us
         if (run := started()) is not None:
@@ -201,15 +197,10 @@ class _Watch:
             way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if known else ""
             raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
 
-    def finished(self) -> None:
-        """Notify observers that the run is complete."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Notify observers that the run is complete, or failed with `error`."""
         for observer in self._observers if self._started else ():
-            observer.finished(self._run)
-
-    def failed(self, error: BaseException) -> None:
-        """Notify observers that the run failed."""
-        for observer in self._observers if self._started else ():
-            observer.failed(self._run, error)
+            observer.failed(self._run, error) if error else observer.finished(self._run)
 
 
 def connections() -> list[str]:

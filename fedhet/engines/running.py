@@ -28,7 +28,7 @@ from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
 from fedhet.results.tables import headline
 from fedhet.server.app import serve
-from fedhet.server.folders import new_folder
+from fedhet.server.run import new_folder
 from fedhet.tasks import Task
 from fedhet.utils import text
 from fedhet.utils.files import check_place

@@ -29,7 +29,7 @@ class Aggregator:
     @property
     def plain(self) -> bool:
         """Whether the configured aggregation rule is the mean, without clipping."""
-        return is_plain(self.run.config)
+        return self.run.config.aggregation == "mean" and not _bound(self.run.config)
 
     def average(
         self,
@@ -81,11 +81,6 @@ class Aggregator:
         return sent[key]
 
 
-def is_plain(config: Config) -> bool:
-    """Return whether the configured aggregation rule is the mean, without clipping."""
-    return config.aggregation == "mean" and not _bound(config)
-
-
 def _bound(config: Config) -> float:
     return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
 
@@ -131,16 +126,12 @@ def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: S
     total = float(sum(weights))
     average: Arrays = {}
     for name, (shape, dtype) in spec.items():
-        mean = _zeros(shape, dtype)
+        single = np.dtype(dtype).kind == "f" and dtype != "float64"
+        mean = torch.zeros(shape, dtype=torch.float32 if single else torch.float64)
         for group, weight in zip(groups, weights, strict=True):
             mean.add_(torch.from_numpy(group[name]), alpha=weight / total)
         average[name] = _rounded(mean, dtype)
     return average
-
-
-def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    whole = np.dtype(dtype).kind != "f"
-    return torch.zeros(shape, dtype=torch.float64 if whole or dtype == "float64" else torch.float32)
 
 
 def _rounded(mean: torch.Tensor, dtype: str) -> Array:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedhet import training
 from fedhet.config import client_setup, configuration
@@ -14,19 +13,19 @@ from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.data.examples import relabelled, resident
-from fedhet.data.own import as_input, as_public_dataset
+from fedhet.data.own import as_public_dataset
 from fedhet.flower import ArrayRecord, Context, Grid, MetricRecord, ServerApp
 from fedhet.flower.insides import simulated
 from fedhet.methods import registry
 from fedhet.methods.method import Method
 from fedhet.methods.options import Config
-from fedhet.models.representation import fitted, precision
+from fedhet.models.representation import precision
 from fedhet.results.observers import Observer
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
 from fedhet.server import EvaluateFunction, FederatedStrategy
-from fedhet.server.folders import run_folder
 from fedhet.server.reporter import VALIDATION
+from fedhet.server.run import run_folder
 from fedhet.tasks import as_task
 from fedhet.utils import text
 from fedhet.utils.machine import device_of
@@ -118,30 +117,23 @@ def _on_common_test(
     own = cache(partial(functions.common_test_set, strategy.config))
 
     def evaluate_globally(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        own_data = strategy.run.own_data
-        if own_data and strategy.run.traits.scored == "received":  # clients evaluate it on their common test set
+        run, config = strategy.run, strategy.config
+        if run.own_data and (run.traits.scored == "received" or not run.model):  # clients evaluate it, or nobody can
             return None
-        network = strategy.global_model() if not own_data or strategy.run.model else None
-        if network is None:
+        dataset = None if run.own_data else client_setup.dataset_of(config)
+        common, task = (dataset.test, dataset.task) if dataset else (own(), as_task(functions.task))
+        network = None if common is None else strategy.global_model()
+        if common is None or network is None:
             return None
-        network.to(device)
-        if own_data:
-            if (test := own()) is None:
-                return None
-            test = resident(test, device)
-            prepare: Callable[[Tensor], Tensor] = partial(as_input, dtype=precision(network))
-            with torch.no_grad():
-                task = as_task(functions.task).of(network.eval()(prepare(test.inputs[:2])), test.labels)
-            test = relabelled(test, task.outputs.labels)
-        else:
-            dataset = client_setup.dataset_of(strategy.config)
-            test, task = resident(dataset.test, device), dataset.task
-            prepare = fitted(dataset.transform, precision(network))
+        test, prepare = resident(common, device), client_setup.transform_of(dataset, precision(network.to(device)))
+        with torch.no_grad():
+            task = task.of(network.eval()(prepare(test.inputs[:2])), test.labels)
+        test = relabelled(test, task.outputs.labels)
         score = training.evaluate(network, test, task, prepare)
         if score is None:
             return None
         metrics: dict[str, Any] = {"accuracy": score.value, "loss": score.loss}
-        held_out = None if own_data else client_setup.common_validation(strategy.config)
+        held_out = None if run.own_data else client_setup.common_validation(config)
         if held_out and (validated := training.evaluate(network, resident(held_out, device), task, prepare)):
             metrics |= {f"{VALIDATION}accuracy": validated.value, f"{VALIDATION}loss": validated.loss}
         return MetricRecord(metrics)

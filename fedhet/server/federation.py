@@ -1,54 +1,74 @@
-"""The exchange of messages between server and clients."""
+"""The clients of a run, and the exchange of messages with them."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, write_request
 from fedhet.messages import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
-from fedhet.server.roster import Roster
-from fedhet.server.run import Run
+from fedhet.server.run import Run, named
 from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
 
-Check = Callable[[Reply], None]
+Check = Callable[[Reply], object]
 """A check of a valid reply, which raises an exception to refuse the reply."""
+
+GRACE = 10.0
+"""Seconds to wait for nodes that are required."""
+
+MOST_PREDICTIONS = 2**28
+"""The largest number of predictions of one example: a text has one for each character, a scan one for each pixel."""
 
 
 class Federation:
-    """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round."""
+    """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round.
+
+    Attributes:
+        nodes: the node of each client that is connected, in order of client name.
+        known: the handshake reply of each client, without payload, in order of admission; clients that left are kept.
+        specs: names, shapes and dtypes of each known client's shared arrays.
+        answered: called after each reply with the numbers of replies and of messages.
+    """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.roster = run, Roster()
+        self.run = run
         self.grid: Grid | None = None
-        self.answered: Callable[[int, int], None] = lambda done, asked: None  # called after each reply
+        self.nodes: dict[str, int] = {}
+        self.known: dict[str, Reply] = {}
+        self.specs: dict[str, Spec] = {}
+        self.answered: Callable[[int, int], None] = lambda done, asked: None
 
-    @property
-    def specs(self) -> Mapping[str, Spec]:
-        """Names, shapes and dtypes of each client's shared arrays."""
-        return self.roster.specs
-
-    @property
-    def present(self) -> list[str]:
-        """Names of the clients that are connected, in order."""
-        return list(self.roster.nodes)
-
-    def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
-        """Send a question to clients, in an additional exchange within the round, and return the valid answers.
-
-        `check` raises an exception to refuse an answer. A client without a valid answer counts as failed in this round.
-        """
-        return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
+    def admit(self, reply: Reply, node: int) -> None:
+        """Add a client, at the end of `nodes`, with its handshake reply."""
+        self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
+        self.nodes[reply.client] = node
 
     def choose(self, clients: Iterable[str]) -> list[str]:
         """Return the connected clients among `clients`, in order of name; record the others as failed."""
         wanted = list(clients)
         for client in wanted:
-            if client not in self.roster.nodes:
+            if client not in self.nodes:
                 self.run.round.fail(client, "is absent")
-        return [client for client in self.roster.nodes if client in wanted]
+        return [client for client in self.nodes if client in wanted]
+
+    def check_that_clients_can_be_scored(self) -> None:
+        """Raise a FedhetError if no client has test examples, unless clients are evaluated on the common test set."""
+        test_on = self.run.config.test_on
+        without = [client for client in self.nodes if not self.known[client].test_examples]
+        if test_on == "global" or not without:
+            return
+        if len(without) == len(self.nodes):
+            raise FedhetError(
+                f"no client has test examples, so no model can be evaluated (test-on = {test_on}): give "
+                "clients test parts, or provide a common test set and set test-on = global"
+            )
+        log.warning("%s: no test examples, so their own models are not scored", named(without))
+
+    # ---- messages
 
     def messages(self, kind: str, payloads: Mapping[str, Payload], **asked: Any) -> list[Message]:
         """Return a message of Flower's type `kind` for each client; `asked` are additional fields of its `Request`."""
@@ -56,7 +76,7 @@ class Federation:
         encoder, messages = Encoder(flower=request.flower), []
         for client, payload in payloads.items():
             expecting = replace(request, expected=self.run.state.clients[client].trained)
-            messages.append(self.message(kind, self.roster.nodes[client], encoder(payload), expecting))
+            messages.append(self.message(kind, self.nodes[client], encoder(payload), expecting))
             self.run.round.down[client] += payload.nbytes
         return messages
 
@@ -81,14 +101,23 @@ class Federation:
             **asked,
         )
 
-    def send(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send messages, and return the replies as they arrive."""
-        assert self.grid is not None, "a strategy talks to its clients only after start or configure_train"
-        return self.grid.send_and_receive(messages, timeout=self.run.config.timeout)
+    # ---- exchanges
+
+    def ask(self, question: str, payloads: Mapping[str, Payload], check: Check | None = None) -> dict[str, Reply]:
+        """Send a question to clients, in an additional exchange within the round, and return the valid answers.
+
+        `check` raises an exception to refuse an answer. A client without a valid answer counts as failed in this round.
+        """
+        return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
 
     def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Send messages, and return the valid replies by client (see `receive`)."""
         return self.receive(self.send(messages), check)
+
+    def send(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """Send messages, and return the replies as they arrive."""
+        assert self.grid is not None, "a strategy talks to its clients only after start or configure_train"
+        return self.grid.send_and_receive(messages, timeout=self.run.config.timeout)
 
     def by_node(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
         """Yield each node with its reply, in the order in which messages were sent; record nodes without a reply."""
@@ -101,7 +130,7 @@ class Federation:
             source = reply.metadata.src_node_id
             answers[source if source in sent else asked.get(reply.metadata.reply_to_message_id)] = reply
             self.answered(len(answers), len(sent))
-        names = {node: client for client, node in self.roster.nodes.items()}
+        names = {node: client for client, node in self.nodes.items()}
         for node in sent:
             if node in answers:
                 yield node, answers[node]
@@ -110,8 +139,8 @@ class Federation:
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Return the valid replies, in order of client name; record why the other clients failed."""
-        run, round, roster = self.run, self.run.round, self.roster
-        names = {node: client for client, node in roster.nodes.items()}
+        run, round = self.run, self.run.round
+        names = {node: client for client, node in self.nodes.items()}
         valid: dict[str, Reply] = {}
         notes: list[tuple[str, str]] = []
         for node, message in self.by_node(replies):
@@ -123,7 +152,7 @@ class Federation:
                 if check:
                     check(reply)
             except LostReply as error:
-                del roster.nodes[client]
+                del self.nodes[client]
                 round.fail(client, f"{error}; its handshake is repeated")
                 continue
             except Exception as error:  # any exception while reading a reply refuses this client
@@ -146,14 +175,36 @@ class Federation:
             raise WireError(
                 f"the client's reply has the name of client {reply.client}: each node must answer under its own name"
             )
-        self.roster.check_counts(reply)
-        if client not in round.training | round.joining and (reply.train_loss is not None or reply.work.steps):
+        self._check_counts(reply)
+        if client not in round.training and (reply.train_loss is not None or reply.work.steps):
             raise WireError("the client reports training, but was asked only to evaluate: report no loss or steps")
         for name, group in reply.arrays.items():
             if name == "model":
-                check(group, narrowed(self.roster.specs[client], self.run.config.wire_dtype), "the client's model")
+                check(group, narrowed(self.specs[client], self.run.config.wire_dtype), "the client's model")
             else:
                 check_finite(group, f"the client's {name[:100]}")
+
+    def _check_counts(self, reply: Reply) -> None:
+        """Raise a WireError if numbers of examples differ from the handshake, or a metric counts too many examples."""
+        known = self.known[reply.client]
+        wrapped = known.report.wrapped  # the user's own functions count their examples
+        for kind, count, before in (
+            ("training", reply.examples, known.examples),
+            ("test", reply.test_examples, known.test_examples),
+            ("validation", reply.validation_examples, known.validation_examples),
+        ):
+            if count != before and not wrapped:
+                raise WireError(f"the client has {count} {kind} examples now, but had {before} in its handshake")
+        metric, labels = known.report.metric, known.report.labels
+        for name, measured in reply.measured.items():
+            examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples
+            most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
+            if len(measured.metric.values) != labels or max(measured.metric.weights) > most:
+                raise WireError(
+                    f"the client's metric {name} must have {labels} values (one per label), with weights up to {most:g}"
+                )
+            if metric != "r2" and min(measured.metric.values) < 0:
+                raise WireError(f"the client's metric {name} is negative: {metric} must be at least 0")
 
 
 def reason_of(client: str, error: Exception) -> str:
@@ -162,3 +213,23 @@ def reason_of(client: str, error: Exception) -> str:
         return str(error)
     log.warning("client %s: its reply raised", client, exc_info=error)
     return f"the client's reply cannot be used: {type(error).__name__}: {str(error)[:500]}"
+
+
+def await_nodes(grid: Grid, wanted: int, *, exact: bool, patience: float) -> None:
+    """Wait up to `patience` seconds for `wanted` nodes; raise a FedhetError for fewer (with `exact`, also for more)."""
+    started = time.monotonic()
+    while True:
+        count, waited = len(list(grid.get_node_ids())), time.monotonic() - started
+        if waited >= max(patience, GRACE) or (count >= wanted and (exact or waited >= patience)):
+            break
+        time.sleep(0.1)
+    if exact and count != wanted:
+        raise ConfigError(
+            f"clients = {wanted}, but {count} nodes are connected: leave the key out, start {wanted} nodes (in a "
+            "simulation: num-supernodes), or wait longer for them (wait-for-clients, in seconds)"
+        )
+    if count < wanted:
+        raise FedhetError(
+            f"only {count} nodes are connected, and {wanted} are needed: start more nodes, or lower min-clients "
+            "(min_available_nodes)"
+        )

@@ -2,7 +2,7 @@
 
 import atexit
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -21,9 +21,7 @@ from fedhet.flower import (
 )
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
 from fedhet.flower.mods import check_wrapper
-from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Reply
-from fedhet.results.observers import Observer
 from fedhet.server.reporter import metric_record, statistics
 from fedhet.server.round import Hooks, P, S
 from fedhet.server.run import Round
@@ -48,7 +46,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
     fresh = True
     private_wrapper: PrivateWrapper | None = None
     _flowers_loop: ExitStack | None = None  # the contexts of a run
-    _starting = False  # whether `start` has begun the run, and not the first `configure_train`
     _trained: tuple[Mapping[str, Reply], Mapping[str, float]] | None = None  # replies and metrics of the current round
     _arrays: tuple[ArrayRecord | None, ...] = ()  # the first arrays in Flower's loop, and those of the current round
 
@@ -75,25 +72,13 @@ class FlowerLoop(Hooks[P, S], Strategy):
         """Evaluate all clients after the last round."""
 
     @abstractmethod
-    def _renew(self, observers: Sequence[Observer], before: PrivacyLedger | None = None) -> None: ...
+    def _restart(self) -> None: ...
 
     @abstractmethod
     def _recording(self, grid: Grid) -> AbstractContextManager[None]: ...
 
     @abstractmethod
     def _check_that_rounds_counted(self) -> None: ...
-
-    def begin(self) -> None:
-        """Begin a new run, unless `state` was assigned since the last run."""
-        if not self.fresh:
-            self._renew(self.reporter.observers, self.run.privacy)
-
-    def take_initial(self, arrays: ArrayRecord | None) -> None:
-        """Keep the initial arrays from the caller, or log a warning if the method does not use them."""
-        used = self.traits.averages_model
-        self.run.initial = decode_arrays(arrays) if arrays and used else {}
-        if arrays and not used:
-            self.run.warn_once(f"initial_arrays have no effect, since clients of {self.method.name} share no model")
 
     def _in_flowers_own_loop(
         self,
@@ -105,7 +90,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
     ) -> Result:
         """Run `start` of Flower's base class, which calls the hooks that a subclass overrides."""
         self._begin(grid, initial_arrays)
-        self._starting = True
         with self._in_flowers_loop():
             first, config = encode_arrays(self.global_arrays(), flower=True), self.run.config
             configs = train_config, evaluate_config
@@ -129,7 +113,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         with self._in_flowers_loop():
             self._flowers_loop.enter_context(self._recording(grid))
             self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
-            self.take_initial(initial_arrays)
+            self.run.take_initial(initial_arrays)
             self.handshake(grid)
             self.reporter.started()
         self._arrays = (initial_arrays,)
@@ -172,24 +156,21 @@ class FlowerLoop(Hooks[P, S], Strategy):
     ) -> Iterable[Message]:
         """Return the messages that ask clients to train in a round."""
         self._trained = None
-        if server_round == 1 and not self._starting:
+        if server_round == 1 and (self._flowers_loop is None or self.run.round.number):  # `start` has begun no run
             self._interrupted()  # an earlier run
-            self.begin()
+            self._restart()
         elif self._flowers_loop is None:
             raise ConfigError(f"the run ended before Flower's loop reached round {server_round}: {self._same_rounds}")
-        self._starting, run, federation = False, self.run, self.federation
+        run, federation = self.run, self.federation
         config["server-round"] = server_round
         run.take("train_config", config)
         if not self._flowers_loop:
             self._begin(grid, arrays)
         with self._in_flowers_loop():
             self._take_arrays(arrays)
-            run.round = Round(server_round)
-            self._handshake.admit()
-            self._prepare()
-            payloads = self._choose()
+            payloads = self._open(Round(server_round))
             if wrapper := self.private_wrapper:
-                specs, name = [federation.specs[client] for client in federation.present], type(wrapper).__name__
+                specs, name = [federation.specs[client] for client in federation.nodes], type(wrapper).__name__
                 check_wrapper(wrapper, self.method.name, run.traits, specs, arrays)
                 if run.config.wire_dtype != "float32":
                     raise ConfigError(f"{name} needs wire-dtype = float32, not {run.config.wire_dtype}")
@@ -202,7 +183,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         """Use the arrays of Flower's loop, which a wrapper or a subclass may have changed, as the shared model."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
-            self._handshake.settle()
+            self._initialise()
         elif arrays and not any(arrays is known for known in self._arrays):
             raise ConfigError(
                 f"aggregate_train returned changed arrays, but clients of {self.method.name} share no averaged model: "
@@ -232,7 +213,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
                     f"aggregate_train of {type(self).__name__} must call super().aggregate_train(server_round, replies)"
                 )
             self._take_arrays(arrays)
-            return self._evaluation(self.federation.present) if self.run.evaluates(server_round) else []
+            return self._evaluation(list(self.federation.nodes)) if self.run.evaluates(server_round) else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Record the evaluations of all clients, and complete the round; after the last round, complete the run."""

@@ -1,8 +1,9 @@
-"""The handshake: it admits clients, and initialises the arrays that clients share."""
+"""The handshake, which admits clients that fit together."""
 
-import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.toml import toml_value
@@ -11,25 +12,40 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.insides import simulated
-from fedhet.messages import Arrays, Payload, Reply, Report, Spec, bytes_of, check, check_finite, check_room, narrowed
+from fedhet.messages import (
+    Arrays,
+    Payload,
+    Reply,
+    Spec,
+    bytes_of,
+    check,
+    check_finite,
+    check_room,
+    difference,
+    narrowed,
+    without_widths,
+)
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
 from fedhet.methods.keys import OwnPart
 from fedhet.results.state import ClientRecord
-from fedhet.server.aggregation import average_shared, is_plain
 from fedhet.server.federation import Federation, reason_of
-from fedhet.server.roster import Common, agree, agree_on_public_dataset, most_alike_first, with_remedy
 from fedhet.server.run import Run
 from fedhet.utils.files import state_folder
+from fedhet.utils.statistics import grouped, in_order
 from fedhet.utils.text import log
 
 NOBODY = "no client can serve:"
 """The first line of an error, above the reasons."""
 
-TELL = 30.0
-"""Seconds between reports of a handshake's progress."""
-
 UNSEEN = 2**26
 """Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
+
+
+class Common(NamedTuple):
+    """A value that must be the same for all clients of a run, with advice (`remedy`) for a client that differs."""
+
+    value: int | str
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -37,19 +53,26 @@ class Admission:
     """The hooks of a method that the handshake calls, and the method's `copies` (see `fedhet.server.round.Hooks`)."""
 
     public_dataset: Callable[[], PublicDataset | None]
-    compatibility: Callable[[Reply], Hashable]
     common: Callable[[Reply], Mapping[str, Common]]
     admit: Callable[[Reply], None]
     first_arrays: Callable[[Spec], Arrays | None]
-    first_model: Callable[[Reply], Arrays]
     copies: int
 
 
 class Handshake:
-    """Asks new nodes for a description of their client (`Report`), and admits clients that the method accepts."""
+    """Asks new nodes for a description of their client (`Report`), and admits clients that fit together.
+
+    What all clients must have in common is decided by the majority of the clients that are there at the start.
+    `contested` are nodes whose client has the name of another node's.
+    """
 
     def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
         self.run, self.federation, self.hooks = run, federation, hooks
+        self.contested: set[int] = set()
+        self._refused: set[int] = set()  # nodes whose client cannot take part
+        self._waiting: set[int] = set()  # nodes of unseen clients
+        self._present: set[int] = set()
+        self._arrays: dict[str, tuple[tuple[int, ...], str, str]] = {}  # shape, dtype and first owner by shared key
         self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
     def admit(self, *, unseen: bool = False) -> None:
@@ -57,27 +80,36 @@ class Handshake:
 
         Raises a FedhetError with all reasons if no client can take part, or if only one is left after refusals.
         """
-        roster, round = self.federation.roster, self.run.round
-        assert self.federation.grid is not None
-        if simulated(self.federation.grid):
-            # The folder shows another machine of a Ray cluster that it shares the path.
+        federation, round = self.federation, self.run.round
+        assert federation.grid is not None
+        if simulated(federation.grid):  # the folder shows another machine of a Ray cluster that it shares the path
             state_folder(self.run.config.state_dir, self.run.state.run).mkdir(parents=True, exist_ok=True)
-        if new := roster.new_nodes(self.federation.grid, unseen_clients=unseen):
+        if new := self._new_nodes(set(federation.grid.get_node_ids()), unseen=unseen):
             self._ask(new, unseen=unseen)
-        if not roster.nodes:
-            why = "all join after the last round (unseen-clients)" if roster.waiting else "there are no nodes"
+        if not federation.nodes:
+            why = "all join after the last round (unseen-clients)" if self._waiting else "there are no nodes"
             raise FedhetError(f"{NOBODY}\n{round.reasons(why)}")
         self._check_settings()
-        if len(roster.nodes) == 1 and roster.refused and self.run.traits.communicates:
-            (left,) = roster.nodes
+        if len(federation.nodes) == 1 and self._refused | self.contested and self.run.traits.communicates:
+            (left,) = federation.nodes
             raise FedhetError(
                 f"only client {left} is left after refusals, and {self.run.method.name} needs at least two clients:\n"
-                f"{with_remedy(round.reasons())}"
+                f"{round.reasons()}"
             )
+
+    def _new_nodes(self, present: set[int], *, unseen: bool) -> list[int]:
+        """Return the nodes to ask, and remove nodes that left; contested ones are asked again if the nodes changed."""
+        federation = self.federation
+        federation.nodes = {client: node for client, node in federation.nodes.items() if node in present}
+        self._refused &= present
+        self._waiting = set() if unseen else self._waiting & present
+        if present != self._present:
+            self._present, self.contested = present, set()
+        return sorted(present - {*federation.nodes.values()} - self._refused - self._waiting - self.contested)
 
     def _check_settings(self) -> None:
         """Apply `train_config`; raise a ConfigError if keys have no effect because clients have their own data."""
-        known = self.federation.roster.known.values()
+        known = self.federation.known.values()
         if not self.run.trains_clients and any(not reply.report.wrapped for reply in known):
             self.run.trains_clients = True
             self.run.apply_train_config()
@@ -97,41 +129,35 @@ class Handshake:
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
         """Ask nodes for a `Report` and admit those that can take part; if reports differ, the majority is admitted."""
-        run, federation, roster, round = self.run, self.federation, self.federation.roster, self.run.round
+        run, federation, round = self.run, self.federation, self.run.round
         public, encoder = self.hooks.public_dataset(), Encoder()
         payload = Payload() if public is None else with_public_dataset(public)
         request = federation.request(question=HANDSHAKE, begun=bool(run.state.clients))
         messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
         opened: dict[int, tuple[Hashable, Reply]] = {}
-        started = told = time.monotonic()
 
         def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
             if not again:
-                roster.refused[node] = ""
-            who = name if name and name not in roster.nodes else f"at node {node}"
+                self._refused.add(node)
+            who = name if name and name not in federation.nodes else f"at node {node}"
             round.fail(who, reason_of(who, error))
 
-        answers = federation.by_node(federation.send(messages))
-        for number, (node, message) in enumerate(answers, 1):
-            if (now := time.monotonic()) - told > TELL:
-                log.info("%d of %d clients have answered after %.0f s", number, len(new), now - started)
-                told = now
+        for node, message in federation.by_node(federation.send(messages)):
             try:
                 reply = read_reply(message)
-                if not unseen and _comes_last(reply.report, run.config.unseen_clients):
-                    roster.waiting.add(node)
+                if not unseen and _comes_last(reply, run.config.unseen_clients):
+                    self._waiting.add(node)
                     continue
-                kind = self.hooks.compatibility(reply)
-                hash(kind)
-                opened[node] = kind, reply
+                opened[node] = self._kind(reply), reply
             except Exception as error:  # any exception while reading a reply refuses this client
                 passing = message.has_error() or (isinstance(error, FedhetError) and error.may_pass)
                 refuse(node, name_in(message), error, again=passing)
-        for node, others in roster.rivals({node: reply.client for node, (_, reply) in opened.items()}).items():
-            roster.refused[node] = opened.pop(node)[1].client
-            round.fail(f"at node {node}", roster.contest(roster.refused[node], others))
-        one_shape = run.traits.alike not in ("widths", "parts")
-        for node in most_alike_first(opened, averaged=run.traits.shares.averaged, one_shape=one_shape):
+        for name, nodes in grouped((reply.client, node) for node, (_, reply) in opened.items()).items():
+            for node in nodes if len(nodes) > 1 or name in federation.nodes else ():
+                del opened[node]
+                self.contested.add(node)
+                round.fail(f"at node {node}", self._contest(name, [each for each in nodes if each != node]))
+        for node in most_alike_first(opened, run.traits.alike, averaged=run.traits.shares.averaged):
             reply = opened[node][1]
             try:
                 self._check_size(node, reply)
@@ -141,7 +167,34 @@ class Handshake:
             else:
                 round.down[reply.client] += payload.nbytes
                 round.up[reply.client] += reply.payload.nbytes
-        roster.sort()
+        federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
+
+    def _contest(self, name: str, others: Sequence[int]) -> str:
+        """Return the reason for refusing a node whose client has the name of a client or of the nodes `others`."""
+        owner = self.federation.nodes.get(name)
+        nodes = [*others] if owner is None else [owner]
+        words = f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
+        belongs = f"is also claimed by {words}: none is admitted" if owner is None else f"belongs to {words}"
+        return f"the client's name {name!r} {belongs}; each node needs its own partition-id (or name)"
+
+    def _common(self, reply: Reply) -> dict[str, Common]:
+        """Return the values in a client's reply that must be the same for all clients, by the name in messages."""
+        report, traits = reply.report, self.run.traits
+        task = report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
+        common = {"task": Common(task, "all clients of a run need the same task; set it with task=")}
+        if report.common:
+            remedy = "return the same examples as `common` for all clients, or leave it out"
+            common["common test set"] = Common(report.common, remedy)
+        if report.public and traits.public != "none" and self.hooks.public_dataset() is None:
+            common["digest of the public dataset"] = Common(
+                report.public, "all need the same examples in the same order"
+            )
+        return common | dict(self.hooks.common(reply))
+
+    def _kind(self, reply: Reply) -> Hashable:
+        """Return a value that is equal for clients that fit together, as far as their replies tell."""
+        networks = {"equal": reply.report.spec, "widths": without_widths(reply.report.spec)}
+        return tuple(networks.get(self.run.traits.alike, {}).items()), tuple(self._common(reply).items())
 
     def _check_size(self, node: int, reply: Reply) -> None:
         """Check that the server has memory for a client's network, and have the client send a large network."""
@@ -159,7 +212,7 @@ class Handshake:
         raise FedhetError("the client did not send its network, which is needed for its admission: see its log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
-        run, report, roster = self.run, reply.report, self.federation.roster
+        run, report = self.run, reply.report
         for name, group in reply.arrays.items():
             check_finite(group, f"the client's {name[:100]}")
         if (weight := run.flower_options.weighted_by_key) != FlowerOptions.weighted_by_key and not report.wrapped:
@@ -167,7 +220,7 @@ class Handshake:
                 f"weighted_by_key = {weight!r} names a metric of a client's own train function, "
                 "and this client trains with fedhet's loop: leave it out, or wrap the client's app with fedhet.wrap"
             )
-        roster.check(run.method.name, reply, networks=run.traits.alike, averaged=run.traits.shares.averaged)
+        self._check_network(report.spec)
         if not report.common_test and run.config.test_on != "local":
             self._test_on_own_parts()
         before = run.state.aside()
@@ -180,7 +233,9 @@ class Handshake:
             report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition)
         )
         known.examples = reply.examples
-        roster.admit(reply, node)
+        self.federation.admit(reply, node)
+        for key, (shape, dtype) in report.spec.items():
+            self._arrays.setdefault(key, (shape, dtype, report.client))
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
         if not report.own_data:
             self._own.discard("data")
@@ -190,23 +245,64 @@ class Handshake:
         if report.note:
             run.warn_once(report.note, [report.client])
 
+    def _check_network(self, spec: Spec) -> None:
+        """Raise a FedhetError if a client's shared arrays differ from other clients' more than the method allows."""
+        method, traits, known = self.run.method.name, self.run.traits, self.federation.specs
+        if traits.alike in ("equal", "widths") and known:
+            (client, other), but = next(iter(known.items())), ""
+            mine, theirs = spec, other
+            if traits.alike == "widths":
+                mine, theirs, but = without_widths(mine), without_widths(theirs), " except for their widths"
+            if mine != theirs:
+                raise FedhetError(
+                    f"{method} needs equal architectures{but}, and this client's differs from client {client}'s: "
+                    f"{difference(mine, theirs)}; layer-average, or fedproto with fedproto.width, accepts different "
+                    "networks"
+                )
+        one_shape = traits.alike not in ("widths", "parts")
+        for key, (shape, dtype) in spec.items() if traits.shares.averaged else ():
+            known_shape, known_dtype, client = self._arrays.get(key, (shape, dtype, ""))
+            if dtype != known_dtype or (one_shape and shape != known_shape):
+                raise FedhetError(
+                    f"{method} averages {key} over clients, but this client's is {dtype}{list(shape)} and client "
+                    f"{client}'s is {known_dtype}{list(known_shape)}: shared arrays must have equal "
+                    f"{'shapes and ' * one_shape}dtypes"
+                )
+
     def _agree(self, reply: Reply, *, joining: bool) -> None:
         """Let the method admit a client and, unless it is `joining` after the last round, draw initial arrays."""
-        state, traits, spec = self.run.state, self.run.traits, reply.report.spec
-        remedy = "return the same examples as `common` for all clients, or leave it out"
-        brought = {"common test set": Common(reply.report.common, remedy)} if reply.report.common else {}
-        state.common = agree(state.common, {**self.hooks.common(reply), **brought})
+        state, traits, common = self.run.state, self.run.traits, self._common(reply)
+        for name, (value, remedy) in common.items():
+            if (other := state.common.get(name, value)) != value:
+                raise FedhetError(f"the client's {name} is {value}, and the other clients have {other}: {remedy}")
+        state.common = state.common | {name: value for name, (value, _) in common.items()}
         if reply.client not in state.clients:
             if traits.public != "none":
-                public, labelled = self.hooks.public_dataset(), traits.public == "labelled"
-                suited = self.run.config.options.suited(own_models=False, unlabelled=labelled)
-                lines = [f"{self.run.method.family}.{key} = {toml_value(value)}" for key, (value, _) in suited.items()]
-                agree_on_public_dataset(state, reply, public, labelled=labelled, without_labels=", ".join(lines))
+                digest, size = self._public_dataset(reply)
+                state.public, state.public_size = state.public or digest, state.public_size or size
             self.hooks.admit(reply)
         if traits.shares.averaged and not joining:
-            missing = {key: each for key, each in spec.items() if key not in state.model | self.run.initial}
+            known = state.model | self.run.initial
+            missing = {key: each for key, each in reply.report.spec.items() if key not in known}
             if missing and (first := self.hooks.first_arrays(missing)) is not None:
                 state.model = state.model | first
+
+    def _public_dataset(self, reply: Reply) -> tuple[str, int]:
+        """Return digest and size of the public dataset, the server's or the client's; raise if there is none."""
+        report, public = reply.report, self.hooks.public_dataset()
+        if public is not None:
+            return public.digest, len(public)
+        if report.public:
+            return report.public, report.public_size
+        labelled, config = self.run.traits.public == "labelled", self.run.config
+        suited = config.options.suited(own_models=False, unlabelled=labelled).items()
+        instead = ", ".join(f"{self.run.method.family}.{key} = {toml_value(value)}" for key, (value, _) in suited)
+        instead = f"set {instead}, which needs no labels; or " if instead else ""
+        held_out = "" if report.own_data else "set public-samples, or "
+        raise FedhetError(
+            f"there is no {'labelled ' * labelled}public dataset to align on: {instead}{held_out}have the clients' "
+            "data function return it as `public`, or give make_server_app(public=...)"
+        )
 
     def _test_on_own_parts(self) -> None:
         """Evaluate on clients' own test parts only, if a client has no common test set; raise if `test-on` is set."""
@@ -219,58 +315,36 @@ class Handshake:
         run.config = run.config.on_own_test_parts()
         log.info("%s", run.config.remarks[-1][1])
 
-    # ---- what is shared before the first round
 
-    def settle(self) -> None:
-        """Initialise the shared arrays, which depend on the clients that are connected."""
-        run, state = self.run, self.run.state
-        if run.traits.shares.averaged:
-            shared = {key for client in self.federation.present for key in self.federation.specs[client]}
-            unknown = sorted(run.initial.keys() - shared)
-            if unknown and not state.round:
-                log.warning("initial arrays that no client shares are ignored: %s", ", ".join(unknown[:3]))
-            if run.initial:
-                state.model = state.model | {key: array for key, array in run.initial.items() if key in shared}
-                run.initial = {}
-            if shared - state.model.keys() and run.traits.common_init and run.config.shared_init:
-                self._fetch_first_arrays()
-
-    def _fetch_first_arrays(self) -> None:
-        """Initialise shared arrays with the initial weights of the first client that has them.
-
-        With a robust rule or clipping (`aggregation`, `clip-norm`), all clients are asked, and Krum selects among them.
-        """
-        state, specs = self.run.state, self.federation.specs
-        if not is_plain(self.run.config):
-            sent = self._first([c for c in self.federation.present if specs[c].keys() - state.model.keys()])
-            equal = dict.fromkeys(sent, 1.0)
-            wholes = {c: {key: (a.shape, specs[c][key][1]) for key, a in model.items()} for c, model in sent.items()}
-            state.model = average_shared(sent, equal, wholes, "krum", self.run.config.byzantine) | state.model
-        for client in self.federation.present:  # all would send the same, drawn from the seed
-            if specs[client].keys() <= state.model.keys():
-                continue
-            model = self._first([client]).get(client, {})
-            state.model = {key: array.astype(specs[client][key][1]) for key, array in model.items()} | state.model
-        if not state.model:
-            raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
-
-    def _first(self, clients: Sequence[str]) -> dict[str, Arrays]:
-        models: dict[str, Arrays] = {}
-
-        def keep(reply: Reply) -> None:
-            models[reply.client] = self.hooks.first_model(reply)
-
-        self.federation.ask(FIRST, dict.fromkeys(clients, Payload()), keep)
-        return {client: models[client] for client in clients if client in models}
-
-
-def _comes_last(report: Report, count: int) -> bool:
+def _comes_last(reply: Reply, count: int) -> bool:
     if not count:
         return False
-    if report.partition is None:
+    if reply.report.partition is None:
         raise FedhetError(
             f"unseen-clients = {count} selects the last partitions, and the client's node reports no partition: set "
             "partition-id and num-partitions in its node config"
         )
-    partition, partitions = report.partition
+    partition, partitions = reply.report.partition
     return partition >= partitions - count
+
+
+def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], networks: str, *, averaged: bool) -> list[int]:
+    """Return nodes in the order of admission, so that the majority decides which clients fit.
+
+    `opened` has each node's kind and reply. Clients of the most frequent kind come first; among them, if arrays are
+    `averaged`, those with the most arrays of the most frequent dtype and, unless `networks` (`Traits.alike`) may have
+    several widths, shape.
+    """
+    one_shape = networks not in ("widths", "parts")
+    kinds = Counter(kind for kind, _ in opened.values())
+    arrays = {
+        node: [(key, (shape if one_shape else (), dtype)) for key, (shape, dtype) in reply.report.spec.items()]
+        for node, (_, reply) in opened.items()
+        if averaged
+    }
+    votes = Counter(array for each in arrays.values() for array in each)
+    most: dict[str, int] = {}
+    for (key, _), count in votes.items():
+        most[key] = max(most.get(key, 0), count)
+    unlike = {node: sum(votes[array] < most[array[0]] for array in each) for node, each in arrays.items()}
+    return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike.get(node, 0)))

@@ -13,7 +13,6 @@ from fedhet.methods.keys import kebab
 from fedhet.methods.method import ABSENT, UNSCORED
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import ClientRecord
-from fedhet.server.roster import with_remedy
 from fedhet.server.run import Run, named
 from fedhet.utils.statistics import (
     ClientRow,
@@ -97,6 +96,9 @@ class Reporter:
         round = self.run.round
         losses = [(r.train_loss, r.weight) for r in replies.values() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
+        # The clients' mean of each metric that users' own functions report, weighted by training examples.
+        reported = grouped((name, (value, r.weight)) for r in replies.values() for name, value in r.further.items())
+        further = {name: weighted_mean(values) for name, values in reported.items()}
         return {
             "round": round.number,
             **({"final": True} if round.final else {}),
@@ -107,7 +109,7 @@ class Reporter:
             **statistics(replies, self.on_common_test),
             "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
-            "metrics": {**_further(replies), **metrics},
+            "metrics": {**further, **metrics},
             "bytes_up": round.up.total(),
             "bytes_down": round.down.total(),
             "timing": {"seconds": time.perf_counter() - round.started},
@@ -125,13 +127,6 @@ class Reporter:
             epsilon = replies[client].further.get("epsilon") if client in replies else None
             rows.append(ClientRow(round.number, client, network, known.examples, accuracy, loss, *traffic, epsilon))
         return rows
-
-
-def _further(replies: Mapping[str, Reply]) -> dict[str, float]:
-    """Return the clients' mean of each metric that users' own functions report, weighted by training examples."""
-    names = dict.fromkeys(name for reply in replies.values() for name in reply.further)
-    senders = {name: [reply for reply in replies.values() if name in reply.further] for name in names}
-    return {name: weighted_mean([(r.further[name], r.weight) for r in those]) for name, those in senders.items()}
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -215,7 +210,7 @@ def verdict(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if absent:
         by_reason = grouped((why, client) for client, why in absent.items())
         reasons = "; ".join(f"{named(clients)}: {reason}" for reason, clients in by_reason.items())
-        yield f"{len(absent)} of {len(trained.keys() | absent.keys())} {ABSENT}: {with_remedy(reasons)}"
+        yield f"{len(absent)} of {len(trained.keys() | absent.keys())} {ABSENT}: {reasons}"
     last = max(trained.values(), default=rounds)
     if rounds and last < rounds:
         yield f"the last round that counted is {max(last, 0)} of {rounds}"

@@ -1,7 +1,7 @@
 """The server-side hooks of a method, with their defaults, and the round that calls them."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -11,15 +11,15 @@ from torch import nn
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.flower import Message, MessageType, MetricRecord
-from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into, without_widths
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into
+from fedhet.messages.protocol import FIRST
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Options
 from fedhet.results.state import State
-from fedhet.server.aggregation import Aggregator
+from fedhet.server.aggregation import Aggregator, average_shared
 from fedhet.server.federation import Federation
-from fedhet.server.handshake import Handshake
+from fedhet.server.handshake import Common, Handshake
 from fedhet.server.reporter import Reporter
-from fedhet.server.roster import Common
 from fedhet.server.run import Networks, Round, Run
 from fedhet.utils.randomness import numpy_generator
 from fedhet.utils.statistics import in_order
@@ -52,15 +52,12 @@ class Hooks(Generic[P, S]):
     def run_round(self, round: int) -> MetricRecord:
         """Run one round of training, or the closing round after the last one, and return its metrics."""
         run, federation = self.run, self.federation
-        run.round = Round(round, closing=round > run.training_rounds)
-        self._handshake.admit()  # clients that come late
-        self._prepare()
-        payloads = self._choose()
+        payloads = self._open(Round(round, closing=round > run.training_rounds))
         evaluate = run.round.closing or run.evaluates(round)
         epochs = self.config.closing_epochs if run.round.closing else self.config.local_epochs
         messages = federation.messages(MessageType.TRAIN, payloads, epochs=epochs, evaluate=evaluate)
         if evaluate:
-            others = [client for client in federation.present if client not in payloads]
+            others = [client for client in federation.nodes if client not in payloads]
             messages += self._evaluation(others, amid_training=not run.round.closing)
         replies = federation.exchange(messages, self._check)
         return self.reporter.record(replies, self._aggregate(replies))
@@ -101,27 +98,6 @@ class Hooks(Generic[P, S]):
         The majority of the first clients decides; a client with another value is refused.
         """
         return {}
-
-    def compatibility(self, reply: Reply) -> Hashable:
-        """Return the values in a client's report that must be the same for all clients.
-
-        Clients with the most frequent values are admitted first. By default, these are the task, the shapes of networks
-        that must be equal, the public dataset and common test set if clients provide them, and the method's `common`
-        values.
-        """
-        report, networks = reply.report, self.traits.alike
-        kinds = {"equal": report.spec, "widths": without_widths(report.spec)}.get(networks, {})
-        brought = self.traits.public != "none" and self.public_dataset() is None
-        public = (report.public, report.public_size) if brought else ()
-        return (
-            report.metric,
-            report.labels,
-            tuple(kinds.items()),
-            report.groups,
-            public,
-            report.common,
-            tuple(self.common(reply).items()),
-        )
 
     def admit(self, reply: Reply) -> None:
         """Keep the values that the method needs from a client's first handshake, or raise an exception to refuse it."""
@@ -225,12 +201,49 @@ class Hooks(Generic[P, S]):
 
     def _prepare(self) -> None:
         """Initialise the shared arrays and the number of rounds, which depend on the connected clients."""
-        self._handshake.settle()
+        self._initialise()
         if (rounds := self.number_of_rounds()) != self.config.rounds:
             self.run.override({"rounds": rounds})
 
-    def _choose(self) -> dict[str, Payload]:
-        round = self.run.round
+    def _initialise(self) -> None:
+        """Initialise the shared arrays from `initial_arrays` or, with `shared-init`, from the clients' weights."""
+        run, state, specs = self.run, self.state, self.federation.specs
+        if not run.traits.shares.averaged:
+            return
+        shared = {key for client in self.federation.nodes for key in specs[client]}
+        if (unknown := sorted(run.initial.keys() - shared)) and not state.round:
+            log.warning("initial arrays that no client shares are ignored: %s", ", ".join(unknown[:3]))
+        if run.initial:
+            state.model = state.model | {key: array for key, array in run.initial.items() if key in shared}
+            run.initial = {}
+        if shared - state.model.keys() and run.traits.common_init and run.config.shared_init:
+            self._fetch_first_arrays()
+
+    def _fetch_first_arrays(self) -> None:
+        """Initialise missing shared arrays with the weights of the first client that has them (by Krum: of all)."""
+        state, specs, clients = self.state, self.federation.specs, list(self.federation.nodes)
+
+        def first(asked: Sequence[str]) -> dict[str, Arrays]:
+            replies = self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), self.first_model)
+            return {client: self.first_model(reply) for client, reply in replies.items()}
+
+        if not self.aggregator.plain:
+            sent = first([client for client in clients if specs[client].keys() - state.model.keys()])
+            wholes = {c: {key: (a.shape, specs[c][key][1]) for key, a in model.items()} for c, model in sent.items()}
+            equal = dict.fromkeys(sent, 1.0)
+            state.model = average_shared(sent, equal, wholes, "krum", self.config.byzantine) | state.model
+        for client in clients:  # all would send the same, drawn from the seed
+            if specs[client].keys() - state.model.keys():
+                model = first([client]).get(client, {})
+                state.model = {key: array.astype(specs[client][key][1]) for key, array in model.items()} | state.model
+        if not state.model:
+            raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
+
+    def _open(self, round: Round) -> dict[str, Payload]:
+        """Begin a round: admit clients that come late, and return the payloads for the clients that train."""
+        self.run.round = round
+        self._handshake.admit()
+        self._prepare()
         chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
         payloads = self._payloads(chosen, partial(self.configure_fit, round.number), "configure_fit")
         round.training = frozenset(payloads)
@@ -241,7 +254,7 @@ class Hooks(Generic[P, S]):
     ) -> dict[str, Payload]:
         with self._calling(name):
             payloads = hook(clients)
-        return {client: payload for client, payload in payloads.items() if client in self.federation.roster.nodes}
+        return {client: payload for client, payload in payloads.items() if client in self.federation.nodes}
 
     def _evaluation(self, clients: Sequence[str], *, amid_training: bool = False) -> list[Message]:
         hook = partial(self.evaluation_payloads, amid_training=amid_training)

@@ -1,11 +1,12 @@
-"""The data of a run and its current round, shared by all server objects, and networks built like the clients'."""
+"""The data of a run and of its current round, which all server objects share, its networks and its folder."""
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,8 @@ from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, ModelError
-from fedhet.flower import Message, sent_along
+from fedhet.flower import ArrayRecord, Grid, Message, decode_arrays, sent_along
+from fedhet.flower.grid import LocalGrid
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Arrays, Reply, difference, spec_of
 from fedhet.methods.method import Method, Traits
@@ -29,14 +31,13 @@ from fedhet.utils.text import log
 
 @dataclass
 class Round:
-    """The current round: the clients that train or join, messages sent, traffic, failures and lost client states."""
+    """The current round: the clients that train, messages sent, traffic, failures and lost client states."""
 
     number: int = 0
     final: bool = False
     closing: bool = False
     started: float = field(default_factory=time.perf_counter)
     training: frozenset[str] = frozenset()
-    joining: frozenset[str] = frozenset()
     sent: dict[int, Message] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -143,6 +144,13 @@ class Run:
         setattr(self, argument, dict(sent or {}))
         self.apply_train_config()
 
+    def take_initial(self, arrays: ArrayRecord | None) -> None:
+        """Keep the initial arrays from the caller, or log a warning if the method does not use them."""
+        used = self.traits.averages_model
+        self.initial = decode_arrays(arrays) if arrays and used else {}
+        if arrays and not used:
+            self.warn_once(f"initial_arrays have no effect, since clients of {self.method.name} share no model")
+
     def apply_train_config(self) -> None:
         """Set the keys of fedhet's training loop that `train_config` has, if some client trains with this loop."""
         if not self.trains_clients:
@@ -217,3 +225,30 @@ class Networks:
                 raise FedhetError(
                     f"the server cannot build a network like client {client}'s ({error}): {self._way_out}"
                 ) from error
+
+
+# ---- the folder of a run
+
+
+def new_folder(parent: Path, config: Config) -> Path:
+    """Return a path for a new run folder, named after the method, the data set and the time."""
+    folder = parent / f"{config.method_name}-{config.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return numbered(folder, Path.exists)
+
+
+def run_folder(config: Config, grid: Grid) -> Path:
+    """Return the folder for a run: `out`, or `out-2`, `out-3`, ... if `out` has a run and `resume` is not set.
+
+    Flower's runtime works in the folder where its SuperLink was started, so a relative folder is in `~/.fedhet` there.
+    """
+    home = Path() if isinstance(grid, LocalGrid) else Path.home() / ".fedhet"
+    if not config.out:
+        return new_folder(home / "runs", config).resolve()
+    folder = (home / config.out).resolve()
+    return folder if config.resume else numbered(folder, lambda place: (place / "config.toml").exists())
+
+
+def numbered(folder: Path, taken: Callable[[Path], bool]) -> Path:
+    """Return the first of `folder`, `folder-2`, `folder-3`, ... that is not taken."""
+    names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in range(1, 100_000))
+    return next(place for name in names if not taken(place := folder.with_name(name)))

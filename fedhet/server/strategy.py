@@ -27,14 +27,12 @@ from fedhet.results.observers import Observer
 from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.server.aggregation import Aggregator
-from fedhet.server.federation import Federation
+from fedhet.server.federation import Federation, await_nodes
 from fedhet.server.flower_loop import EvaluateFunction, FlowerLoop
-from fedhet.server.folders import run_folder
 from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
-from fedhet.server.roster import await_nodes
 from fedhet.server.round import P, S
-from fedhet.server.run import Networks, Round, Run, named
+from fedhet.server.run import Networks, Round, Run, named, run_folder
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import console, log
 
@@ -96,9 +94,14 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.networks = Networks(self.run, type(self).__name__)
         self.reporter = Reporter(self.run, self.size_of, observers)
         self.federation.answered = self.reporter.answered
-        hooks = self.public_dataset, self.compatibility, self.common, self.admit, self.first_arrays, self.first_model
-        self._handshake = Handshake(self.run, self.federation, Admission(*hooks, self.copies))
+        hooks = Admission(self.public_dataset, self.common, self.admit, self.first_arrays, self.copies)
+        self._handshake = Handshake(self.run, self.federation, hooks)
         self.fresh = True
+
+    def _restart(self) -> None:
+        """Begin a new run, unless `state` was assigned since the last run."""
+        if not self.fresh:
+            self._renew(self.reporter.observers, self.run.privacy)
 
     def start(
         self,
@@ -132,7 +135,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             FedhetError: too few clients can take part, no client gave a valid reply in the first round, the last rounds
                 had too few valid replies, or the method failed.
         """
-        self.begin()
+        self._restart()
         overrides = {"rounds": num_rounds, "timeout": None if timeout is None else float(timeout)}
         self.run.override({key: value for key, value in overrides.items() if value is not None})
         self.run.take("train_config", train_config)
@@ -147,10 +150,11 @@ class FederatedStrategy(FlowerLoop[P, S]):
             return self._in_flowers_own_loop(
                 grid, initial_arrays, train_config or ConfigRecord(), evaluate_config or ConfigRecord(), evaluate
             )
-        self._log_remarks()
+        for key, why in self.config.remarks:
+            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
         self.summary()
         with self._recording(grid, lines=True):
-            self.take_initial(ArrayRecord() if self.state.round else initial_arrays)
+            self.run.take_initial(None if self.state.round else initial_arrays)
             try:
                 with self.reporter.watching(self.matrices):
                     return self._all_rounds(grid, evaluate)
@@ -181,7 +185,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         fresh = not self.state.clients
         self.federation.grid, self.run.round = grid, Round()
         self._handshake.admit()
-        present = self.federation.present
+        present = self.federation.nodes
         if len(present) < least:
             raise FedhetError(
                 f"{len(present)} clients can take part: start at least {least}, or lower min-clients:\n"
@@ -190,7 +194,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
             raise FedhetError(f"{named(gone)} must also continue this run:\n{self.run.round.reasons('no such node')}")
-        self.federation.roster.check_that_clients_can_be_scored(self.config.test_on)
+        self.federation.check_that_clients_can_be_scored()
         if self._directory and self.run.train_config:
             self._directory.reconfigure(self.config)
         self._prepare()
@@ -213,7 +217,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         run, federation = self.run, self.federation
         run.round = Round(run.last_round + 1, final=True)
         self._handshake.admit()
-        replies = federation.exchange(self._evaluation(federation.present), self.take_last)
+        replies = federation.exchange(self._evaluation(list(federation.nodes)), self.take_last)
         if not self.config.unseen_clients:
             return self.reporter.record(replies, {})
         known = dict(self.state.clients)
@@ -223,16 +227,16 @@ class FederatedStrategy(FlowerLoop[P, S]):
         return result
 
     def _join_unseen(self) -> dict[str, Reply]:
-        known = set(self.federation.present)
+        known = set(self.federation.nodes)
         self._handshake.admit(unseen=True)
-        new = [client for client in self.federation.present if client not in known]
+        new = [client for client in self.federation.nodes if client not in known]
         payloads = self._payloads(new, partial(self.evaluation_payloads, amid_training=False), "evaluation_payloads")
         if self.traits.communicates:
             for client in [client for client, payload in payloads.items() if not payload.arrays]:
                 del payloads[client]
                 reason = f"{self.method.name} has no arrays for the client: no client that trained has the same layers"
                 self.run.round.fail(client, reason)
-        self.run.round.joining = frozenset(payloads)
+        self.run.round.training = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
     def _evaluator(self, function: EvaluateFunction | None) -> EvaluateFunction | None:
@@ -289,7 +293,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
         folder = run_folder(self.config, grid) if self.config.out else None
         shown = [ProgressLine(console(force_terminal=False), folder)] * lines
         with ExitStack() as stack:
-            stack.callback(self._stop_recording)
             self.reporter.observers = [*shown]
             if folder:
                 opened = recorded(folder, self.config, "flwr", resume=self.config.resume, simulated=simulated(grid))
@@ -297,14 +300,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 self._directory = observers[0]
                 self.state = observers[0].resumed(self.state)
                 self.reporter.observers = [*observers, *shown]
-            yield
-
-    def _stop_recording(self) -> None:
-        self.reporter.observers, self._directory = [], None
-
-    def _log_remarks(self) -> None:
-        for key, why in self.config.remarks:
-            log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
+            try:
+                yield
+            finally:
+                self.reporter.observers, self._directory = [], None
 
     def summary(self) -> None:
         """Log the method's name and its parameters."""

@@ -22,7 +22,7 @@ from fedhet.methods.options import Options
 from fedhet.methods.sharing import Units
 from fedhet.results.state import State
 from fedhet.server.aggregation import average_shared
-from fedhet.server.roster import Common
+from fedhet.server.handshake import Common
 from fedhet.server.strategy import FederatedStrategy
 
 Indices = NDArray[np.intp]
@@ -184,9 +184,13 @@ def split(
             name = str(len(places))
             places[name] = key, place
             for client in owners:
-                array = models[client][key]
+                array, part = models[client][key], by_client[client]
                 if place is not None:
-                    array = array[np.ix_(*_local(place, by_client[client] or (None,) * len(place), wholes[key].shape))]
+                    if part is not None:  # back to its places in the whole array
+                        whole = np.empty(wholes[key].shape, array.dtype)
+                        whole[_index(whole.shape, part)] = array
+                        array = whole
+                    array = array[np.ix_(*place)]
                 pieces[client][name] = np.asarray(array, order="C")
                 kinds[client][name] = array.shape, specs[client][key][1]
     return pieces, kinds, places
@@ -220,17 +224,6 @@ def _pieces(
         owners = np.logical_and.reduce([pattern for pattern, _ in blocks])
         if owners.any():
             yield [client for client, has in zip(parts, owners, strict=True) if has], tuple(at for _, at in blocks)
-
-
-def _local(place: Sequence[Indices], part: Part, shape: tuple[int, ...]) -> list[Indices]:
-    local = []
-    for at, indices, size in zip(place, part, shape, strict=True):
-        if indices is not None:
-            position = np.zeros(size, np.intp)
-            position[indices] = np.arange(len(indices))
-            at = position[at]
-        local.append(at)
-    return local
 
 
 def _index(shape: tuple[int, ...], part: Part) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet.client import app, memory, node, state
+from fedhet.client import app, memory, policy, state
 from fedhet.config import configuration
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
@@ -44,9 +44,9 @@ def federate(tiny, new_watch):
 def test_data_path_is_data():
     config = {"partition-id": 0, "num-partitions": 2}
     both = config | {"data": "/data/chest", "data-path": "/data/chest"}  # a user's data function may read either
-    assert node._with_data(config | {"data-path": "/data/chest"}) == both
-    assert node._with_data(config | {"data": "/data/chest"}) == node._with_data(both) == both
-    assert node._with_data(config) == config
+    assert policy._with_data(config | {"data-path": "/data/chest"}) == both
+    assert policy._with_data(config | {"data": "/data/chest"}) == policy._with_data(both) == both
+    assert policy._with_data(config) == config
 
 
 def test_contradicting_data_folders(federate):
@@ -197,7 +197,8 @@ def test_removal_does_not_follow_links(tmp_path):
 
 def test_partition_id_must_be_whole(federate):
     watch, _ = federate("Local", nodes={0: {"partition-id": "third"}})
-    assert "the node's partition-id must be a whole number of at least 0" in watch.rows[0]["failures"][0]["reason"]
+    reason = watch.rows[0]["failures"][0]["reason"]
+    assert "the node's partition-id is 'third', but must be a whole number of at least 0" in reason
 
 
 # ---- how much it may take
@@ -219,7 +220,7 @@ def test_client_beyond_memory_limit(federate, tiny):
     assert watch.rows[2]["participants"] == ["0", "2"]
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
     watch, _ = federate("FedAvg", nodes={0: {"memory-limit": "-1"}})
-    assert "must be a number of GB above 0" in watch.rows[0]["failures"][0]["reason"]
+    assert "must be a number of at least 1e-06 and at most 1e+09" in watch.rows[0]["failures"][0]["reason"]
 
 
 def wide():

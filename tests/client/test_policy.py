@@ -359,4 +359,4 @@ def test_no_downloads_at_nodes(method, monkeypatch):
 @pytest.mark.parametrize("limit", [1e12, "nan", 0])
 def test_invalid_memory_limits(limit, federate):
     watch, _ = federate("Local", {"memory-limit": limit})
-    assert "must be a number of GB above 0 and below 1e+09" in watch.rows[0]["failures"][0]["reason"]
+    assert "must be a number of at least 1e-06 and at most 1e+09" in watch.rows[0]["failures"][0]["reason"]

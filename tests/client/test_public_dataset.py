@@ -87,7 +87,14 @@ def test_different_public_dataset(odd, tiny, watch):
     start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == odd)), watch, clients=3)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == odd
-    assert "the client's public dataset differs from the other clients'" in failure["reason"]
+    assert "all need the same examples in the same order" in failure["reason"]
+
+
+def test_client_without_public_dataset(tiny, watch):
+    start("inputs", bringing(tiny, lambda client: None if client.name == "1" else PUBLIC.inputs), watch, clients=3)
+    (failure,) = watch.rows[0]["failures"]
+    assert failure["client"] == "1"
+    assert "there is no public dataset to align on" in failure["reason"]
 
 
 def test_different_labels(tiny, watch):

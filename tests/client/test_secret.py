@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fedhet.client.clients import Clients
-from fedhet.client.secret import ChangedExamples, NodeSecret, groups_of
+from fedhet.client.secret import NodeSecret, groups_of
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples
-from fedhet.errors import FedhetError
+from fedhet.errors import FedhetError, Refused
 from fedhet.tasks import Task
 from fedhet.training.training import grouped_batches
 
@@ -74,7 +74,7 @@ def test_choice_of_examples_outlives_flowers_node_id(node_config, tmp_path):
         info = ClientInfo(name, None, None, config, node_config)
         if number == 4711:
             clients._secret_of(info)
-    with pytest.raises(ChangedExamples, match="validation has changed"):
+    with pytest.raises(Refused, match="validation has changed"):
         clients._secret_of(info)
 
 
@@ -84,7 +84,7 @@ def test_changed_settings_are_refused(change, tmp_path):
     NodeSecret(tmp_path, "north", "digits").keep(choice)
     NodeSecret(tmp_path, "north", "digits").keep(choice)
     NodeSecret(tmp_path, "north", "mnist").keep(choice | change)
-    with pytest.raises(ChangedExamples, match=f"digits, but {next(iter(change))} has changed") as refusal:
+    with pytest.raises(Refused, match=f"digits, but {next(iter(change))} has changed") as refusal:
         NodeSecret(tmp_path, "north", "digits").keep(choice | change)
     assert "4711" not in str(refusal.value)
 
@@ -92,7 +92,7 @@ def test_changed_settings_are_refused(change, tmp_path):
 @pytest.mark.parametrize(("labels", "least"), [(LABELS[:-1], 10), (LABELS, 11)])
 def test_changed_examples_are_refused(labels, least, tmp_path):
     NodeSecret(tmp_path, "north", "own").grouped(data(), 10, CLASSES)
-    with pytest.raises(ChangedExamples, match="this node must use the same examples as in its first run"):
+    with pytest.raises(Refused, match="this node must use the same examples as in its first run"):
         NodeSecret(tmp_path, "north", "own").grouped(data(labels), least, CLASSES)
 
 

@@ -159,7 +159,7 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
         strategy = recording.after(place[0], {place: change})
         strategy.matrices()
         admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
-        if any(strategy.federation.roster.refused.values()):  # it goes by the name of another, who is refused with it
+        if strategy._handshake.contested:  # it goes by the name of another, who is refused with it
             found["refused"] += 1
         elif admitted or all(client != place[3] and client in recording.names for client in failed(strategy)):
             found["taken"] += 1

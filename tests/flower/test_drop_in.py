@@ -224,7 +224,7 @@ def test_numbers_of_nodes_have_flowers_meaning(monkeypatch):
             run(app(seen=seen), base.FedAvg(**({"fraction_train": 0.67, "min_train_nodes": 2} | options)))
             trained.append(sum(kind == "train" for kind, _ in seen))
         assert trained == [count, count]
-    monkeypatch.setattr("fedhet.server.roster.GRACE", 0.0)
+    monkeypatch.setattr("fedhet.server.federation.GRACE", 0.0)
     with pytest.raises(FedhetError, match="only 3 nodes are connected, and 4 are needed"):
         ours(wrapped(), fedhet.FedAvg(min_available_nodes=4))
 
@@ -399,7 +399,7 @@ def test_every_run_has_a_folder_of_its_own(home, tmp_path, monkeypatch, capsys, 
     for _ in range(2):
         ours(wrapped(), fedhet.FedAvg(out="runs/mine"))
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine", "mine-2"]
-    monkeypatch.setattr("fedhet.server.folders.LocalGrid", int)  # as in Flower's runtime, which works elsewhere
+    monkeypatch.setattr("fedhet.server.run.LocalGrid", int)  # as in Flower's runtime, which works elsewhere
     ours(wrapped(), fedhet.FedAvg(out="runs/mine"))
     assert (home / ".fedhet" / "runs" / "mine" / "summary.json").is_file()
     assert f"results go to {home / '.fedhet' / 'runs' / 'mine'}" in said.text

@@ -76,7 +76,7 @@ def test_unknown_hypernetwork_arrays_are_refused(key, shape, tmp_path, monkeypat
     monkeypatch.setattr(
         "fedhet.strategies.flha_ghn.start", lambda *told, **how: drawn.append(told[0]) or start(*told, **how)
     )
-    why = "is not in the hypernetwork that the other clients have"
+    why = "the client's digest of the hypernetwork's arrays is "
     assert why in refusal("flha-ghn", GHN, tmp_path, **{f"spec.{key}": shape})
     assert key not in drawn
 

@@ -7,7 +7,7 @@ import torch
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.server import roster
+from fedhet.server import federation
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -84,7 +84,7 @@ def test_no_nodes_left(start, tiny):
 
 
 def test_chosen_number_of_clients(monkeypatch, tiny):
-    monkeypatch.setattr(roster, "GRACE", 0.0)
+    monkeypatch.setattr(federation, "GRACE", 0.0)
     grid = LocalGrid(tiny.app(), 2)
     with pytest.raises(ConfigError, match="clients = 4, but 2 nodes are connected"):
         fedhet.FedAvg(clients=4).start(grid)
