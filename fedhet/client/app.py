@@ -200,6 +200,7 @@ class Answers:
             validation_examples=len(client.data.validation) if client.data.validation else 0,
             work=client.trained.work if client.secret is None else Work(),  # steps depend on the classes
             further={name: policy.rounded(value) for name, value in job.further.items()} if tells else {},
+            evaluated={name: policy.rounded(value) for name, value in job.evaluated.items()} if tells else {},
         )
 
     def _introduce(self, job: Job, report: Report, info: ClientInfo) -> None:

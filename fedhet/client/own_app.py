@@ -15,8 +15,8 @@ from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
-from fedhet.flower import AppError, ClientApp, Context, Message, ask_app
-from fedhet.flower.insides import mods_of
+from fedhet.flower import AppError, ClientApp, Context, Message, MessageType, ask_app, is_request
+from fedhet.flower.insides import failure, mods_of
 from fedhet.flower.mods import check_mods, noise_multiplier
 from fedhet.messages import check, load_into, spec_of, to_arrays
 from fedhet.methods import registry
@@ -47,7 +47,8 @@ def wrap(
     `evaluate_config`, which take precedence. They return what Flower's strategies expect: arrays from training, and
     metrics with `num-examples` from training and evaluation. The run's history has all metrics by name (a list as
     `NAME.0`, `NAME.1`); a name that fedhet or both functions use gets the prefix `train_` or `evaluate_`. Arrays that
-    the method does not share stay on the client. Methods that need fedhet's training loop are refused.
+    the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
+    are not from a strategy of fedhet go to your ClientApp, unless the node has a policy (`allow`).
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
@@ -86,7 +87,23 @@ def wrap(
         return least, least
 
     counts = user_functions.of_client("examples", examples or uncounted, _unread)
-    return Answers(Clients(function, counts, as_task(None)), noise=noise_multiplier(mods), loop=loop).app()
+    answers = Answers(Clients(function, counts, as_task(None)), noise=noise_multiplier(mods), loop=loop).app()
+    return _Both(answers, app)
+
+
+class _Both(ClientApp):
+    """Passes messages of fedhet's strategies to `answers`, and all others to the user's own ClientApp."""
+
+    def __init__(self, answers: ClientApp, own: ClientApp) -> None:
+        super().__init__()
+        self._answers, self._own = answers, own
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if is_request(message):
+            return self._answers(message, context)
+        if Policy.of(context.node_config, deployed=True).keeps_secret:
+            return failure(message, "this node has a policy (allow, dp-noise): it answers only strategies of fedhet")
+        return self._own(message, context)
 
 
 def _check_method(config: Config) -> None:
@@ -143,16 +160,15 @@ class _Loop:
     def train(self, job: Job) -> None:
         """Train the client's network with the app's train function."""
         client, train_loss = job.client, self._names[2]
-        arrays, metrics, weight = self._ask("train", job)
-        job.examples = self._count(job, "train", metrics, len(client.data.train))
+        arrays, metrics, weight = self._ask("train", job, client.request.round)
+        count = self._count(job, "train", metrics, len(client.data.train))
+        job.examples = max(1, int(count))
         job.policy.check_examples(job.examples, max(client.config.batch_size, job.policy.least))
-        if weight != COUNT:
-            if not metrics.get(weight, 0.0) > 0:
-                raise ModelError(
-                    f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it to its "
-                    f"MetricRecord"
-                )
-            job.weight = metrics[weight]
+        job.weight = metrics.pop(weight, 0.0 if weight != COUNT else count)
+        if not job.weight > 0:
+            raise ModelError(
+                f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it to its MetricRecord"
+            )
         try:
             check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
         except FedhetError as error:
@@ -166,11 +182,13 @@ class _Loop:
     def measure(self, job: Job, when: str) -> None:
         """Evaluate the client's network on its test examples, as `received` or as `trained` (`when`)."""
         accuracy, loss, _ = self._names
-        known = len(job.client.data.test)
+        known, request = len(job.client.data.test), job.client.request
+        aggregated = request.flower and self._message.metadata.message_type == MessageType.EVALUATE
         try:
             if _few(job, known):
                 return
-            _, metrics, weight = self._ask("evaluate", job)
+            earlier = request.final or (when == "received" and not aggregated)
+            _, metrics, weight = self._ask("evaluate", job, request.round - earlier)
         except AppError as error:
             return job.say(f"{error}; its metrics are missing")
         except FedhetError:
@@ -178,12 +196,14 @@ class _Loop:
         except Exception as error:  # as for Flower's strategies, the training counts
             line = traceback_in_file(error, f"client {job.client.name}: evaluate (round {job.client.request.round})")
             return job.say(f"its evaluate function raised {line}; its metrics are missing")
-        if _few(job, count := self._count(job, "evaluate", metrics, known)):
+        count = self._count(job, "evaluate", metrics, known)
+        if _few(job, max(1, int(count))):
             return
-        job.test_examples = count
+        job.test_examples, share = max(1, int(count)), max(0.0, metrics.pop(weight, count))
+        job.examples = job.examples or job.test_examples
         if missing := next((n for n in (accuracy, loss) if n not in metrics and n not in self._left_out), None):
-            raise ModelError(
-                f"the app's evaluate function returned no metric {missing!r}; it returned "
+            job.say(
+                f"its evaluate function returned no metric {missing!r}, so there is no score; it returned "
                 f"{', '.join(sorted(metrics)) or 'none'}: pass the names of its accuracy and loss, "
                 "fedhet.wrap(..., accuracy='...', loss='...')"
             )
@@ -191,39 +211,39 @@ class _Loop:
             job.say(f"the metric {accuracy} is {metrics[accuracy]!r}, must be from 0 to 1, and is left out")
             del metrics[accuracy]
         if accuracy in metrics and loss in metrics:
-            metric = Metric((metrics[accuracy],), (max(0.0, metrics.get(weight, float(count))),))
-            job.measured[when] = job.policy.measured(metric, metrics[loss], examples=count, ranked=False)
+            metric = Metric((metrics[accuracy],), (share,))
+            job.measured[when] = job.policy.measured(metric, metrics[loss], examples=job.test_examples, ranked=False)
         if when == job.side.traits.scored:
             self._metrics["evaluate"] = metrics
             self._report(job)
 
-    def _count(self, job: Job, action: str, metrics: dict[str, float], given: int) -> int:
+    def _count(self, job: Job, action: str, metrics: dict[str, float], given: int) -> float:
         """Return the number of examples in the `metrics` of a function (`action`), or else the user's (`given`)."""
         count = metrics.get(COUNT, given if self._counted else 0)
-        if count < 1 or count != int(count):
+        if not count > 0:
             raise ModelError(
                 f"the app's {action} function returned no {COUNT!r} above 0: add it to its MetricRecord, or pass "
                 "fedhet.wrap(..., examples=...)"
             )
         if self._counted and count != given:
             job.say(f"its {action} function returned {COUNT} = {count:g}, which counts, but examples returned {given}")
-        return int(count)
+        return count
 
     def _report(self, job: Job) -> None:
         """Report metrics of training and evaluation, with a prefix for names that fedhet or both functions use."""
         (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
-        taken = {accuracy, loss, *evaluated} - {COUNT}
-        trained = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self._metrics["train"].items()}
-        job.further = trained | {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
+        taken = {accuracy, loss, *evaluated}
+        job.further = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self._metrics["train"].items()}
+        job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
-    def _ask(self, action: str, job: Job) -> tuple[dict[str, Any], dict[str, float], str]:
+    def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
         """Call the app's `train` or `evaluate` (`action`); return arrays, metrics and the name of the weight metric."""
         client, config = job.client, job.client.config
         settings = {kebab(name): value for name, value in vars(config.options).items()}
         family = f"{config.family}."
         settings |= {name: settings[key.removeprefix(family)] for name, key in OURS.items() if key.startswith(family)}
         settings |= {
-            "server-round": client.request.round - client.request.final,
+            "server-round": round,
             "lr": client.optimisation().learning_rate,
             "local-epochs": client.request.epochs,
             "batch-size": config.batch_size,

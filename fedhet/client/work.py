@@ -45,7 +45,7 @@ class Job:
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name.
         lost: whether the state that the server expects is missing.
-        further: metrics of the user's own functions, by name.
+        further, evaluated: metrics of the user's own train and evaluate functions, by name.
         scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
         examples, test_examples: numbers of examples from the user's own functions; None to count the client's data.
         weight: the client's weight from the user's own train function; 0 for the number of training examples.
@@ -63,6 +63,7 @@ class Job:
     measured: dict[str, Measured] = field(default_factory=dict)
     lost: bool = False
     further: dict[str, float] = field(default_factory=dict)
+    evaluated: dict[str, float] = field(default_factory=dict)
     scored: dict[str, Tensor] = field(default_factory=dict)
     examples: int | None = None
     test_examples: int | None = None

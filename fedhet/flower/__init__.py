@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy as Strategy
 
 from fedhet.flower.messages import AppError as AppError
 from fedhet.flower.messages import ask_app as ask_app
+from fedhet.flower.messages import is_request as is_request
 from fedhet.flower.messages import name_in as name_in
 from fedhet.flower.messages import read_reply as read_reply
 from fedhet.flower.messages import read_request as read_request

@@ -86,18 +86,12 @@ def handled(app: ClientApp, message: Message, context: Context, logged: set[str]
     """Call the ClientApp and return its reply, or an error if it raises, which is logged unless it is in `logged`."""
     try:
         return app(message, context)
-    except Exception as error:
-        return _failed(message, context, error, logged)
-    except SystemExit as error:  # a user's code may call sys.exit
-        return _failed(message, context, RuntimeError(f"SystemExit: {error}"), logged)
-
-
-def _failed(message: Message, context: Context, error: Exception, logged: set[str]) -> Message:
-    reason = f"{type(error).__name__}: {error}"
-    if not no_handler(reason) and reason not in logged:
-        logged.add(reason)
-        log.error("client at node %d failed", context.node_id, exc_info=error)
-    return failure(message, reason)
+    except (Exception, SystemExit) as error:  # a user's code may call sys.exit
+        reason = f"{type(error).__name__}: {error}"
+        if not no_handler(reason) and reason not in logged:
+            logged.add(reason)
+            log.error("client at node %d failed", context.node_id, exc_info=error)
+        return failure(message, reason)
 
 
 def _records_for_one(content: RecordDict) -> RecordDict:

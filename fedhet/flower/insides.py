@@ -1,6 +1,7 @@
 """Access to undocumented parts of Flower; each has a test, which fails if a new version of Flower changes it."""
 
 import gc
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -23,8 +24,7 @@ from fedhet.errors import ConfigError
 
 R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 
-RUN_ID = 1
-SERVER_ID = 1
+RUN_ID = SERVER_ID = 1
 
 NORM_BIT = KEY_NORM_BIT
 """Metric of `adaptiveclipping_mod` that Flower's wrapper reads: whether a client's update was clipped."""
@@ -84,15 +84,20 @@ def legacy(reason: str) -> bool:
 
 
 def mods_of(app: ClientApp) -> list[Any]:
-    """Return the mods of a ClientApp that apply to all messages; raises a ConfigError for an app from a `client_fn`."""
+    """Return the mods around a ClientApp's train function; raises a ConfigError for an app from a `client_fn`."""
     if app._call is not None:
         raise ConfigError(LEGACY)
-    return [*app._mods]
+    function, mods = app._registered_funcs.get("train.default"), []
+    while getattr(function, "__qualname__", "") == "make_ffn.<locals>.wrap_ffn.<locals>.new_ffn":
+        inner = inspect.getclosurevars(function).nonlocals
+        mods.append(inner["_mod"])
+        function = inner["_ffn"]
+    return mods or [*app._mods]
 
 
 def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
     """Return the Flower strategy for differential privacy that wraps this one, or None; there may be only one."""
-    # Flower's wrappers hold the strategy in their attribute `strategy`, and do not tell it.
+    # A wrapper calls the strategy's hooks without a word about itself, and the accounting needs its noise and norm.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
     holders = gc.get_referrers(strategy, *attributes)
     wrappers = [each for each in holders if isinstance(each, PrivateWrapper) and each.strategy is strategy]

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from fedhet.errors import FedhetError
 from fedhet.flower.insides import LEGACY, NORM_BIT, filled, legacy, no_handler
 from fedhet.flower.records import Encoder, decode, decode_arrays, encode_arrays
-from fedhet.messages import Arrays, Fields, LostReply, Refusal, Reply, Report, Request, WireError
+from fedhet.messages import Arrays, Fields, LostReply, Refusal, Reply, Report, Request, WireError, by_position
 from fedhet.utils.files import plain_name
 
 OURS = ("settings", "request")
@@ -43,6 +43,11 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
     """Put a request, a run's settings (`Config.text`) and `entries` (see `sent_along`) into a message's records."""
     record["request"] = ConfigRecord({**entries, "settings": settings, "request": request.to_json()})
+
+
+def is_request(message: Message) -> bool:
+    """Return whether a message is from a strategy of fedhet."""
+    return message.has_content() and OURS[0] in message.content.config_records.get("request", {})
 
 
 def read_request(record: RecordDict) -> tuple[Request, str]:
@@ -103,8 +108,7 @@ def ask_app(
 
     The function receives the arrays of `model`, and the `settings` updated by `train_config` or `evaluate_config`.
     Return the arrays and metrics of its reply, and the name of the metric that is the client's weight. Raises a
-    FedhetError if the reply is an error, or does not have exactly one record of metrics and, from `train`, one of
-    arrays.
+    FedhetError if the reply is an error or does not have one record of metrics and, from `train`, one of arrays.
     """
     content, kind = message.content, message.metadata.message_type
     entries, names = _came_along(content.config_records["request"], action)
@@ -130,7 +134,8 @@ def ask_app(
         missing, count = ("MetricRecord", len(metrics)) if len(metrics) != 1 else ("ArrayRecord", len(arrays))
         raise WireError(f"{its} returned {count} {missing}s: return exactly one, as for Flower's strategies")
     weight = names.get("weighted_by_key", "num-examples")
-    return decode_arrays(arrays[0]) if action == "train" else {}, dict(metrics[0]), weight
+    sent = decode_arrays(arrays[0]) if action == "train" else {}
+    return by_position(sent, model), dict(metrics[0]), weight
 
 
 def name_in(message: Message) -> str:

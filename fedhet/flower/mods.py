@@ -8,7 +8,6 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedhet.errors import ConfigError
-from fedhet.flower.insides import PrivateWrapper
 from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.messages import Spec
 from fedhet.methods.method import Traits
@@ -32,14 +31,11 @@ def clips(mod: object) -> bool:
 
 def noise_multiplier(mods: Sequence[object]) -> float:
     """Return the greatest noise multiplier (standard deviation / clipping norm) of all `LocalDpMod`s, or 0."""
-    return max(
-        (
-            mod.sensitivity * math.sqrt(2 * max(0, math.log(1.25 / mod.delta))) / mod.epsilon / mod.clipping_norm
-            for mod in mods
-            if isinstance(mod, LocalDpMod) and mod.epsilon and mod.delta
-        ),
-        default=0.0,
-    )
+
+    def of(mod: LocalDpMod) -> float:
+        return mod.sensitivity * math.sqrt(2 * max(0, math.log(1.25 / mod.delta))) / mod.epsilon / mod.clipping_norm
+
+    return max((of(mod) for mod in mods if isinstance(mod, LocalDpMod) and mod.epsilon and mod.delta), default=0.0)
 
 
 def in_flowers_format(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -69,15 +65,13 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
         raise ConfigError(f"{name} cannot clip the array {whole[0]}, which holds integers: set batch-norm = local")
 
 
-def check_wrapper(
-    wrapper: PrivateWrapper, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord
-) -> None:
-    """Check before training that a wrapper for differential privacy can process the arrays that clients send.
+def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:
+    """Check before training that a wrapper for differential privacy, `name`, can process the arrays that clients send.
 
     The wrapper compares the arrays of each reply by position with `arrays`, which the strategy starts from. A
     ConfigError is raised unless clients share one model of these arrays, and receive nothing else.
     """
-    name, shared = type(wrapper).__name__, list(specs[0])
+    shared = list(specs[0])
     check_one_model(name, method, traits, specs)
     if list(arrays) != shared:
         further = ", ".join([key for key in arrays if key not in shared][:2])

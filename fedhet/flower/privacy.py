@@ -31,11 +31,9 @@ class PrivacyLedger:
     """The privacy budget (epsilon) that a strategy's runs have spent, or the reason why it is `unknown`.
 
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
-    greatest change that one client's update can make. Flower's `RdpAccountant` composes the rounds, without
-    amplification by sampling. Two runs are neighbours if all updates of one client are zero in one of them, so
-    participation and numbers of examples count as public. `name` is the name of the wrapper or mod that adds the noise,
-    `against` is a clause of the note that says from whom the noise protects, and `before` is the ledger of earlier
-    runs.
+    greatest change that one client's update can make. Two runs are neighbours if all updates of one client are zero in
+    one of them, so participation and numbers of examples count as public. `name` is the name of the wrapper or mod that
+    adds the noise, `against` a clause of the note that says from whom it protects, `before` the ledger of earlier runs.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ from fedhet.messages.arrays import Payload as Payload
 from fedhet.messages.arrays import Spec as Spec
 from fedhet.messages.arrays import WireError as WireError
 from fedhet.messages.arrays import as_declared as as_declared
+from fedhet.messages.arrays import by_position as by_position
 from fedhet.messages.arrays import bytes_of as bytes_of
 from fedhet.messages.arrays import cast as cast
 from fedhet.messages.arrays import check as check

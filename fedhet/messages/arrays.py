@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,12 @@ def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
     # NumPy has no bfloat16.
     arrays = {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
     return cast(arrays, dtype)
+
+
+def by_position(arrays: Arrays, names: Collection[str]) -> Arrays:
+    """Name arrays by position if their names are Flower's for a list of as many arrays: "0", "1", ..."""
+    listed = [*arrays] == [str(place) for place in range(len(names))]
+    return dict(zip(names, arrays.values(), strict=True)) if listed else arrays
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:

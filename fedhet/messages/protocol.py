@@ -44,8 +44,11 @@ MOST_PUBLIC = 10**8
 MOST_ARRAYS = 2**15
 """Largest number of arrays that a client may share."""
 
-FURTHER, MOST_FURTHER = "own.", 1024
-"""Prefix of metrics that a user's own functions return, and the largest number of them in a reply."""
+FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
+"""Prefixes of metrics that a user's own train and evaluate functions return, and the largest number of either."""
+
+READ = {"num-examples", "test-examples", "validation-examples", "train-loss", "weight", *map(kebab, vars(Work()))}
+"""Names of numbers that the server reads in a reply's metrics."""
 
 LONGEST_GROUPS = 2**20
 """Largest number of characters of permutation groups as text; ResNet-152 has 200,000."""
@@ -209,7 +212,7 @@ class Reply:
         measured: its evaluations by name: of the `received` and the `trained` model on its own test part, and with
             the prefix `common-` or `validation-` on the common test set or its validation part.
         work: numbers of steps and examples in its training.
-        further: metrics that a user's own train and evaluate functions return, by name (see `fedhet.wrap`).
+        further, evaluated: metrics that a user's own train and evaluate functions return, by name (see `fedhet.wrap`).
         given_weight: the weight from a user's own train function; 0 for the number of training examples.
     """
 
@@ -223,6 +226,7 @@ class Reply:
     validation_examples: int = 0
     work: Work = field(default_factory=Work)
     further: dict[str, float] = field(default_factory=dict)
+    evaluated: dict[str, float] = field(default_factory=dict)
     given_weight: float = 0.0
 
     @property
@@ -255,7 +259,10 @@ class Reply:
             metrics["validation-examples"] = self.validation_examples
         if self.work.steps:
             metrics |= {kebab(name): count for name, count in vars(self.work).items()}
-        return metrics | {f"{FURTHER}{name}": value for name, value in self.further.items()}
+        own = self.further | self.evaluated  # without a prefix, for hooks that a user's strategy overrides
+        metrics = {name: own[name] for name in own if name not in READ and not name.endswith("-metric")} | metrics
+        metrics |= {f"{FURTHER}{name}": value for name, value in self.further.items()}
+        return metrics | {f"{EVALUATED}{name}": value for name, value in self.evaluated.items()}
 
     @classmethod
     def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
@@ -271,23 +278,24 @@ class Reply:
             measured={
                 key.removesuffix("-metric"): _measured(metrics, key)
                 for key in metrics
-                if key.endswith("-metric") and not key.startswith(FURTHER)
+                if key.endswith("-metric") and not key.startswith((FURTHER, EVALUATED))
             },
             validation_examples=numbers.count("validation-examples", 0),
             work=Work(**numbers.plain(Work)),
-            further=_further(metrics),
+            further=_own(metrics, FURTHER),
+            evaluated=_own(metrics, EVALUATED),
             given_weight=max(0.0, numbers.number("weight", 0.0)),
         )
 
 
-def _further(metrics: Mapping[str, Any]) -> dict[str, float]:
-    names = [key.removeprefix(FURTHER) for key in metrics if key.startswith(FURTHER)]
+def _own(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    names = [key.removeprefix(prefix) for key in metrics if key.startswith(prefix)]
     if len(names) > MOST_FURTHER or not all(name.isprintable() and 0 < len(name) <= LONGEST for name in names):
         raise WireError(
             f"the client's functions return {len(names)} metrics, such as {shortened(names[:1])}: at most "
             f"{MOST_FURTHER} are accepted, with printable names of up to {LONGEST} characters"
         )
-    return {name: Fields(metrics).number(f"{FURTHER}{name}") for name in names}
+    return {name: Fields(metrics).number(f"{prefix}{name}") for name in names}
 
 
 def _measured(metrics: Mapping[str, Any], key: str) -> Measured:

@@ -135,7 +135,8 @@ class Federation:
             if node in answers:
                 yield node, answers[node]
             else:
-                round.fail(names.get(node, f"at node {node}"), f"no reply within {self.run.config.timeout:g} s")
+                hook = " (or a hook of the strategy left the client out)" if self.run.flower else ""
+                round.fail(names.get(node, f"at node {node}"), f"no reply within {self.run.config.timeout:g} s{hook}")
 
     def receive(self, replies: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Return the valid replies, in order of client name; record why the other clients failed."""

@@ -22,7 +22,7 @@ from fedhet.flower import (
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
 from fedhet.flower.mods import check_wrapper
 from fedhet.messages import Reply
-from fedhet.server.reporter import metric_record, statistics
+from fedhet.server.reporter import metric_record, own_metrics, statistics
 from fedhet.server.round import Hooks, P, S
 from fedhet.server.run import Round
 from fedhet.utils.text import log
@@ -36,6 +36,19 @@ NOT_OFFERED = ("_construct_messages", "_check_and_log_replies", "initialize_para
 """Hooks of Flower's `FedAvg` that fedhet's strategies never call."""
 
 
+def _argument(name: str) -> property:
+    """Return the attribute for an argument of Flower's `FedAvg`, which cannot be changed after the creation."""
+
+    def read(strategy: "FlowerLoop[Any, Any]") -> Any:
+        return getattr(strategy.run.flower_options, name, getattr(strategy.config, name, 1.0))
+
+    def change(strategy: "FlowerLoop[Any, Any]", value: object) -> None:
+        kind = type(strategy).__name__
+        raise ConfigError(f"{name} can be set only when the strategy is created: {kind}({name}={value!r})")
+
+    return property(read, change)
+
+
 class FlowerLoop(Hooks[P, S], Strategy):
     """Runs a strategy in Flower's loop, which calls its hooks for each round, such as `configure_train`.
 
@@ -43,6 +56,14 @@ class FlowerLoop(Hooks[P, S], Strategy):
         private_wrapper: Flower's strategy for differential privacy around this one, if any.
     """
 
+    fraction_train = _argument("fraction_train")
+    fraction_evaluate = _argument("fraction_evaluate")
+    min_train_nodes = _argument("min_train_nodes")
+    min_evaluate_nodes = _argument("min_evaluate_nodes")
+    min_available_nodes = _argument("min_available_nodes")
+    weighted_by_key = _argument("weighted_by_key")
+    arrayrecord_key = _argument("arrayrecord_key")
+    configrecord_key = _argument("configrecord_key")
     fresh = True
     private_wrapper: PrivateWrapper | None = None
     _flowers_loop: ExitStack | None = None  # the contexts of a run
@@ -169,9 +190,10 @@ class FlowerLoop(Hooks[P, S], Strategy):
         with self._in_flowers_loop():
             self._take_arrays(arrays)
             payloads = self._open(Round(server_round))
-            if wrapper := self.private_wrapper:
-                specs, name = [federation.specs[client] for client in federation.nodes], type(wrapper).__name__
-                check_wrapper(wrapper, self.method.name, run.traits, specs, arrays)
+            if self.private_wrapper:
+                name = type(self.private_wrapper).__name__
+                specs = [federation.specs[client] for client in federation.nodes]
+                check_wrapper(name, self.method.name, run.traits, specs, arrays)
                 if run.config.wire_dtype != "float32":
                     raise ConfigError(f"{name} needs wire-dtype = float32, not {run.config.wire_dtype}")
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
@@ -195,6 +217,11 @@ class FlowerLoop(Hooks[P, S], Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies of a round of training and aggregate them."""
         with self._in_flowers_loop():
+            if self.run.round.number != server_round:
+                raise ConfigError(
+                    f"configure_train of {type(self).__name__} must call super().configure_train(server_round, arrays, "
+                    f"config, grid) in every round, and did not in round {server_round}"
+                )
             valid = self.federation.receive(replies, self._check)
             self._trained = valid, self._aggregate(valid)
             metrics, model = metric_record(self.reporter.row(*self._trained)), self.global_arrays()
@@ -225,4 +252,4 @@ class FlowerLoop(Hooks[P, S], Strategy):
             self.reporter.record(*(self._trained or ({}, {})))
             if self._flowers_loop and round.number == self.run.last_round:
                 self._complete()
-        return metric_record(statistics(valid, None)) if valid else None
+        return metric_record({**statistics(valid, None), "metrics": own_metrics(valid, "evaluated")}) if valid else None

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from fedhet.flower import MetricRecord
 from fedhet.messages import Reply
@@ -34,12 +34,13 @@ class Reporter:
     """Reports a run to its observers.
 
     `size_of` returns the size of a client's network in words. `on_common_test` is the server's evaluation of the global
-    model, for the record of the next round.
+    model, for the record of the next round. `evaluated` are the clients' evaluations in the latest record.
     """
 
     def __init__(self, run: Run, size_of: Callable[[str], str], observers: Sequence[Observer]) -> None:
         self.run, self.size_of, self.observers = run, size_of, list(observers)
         self.on_common_test: Mapping[str, Any] | None = None
+        self.evaluated: MetricRecord | None = None
         self._rows: list[dict[str, Any]] = []
 
     def info(self, matrices: Mapping[str, Any] | None = None) -> RunInfo:
@@ -86,6 +87,7 @@ class Reporter:
             log.warning("round %d, %s", round.number, line)
         row = self.row(replies, metrics) | more
         self._rows.append(row)
+        self.evaluated = evaluations(replies, self.run.traits.scored)
         report = RoundReport(row, self._client_rows(replies))
         for observer in self.observers:
             observer.round(self.info(), report)
@@ -96,9 +98,6 @@ class Reporter:
         round = self.run.round
         losses = [(r.train_loss, r.weight) for r in replies.values() if r.train_loss is not None]
         finite = bool(losses) and all(math.isfinite(loss) for loss, _ in losses)
-        # The clients' mean of each metric that users' own functions report, weighted by training examples.
-        reported = grouped((name, (value, r.weight)) for r in replies.values() for name, value in r.further.items())
-        further = {name: weighted_mean(values) for name, values in reported.items()}
         return {
             "round": round.number,
             **({"final": True} if round.final else {}),
@@ -109,7 +108,7 @@ class Reporter:
             **statistics(replies, self.on_common_test),
             "train_loss": weighted_mean(losses) if finite else None,
             "work": vars(sum((reply.work for reply in replies.values()), Work())),
-            "metrics": {**further, **metrics},
+            "metrics": {**own_metrics(replies, "further"), **own_metrics(replies, "evaluated"), **metrics},
             "bytes_up": round.up.total(),
             "bytes_down": round.down.total(),
             "timing": {"seconds": time.perf_counter() - round.started},
@@ -127,6 +126,23 @@ class Reporter:
             epsilon = replies[client].further.get("epsilon") if client in replies else None
             rows.append(ClientRow(round.number, client, network, known.examples, accuracy, loss, *traffic, epsilon))
         return rows
+
+
+def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluated"]) -> dict[str, float]:
+    """Return the clients' mean of each metric that users' own functions report, weighted by their examples."""
+
+    def weight(reply: Reply) -> float:
+        tested = [sum(each.metric.weights) for each in reply.measured.values()] or [reply.test_examples]
+        return reply.weight if which == "further" else tested[0]
+
+    reported = grouped((name, (each, weight(r))) for r in replies.values() for name, each in getattr(r, which).items())
+    return {name: weighted_mean(pairs) for name, pairs in reported.items() if sum(weight for _, weight in pairs)}
+
+
+def evaluations(replies: Mapping[str, Reply], scored: str) -> MetricRecord | None:
+    """Return the clients' evaluations of the model `scored` (received or trained), as after a round of Flower's."""
+    row = {scored: over_clients(replies, scored), "metrics": own_metrics(replies, "evaluated")}
+    return metric_record(row) or None
 
 
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:

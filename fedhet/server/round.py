@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from torch import nn
 
 from fedhet.data import PublicDataset
-from fedhet.errors import FedhetError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Message, MessageType, MetricRecord
-from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, load_into
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, as_declared, by_position, load_into
 from fedhet.messages.protocol import FIRST
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Options
@@ -210,13 +210,20 @@ class Hooks(Generic[P, S]):
         run, state, specs = self.run, self.state, self.federation.specs
         if not run.traits.shares.averaged:
             return
-        shared = {key for client in self.federation.nodes for key in specs[client]}
-        if (unknown := sorted(run.initial.keys() - shared)) and not state.round:
+        shared = dict.fromkeys(key for client in self.federation.nodes for key in specs[client])
+        run.initial = by_position(run.initial, shared)
+        unknown = sorted(run.initial.keys() - shared.keys())
+        if unknown and len(unknown) == len(run.initial):
+            raise ConfigError(
+                f"initial_arrays has none of the arrays that clients share ({', '.join([*shared][:3])}, ...), but "
+                f"{', '.join(unknown[:3])}: pass ArrayRecord(model.state_dict()) of the clients' model"
+            )
+        if unknown and not state.round:
             log.warning("initial arrays that no client shares are ignored: %s", ", ".join(unknown[:3]))
         if run.initial:
             state.model = state.model | {key: array for key, array in run.initial.items() if key in shared}
             run.initial = {}
-        if shared - state.model.keys() and run.traits.common_init and run.config.shared_init:
+        if shared.keys() - state.model.keys() and run.traits.common_init and run.config.shared_init:
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:

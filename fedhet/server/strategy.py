@@ -141,6 +141,11 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.run.take("train_config", train_config)
         self.run.take("evaluate_config", evaluate_config)
         evaluate = self._evaluator(evaluate_fn)
+        if initial_arrays is not None and not isinstance(initial_arrays, ArrayRecord):
+            raise ConfigError(
+                f"initial_arrays must be a flwr.app.ArrayRecord, such as ArrayRecord(model.state_dict()), not a "
+                f"{type(initial_arrays).__name__}"
+            )
         if initial_arrays and self.traits.shares.keys != "nothing" and not self.traits.shares.averaged:
             raise ConfigError(
                 f"{self.method.name} has no shared model that initial_arrays could set: leave them out, and let the "
@@ -170,6 +175,9 @@ class FederatedStrategy(FlowerLoop[P, S]):
         while self.state.round < run.last_round:
             round = self.state.round + 1
             result.train_metrics_clientapp[round] = self.run_round(round)
+            evaluated = round - (self.traits.scored == "received")  # the round whose model was evaluated
+            if evaluated and self.reporter.evaluated:
+                result.evaluate_metrics_clientapp[evaluated] = self.reporter.evaluated
             self._evaluate_globally(evaluate_fn, result)
         self._check_that_rounds_counted()
         result.evaluate_metrics_clientapp[run.last_round] = self.evaluate_last()

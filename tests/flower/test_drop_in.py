@@ -27,8 +27,13 @@ def network():
     return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
 
 
-def hospital(train_metrics=None, eval_metrics=None, change=None, seen=None, mods=None, train_mods=None):
-    """A ClientApp whose client i adds i + 1 to each array; `change` alters its reply to a training message."""
+def hospital(
+    train_metrics=None, eval_metrics=None, change=None, seen=None, mods=None, train_mods=None, evaluate_as=None
+):
+    """A ClientApp whose client i adds i + 1 to each array; `change` alters its reply to a training message.
+
+    `evaluate_as` returns a client's metrics for an evaluation message.
+    """
     app = ClientApp(mods=mods)
 
     def note(kind, msg):
@@ -49,6 +54,8 @@ def hospital(train_metrics=None, eval_metrics=None, change=None, seen=None, mods
     def evaluate(msg, context):
         note("evaluate", msg)
         metrics = {"eval_loss": 0.5, "eval_acc": 0.75, "num-examples": 10, **(eval_metrics or {})}
+        if evaluate_as:
+            metrics = evaluate_as(context.node_config["partition-id"], msg)
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
 
     return app
@@ -405,6 +412,134 @@ def test_every_run_has_a_folder_of_its_own(home, tmp_path, monkeypatch, capsys, 
     assert f"results go to {home / '.fedhet' / 'runs' / 'mine'}" in said.text
 
 
+# ---- the same result as with Flower's strategy
+
+
+def evaluations(run, app, base):
+    """Rounds, names and means (weighted by the numbers of examples) of evaluations, and what `server-round` says."""
+    rounds = []
+
+    def evaluate_as(client, msg):
+        weight = float(msg.content["arrays"].to_numpy_ndarrays()[0][0, 0])
+        rounds.append((msg.content["config"]["server-round"], round(weight, 2)))
+        return {"eval_loss": weight, "eval_acc": client / 4, "hours": 2.0 * client, "num-examples": 3 - client}
+
+    result = run(app(evaluate_as=evaluate_as), base.FedAvg(), num_rounds=3).evaluate_metrics_clientapp
+    means = {
+        at: {name: round(row[name], 3) for name in ("eval_loss", "eval_acc", "hours")} for at, row in result.items()
+    }
+    assert not any("num-examples" in row for row in result.values())
+    return means, {(1, 2.33), (2, 4.67), (3, 7.0)} <= {*rounds}
+
+
+def replies_of_hooks(run, app, base):
+    """Metrics that a subclass reads in the replies of its clients, and its attributes."""
+    read = []
+
+    class Reader(base.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            read.extend(
+                (r.content["metrics"]["train_loss"], r.content["metrics"][self.weighted_by_key]) for r in replies
+            )
+            return super().aggregate_train(server_round, replies)
+
+        def aggregate_evaluate(self, server_round, replies):
+            replies = list(replies)
+            read.extend((r.content["metrics"]["eval_acc"], r.content["metrics"]["num-examples"]) for r in replies)
+            return super().aggregate_evaluate(server_round, replies)
+
+    strategy = Reader(fraction_train=1.0, min_train_nodes=3)
+    names = set(run(app(), strategy).evaluate_metrics_clientapp[1])
+    return sorted(read), {"eval_acc", "eval_loss"} <= names, (strategy.fraction_train, strategy.min_train_nodes)
+
+
+def own_messages(run, app, base):
+    """Answers of a client's other functions, and a run of Flower's own strategy with the same ClientApp."""
+    inner = hospital()
+    inner.query()(lambda msg, context: Message(RecordDict({"c": ConfigRecord({"a": 1})}), reply_to=msg))
+    inner.train("warm")(lambda msg, context: Message(RecordDict({"c": ConfigRecord({"a": 2})}), reply_to=msg))
+    grid = LocalGrid(inner if app is hospital else fedhet.wrap(inner, network), 3)
+    asked = [Message(RecordDict(), dst_node_id=100, message_type=kind) for kind in ("query", "train.warm")]
+    return [m.content["c"]["a"] for m in grid.send_and_receive(asked)], level(flower.FedAvg().start(grid, first(), 1))
+
+
+def lists_of_arrays(run, app, base):
+    """A run from a list of arrays, whose clients return lists of arrays."""
+
+    def change(msg, reply):
+        (name, arrays), *_ = reply.array_records.items()
+        reply[name] = ArrayRecord(arrays.to_numpy_ndarrays())
+        return Message(reply, reply_to=msg)
+
+    grid, initial = (
+        LocalGrid(app(change=change), 3),
+        ArrayRecord([np.ones_like(a) for a in first().to_numpy_ndarrays()]),
+    )
+    return level(base.FedAvg().start(grid, initial, 2))
+
+
+def replying(numbers):
+    """A run in which client i returns `numbers[i]` as `num-examples`."""
+
+    def change(msg, reply):
+        client = int(decode_arrays(next(iter(reply.array_records.values())))["0.bias"][0] - 1)
+        reply["metrics"]["num-examples"] = numbers[client]
+        return Message(reply, reply_to=msg)
+
+    return lambda run, app, base: level(run(app(change=change), base.FedAvg()))
+
+
+def evaluating(**metrics):
+    """A run whose evaluations have these metrics."""
+
+    def result(run, app, base):
+        found = run(app(evaluate_as=lambda client, msg: {**metrics, "num-examples": 2}), base.FedAvg())
+        return level(found), {**found.evaluate_metrics_clientapp[1]}
+
+    return result
+
+
+def without_some_messages(run, app, base):
+    """A subclass that asks fewer clients, and one that leaves out replies."""
+
+    class Fewer(base.FedAvg):
+        def configure_train(self, *arguments):
+            return sorted(super().configure_train(*arguments), key=lambda message: message.metadata.dst_node_id)[:2]
+
+    class Larger(base.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            large = [reply for reply in replies if reply.content["metrics"]["num-examples"] > 15]
+            return super().aggregate_train(server_round, large)
+
+    return level(run(app(), Fewer())), level(run(app(), Larger()))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        evaluations,
+        replies_of_hooks,
+        own_messages,
+        lists_of_arrays,
+        without_some_messages,
+        pytest.param(replying((10.5, 0.5, 1)), id="fractions of examples"),
+        pytest.param(evaluating(eval_loss=2.0), id="no accuracy"),
+        pytest.param(evaluating(auc=0.5), id="another score"),
+    ],
+)
+def test_the_same_result_as_in_flower(result):
+    mine, right = result(ours, wrapped, fedhet), result(theirs, hospital, flower)
+    assert mine == right
+
+
+@pytest.mark.parametrize("place", ["mods", "train_mods"])
+def test_noise_at_any_place_is_accounted_for(place):
+    pytest.importorskip("dp_accounting")
+    ours(wrapped(**{place: [LocalDpMod(0.1, 0.1, 1.0, 1e-5)]}), strategy := fedhet.FedAvg())
+    assert 0 < strategy.run.privacy.spent()["epsilon"] < math.inf
+
+
 # ---- sentences
 
 
@@ -433,6 +568,17 @@ def of_context(context):
     return network()
 
 
+class Skipping(fedhet.FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        return []
+
+
+def at_a_node_with_a_policy():
+    grid = LocalGrid(wrapped(), 1, {"allow": "weights"})
+    (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=100, message_type="query")])
+    raise FedhetError(reply.error.reason)
+
+
 @pytest.mark.parametrize(
     ("do", "why"),
     [
@@ -441,6 +587,18 @@ def of_context(context):
         (lambda: fedhet.make_client_app(mods=fixedclipping_mod), "mods must be a list of Flower mods"),
         (lambda: fedhet.make_client_app(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
         (lambda: wrapped(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
+        (lambda: wrapped(train_mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),
+        (
+            lambda: setattr(fedhet.FedAvg(), "fraction_train", 0.5),
+            r"only when the .* created: FedAvg\(fraction_train=0.5",
+        ),
+        (lambda: fedhet.FedAvg().start(None, network().state_dict()), "initial_arrays must be a flwr.app.ArrayRecord"),
+        (
+            lambda: fedhet.FedAvg().start(LocalGrid(wrapped(), 2), ArrayRecord({"a": torch.ones(1)}), 1),
+            "initial_arrays has none of the arrays that clients share .0.weight, 0.bias, .*, but a: pass",
+        ),
+        (lambda: ours(wrapped(), Skipping()), r"configure_train of Skipping must call super\(\)"),
+        (at_a_node_with_a_policy, "this node has a policy .allow, dp-noise.: it answers only strategies of fedhet"),
         (lambda: fedhet.wrap(hospital(), network, examples=(10, 5)), "examples must be a function, such as lambda"),
         (lambda: fedhet.wrap(legacy()[0], network), "is made from a client_fn .*: move fit and evaluate into"),
         (

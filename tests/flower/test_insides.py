@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import message_size_mod
 from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
@@ -80,6 +81,16 @@ def test_a_client_app_without_the_handler_says_so(message):
         ClientApp()(message, context)
     assert insides.no_handler(str(error.value))
     assert not insides.no_handler("division by zero")
+
+
+def test_mods_around_the_train_function_are_found():
+    def first(message, context, call_next):
+        return call_next(message, context)
+
+    app = ClientApp(mods=[first])
+    assert insides.mods_of(app) == [first]
+    app.train(mods=[message_size_mod])(lambda message, context: message)
+    assert insides.mods_of(app) == [first, message_size_mod]
 
 
 def test_the_wrapper_around_a_strategy_is_found():
