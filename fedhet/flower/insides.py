@@ -87,7 +87,8 @@ def mods_of(app: ClientApp) -> list[Any]:
     """Return the mods around a ClientApp's train function; raises a ConfigError for an app from a `client_fn`."""
     if app._call is not None:
         raise ConfigError(LEGACY)
-    function, mods = app._registered_funcs.get("train.default"), []
+    function: Any = app._registered_funcs.get("train.default")
+    mods = []
     while getattr(function, "__qualname__", "") == "make_ffn.<locals>.wrap_ffn.<locals>.new_ffn":
         inner = inspect.getclosurevars(function).nonlocals
         mods.append(inner["_mod"])
