@@ -8,22 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from fedhet.comparing import tables
+from fedhet.comparing.measures import VariantResult, measure, verdict
+from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, measure, verdict
 from fedhet.comparing.runs import Execution, check, prepared, unused
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
-from fedhet.comparing.tables import (
-    accuracies,
-    comparison_figure,
-    costs,
-    gains,
-    gains_figure,
-    markdown,
-    notes_below,
-    number_rows,
-    terminal_table,
-    whole_table,
-)
-from fedhet.comparing.tuning import RATE, WHOLE, Choice, Tuning, tune, validation_note
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.history import showing
@@ -76,16 +66,15 @@ class Comparison:
 
     def tables(self) -> list[list[list[str]]]:
         """Return tables of accuracies, costs, and, if known, the clients' gains over training without exchange."""
-        tables = [accuracies(self.results, self.baseline), gains(self.results), costs(self.results)]
-        return [table for table in tables if len(table[0]) > 1]
+        return tables.separate_tables(self.results, self.baseline)
 
     def plot(self) -> Figure:
-        """Draw the accuracies of the variants by round and after the last round."""
-        return comparison_figure(self.results)
+        """Draw the accuracies of the variants by round."""
+        return tables.comparison_figure(self.results)
 
     def _repr_html_(self) -> str:
         failure = f"<pre>{escape(self.failure)}</pre>" if self.failed else ""
-        return table(whole_table(self.results, self.baseline)) + failure
+        return table(tables.whole_table(self.results, self.baseline)) + failure
 
 
 def compare(
@@ -177,7 +166,7 @@ def _compared(
         results = measure(runs, failed)
         done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
         settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
-        notes = notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
+        notes = tables.notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
         said = verdict(results, done.baseline)
         publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}")
@@ -185,8 +174,8 @@ def _compared(
         execute.tell(said)
     *first, last = done.tables()
     for lines in first:
-        execute.show(terminal_table(lines))
-    execute.show(terminal_table(last, [note for note in notes if note not in shared.notes]))
+        execute.show(tables.terminal_table(lines))
+    execute.show(tables.terminal_table(last, [note for note in notes if note not in shared.notes]))
     execute.tell(f"{out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
@@ -197,12 +186,12 @@ def publish(done: Comparison, verdict: str, notes: Sequence[str], title: str, mo
     """Write the files of a comparison with its `verdict`; `more` are additional sections of its HTML page."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
-    write_csv(out / "comparison.csv", number_rows(results, done.baseline))
-    write_text(out / "comparison.md", markdown(results, done.baseline, notes, verdict))
+    write_csv(out / "comparison.csv", tables.number_rows(results, done.baseline))
+    write_text(out / "comparison.md", tables.markdown(results, done.baseline, notes, verdict))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}
     if not runs:
         return
-    figures = {"comparison": done.plot(), "gains": gains_figure(results)}
+    figures = {"comparison": done.plot(), "gains": tables.gains_figure(results)}
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in drawn.items():
         save_png(figure, out / f"{name}.png")

@@ -1,12 +1,11 @@
 """The tables of a comparison for a terminal, Markdown and csv, the notes below them, and its figures."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedhet.comparing.measures import (
@@ -22,7 +21,7 @@ from fedhet.comparing.measures import (
 )
 from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.comparing.tuning import Search, Tuning
-from fedhet.results.plotting import BLUE, INK, ORANGE, draw_line, label_axes, look, new_figure
+from fedhet.results.plotting import INK, draw_line, label_axes, look, new_figure
 from fedhet.results.tables import format_bytes, format_seconds, format_value
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ _WORDS = ("method", "models")
 _LEFT = (*_WORDS, "settings")
 _COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "examples seen"), strict=True))
 """Measures that are counts, and their headings."""
+_GAINS = dict(zip(GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
+_Cell = Callable[[VariantResult], str]
 
 
 def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> "Table":
@@ -49,9 +50,9 @@ def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) ->
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return `accuracies`, `gains` and `costs` as one table."""
-    tables = accuracies(results, baseline), gains(results), costs(results)
-    return [[*first, *second[1:], *third[1:]] for first, second, third in zip(*tables, strict=True)]
+    """Return the `separate_tables` as one."""
+    lines = zip(*separate_tables(results, baseline), strict=True)
+    return [[*line, *(cell for other in others for cell in other[1:])] for line, *others in lines]
 
 
 def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], verdict: str = "") -> str:
@@ -87,33 +88,46 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
         yield [variant, "p", "", "", *(p if measure == "personal_accuracy" else None for measure in MEASURES)]
 
 
-def accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return a table with a line for each variant: its accuracies and the difference to the baseline."""
+def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
+    """Return tables of accuracies, of gains over training without exchange (if known), and of costs.
 
-    def seeds(result: VariantResult) -> str:
-        completed = len(result.outcomes)
-        return str(completed) if completed == result.seeds_wanted else f"{completed} of {result.seeds_wanted}"
+    Each has headings and a line for each variant.
+    """
+    known = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
+    gains = {name.replace("_", " "): partial(_mean, name, text) for name, text in known.items()}
+    costs = {heading: partial(_mean, name, "{:,.0f}") for name, heading in _COUNTS.items()}
+    costs |= {"bytes": _bytes, "time": lambda result: format_seconds(result.mean("seconds"))}
+    return [
+        [["method", *columns], *([result.label, *(cell(result) for cell in columns.values())] for result in results)]
+        for columns in (_accuracies(results, baseline), gains, costs)
+        if columns
+    ]
 
-    columns = {"models": [result.models for result in results], "seeds": list(map(seeds, results))}
+
+def _accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> dict[str, _Cell]:
+    columns: dict[str, _Cell] = {"models": lambda result: result.models, "seeds": _seeds}
     for name in _shown(results):
         heading = "after training" if name == "trained_accuracy" else name.removesuffix("_accuracy")
-        columns[heading] = [_accuracy(result, name) for result in results]
-    found = [None if each is baseline else each.difference(baseline, "personal_accuracy") for each in results]
-    columns[f"minus {baseline.variant}"] = ["-" if each is None else str(each) for each in found]
-    if p_values := corrected_p_values(results, baseline):
-        columns["p"] = [
-            _cell(p_values.get(each.variant), lambda p: f"{p:.3f}" if p >= 0.001 else "< 0.001") for each in results
-        ]
-    return _lines(results, columns)
+        columns[heading] = partial(_accuracy, name)
+    found, p_values = differences(results, baseline), corrected_p_values(results, baseline)
+    columns[f"minus {baseline.variant}"] = lambda result: str(found.get(result.variant) or "-")
+    if p_values:
+        columns["p"] = lambda result: _p_value(p_values.get(result.variant))
+    return columns
 
 
-def _lines(results: Sequence[VariantResult], columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    rows = zip((result.label for result in results), *columns.values(), strict=True)
-    return [["method", *columns], *map(list, rows)]
+def _seeds(result: VariantResult) -> str:
+    completed = len(result.outcomes)
+    return str(completed) if completed == result.seeds_wanted else f"{completed} of {result.seeds_wanted}"
 
 
-def _cell(value: float | None, written: Callable[[float], str]) -> str:
-    return "-" if value is None else written(value)
+def _p_value(p: float | None) -> str:
+    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def _mean(measure: str, text: str, result: VariantResult) -> str:
+    mean = result.mean(measure)
+    return "-" if mean is None else text.format(mean)
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
@@ -125,29 +139,8 @@ def _shown(results: Sequence[VariantResult]) -> list[str]:
     return [name for name in ACCURACIES if not without.get(name)]
 
 
-def _accuracy(result: VariantResult, measure: str) -> str:
-    mean, spread = result.mean(measure), result.spread(measure)
-    return "-" if mean is None else f"{format_value(mean)} ± {format_value(spread)}"
-
-
-def gains(results: Sequence[VariantResult]) -> list[list[str]]:
-    """Return a table with a line for each variant: its clients' gains over training without exchange, if known."""
-    formats = {"worse_off": "{:.0%}", "worst_tenth": "{:+.3f}"}
-    known = [name for name in GAINS if any(result.mean(name) is not None for result in results)]
-    return _lines(
-        results,
-        {name.replace("_", " "): [_cell(each.mean(name), formats[name].format) for each in results] for name in known},
-    )
-
-
-def costs(results: Sequence[VariantResult]) -> list[list[str]]:
-    """Return a table with a line for each variant: its examples, gradient steps, bytes and time."""
-    columns = {
-        heading: [_cell(result.mean(name), "{:,.0f}".format) for result in results] for name, heading in _COUNTS.items()
-    }
-    columns["bytes"] = [_bytes(result) for result in results]
-    columns["time"] = [format_seconds(result.mean("seconds")) for result in results]
-    return _lines(results, columns)
+def _accuracy(measure: str, result: VariantResult) -> str:
+    return _mean(measure, "{:.3f} ± " + format_value(result.spread(measure)), result)
 
 
 def _bytes(result: VariantResult) -> str:
@@ -178,7 +171,7 @@ def notes_below(
     if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model or, without one, of the clients' models.")
     notes += _differences(results, baseline, metrics[0])
-    if len(gains(results)[0]) > 1:
+    if any(result.mean("worse_off") is not None for result in results):
         notes.append(
             "Worse off: fraction of clients with a lower accuracy than the same client under local with the same seed. "
             "Worst tenth: mean difference to local of the tenth of clients that gain least."
@@ -230,16 +223,18 @@ def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
 
 
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
-    """Draw the personal accuracy by round (mean and spread over seeds) and, below, accuracies after the last round."""
+    """Draw the personal accuracy of each variant by round: the mean over seeds, and the spread as a band."""
+    figure, (axes,) = new_figure(3.2)
     results = [result for result in results if result.outcomes]
-    metric = results[0].outcomes[0].files.metric
-    height = 0.2 + 0.5 * len(results)  # of the bars
-    figure, (curves, bars) = new_figure(3.2 + height, rows=2, ratios=(2.2, height))
-    _draw_curves(curves, results)
-    label_axes(curves, "round (band: spread over seeds)", f"personal {metric}")
-    _draw_bars(bars, results)
-    equal = " (* equal models)" * any(result.equalised for result in results)
-    label_axes(bars, f"{metric} after the last round{equal}", "", whole=False)
+    for position, result in enumerate(results):
+        line = look(position)
+        curves = [dict(each.files.curve) for each in result.outcomes]
+        rounds = sorted(set.intersection(*map(set, curves)))
+        values = np.array([[curve[number] for number in rounds] for curve in curves])
+        means, spreads = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0.0
+        draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=result.variant)
+        axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
+    label_axes(axes, "round (band: spread over seeds)", f"personal {results[0].outcomes[0].files.metric}")
     return figure
 
 
@@ -259,33 +254,3 @@ def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
     drawn = bool(axes.get_legend_handles_labels()[0])
     label_axes(axes, "clients, in order of their gain (%)", f"{metric} minus that of local", whole=False)
     return figure if drawn else None
-
-
-def _draw_curves(axes: Axes, results: Sequence[VariantResult]) -> None:
-    for position, result in enumerate(results):
-        line = look(position)
-        curves = [dict(each.files.curve) for each in result.outcomes]
-        rounds = sorted(set.intersection(*map(set, curves)))
-        values = np.array([[curve[number] for number in rounds] for curve in curves])
-        means, spreads = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0.0
-        draw_line(axes, list(zip(rounds, means, strict=True)), **line, label=result.variant)
-        axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
-
-
-def _draw_bars(axes: Axes, results: Sequence[VariantResult]) -> None:
-    place = 0.0
-    for result in results:
-        for which, colour in (("personal", BLUE), ("global", ORANGE)):
-            if (mean := result.mean(f"{which}_accuracy")) is not None:
-                style: dict[str, Any] = {"color": colour, "alpha": 0.85, "ecolor": INK, "capsize": 2.5, "label": which}
-                spread = result.spread(f"{which}_accuracy")
-                bar = axes.barh(place, mean, xerr=spread, height=1, align="edge", **style)
-                axes.bar_label(bar, fmt="%.3f", padding=5, color=INK, fontsize=8)
-                place += 1
-        axes.text(0, place + 0.1, fill(result.label, 56), va="top", fontsize=8, color=INK)
-        place += 1.6
-    axes.set_yticks([])
-    axes.set_ylim(place - 0.4, -0.4)
-    axes.margins(x=0.2)
-    axes.set_xlim(left=0)
-    axes.grid(visible=False, axis="y")

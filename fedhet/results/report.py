@@ -166,7 +166,7 @@ _CAPTIONS = {
     "accuracy": "Accuracy by round, weighted by the clients' examples.",
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
-    "comparison": "Personal accuracy by round, and after the last one.",
+    "comparison": "Personal accuracy by round.",
     "gains": "Each client's accuracy minus that of the same client under local, from the lowest to the highest, all "
     "seeds together.",
     "overlay": "Accuracy by round: of each run the one by which its method is scored.",
