@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 
 from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, measure, verdict
-from fedhet.comparing import tables
-from fedhet.comparing.measures import VariantResult, measure, verdict
 from fedhet.comparing.runs import Execution, check, prepared, unused
 from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.tuning import RATE, WHOLE, Choice, Tuning, tune, validation_note
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.history import showing

@@ -55,29 +55,29 @@ class Tuning:
 class Trial:
     """A configuration in tuning, with its validation accuracies and failures by seed, and its costs.
 
-    `steps` are gradient steps of all runs, `round_bytes` the most bytes that one client sent and received in one round,
-    and `seconds` the time of the longest run.
+    `round_bytes` are the most bytes that one client sent and received in one round of training, and `seconds` is the
+    time of the longest run.
     """
 
     variant: str
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    steps: int = 0
     round_bytes: int = 0
     seconds: float = 0.0
 
     def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
-        """Record the validation accuracy and costs of a run, or why it has none."""
-        accuracy = validation_accuracy(run) if run else None
+        """Record the accuracy of a run on validation examples and its bytes, or the reason why it has no accuracy."""
+        accuracy = run.accuracy("validation") if run else None
         if run is None or accuracy is None:
             self.failed[seed] = reason or "there is no validation accuracy"
             return
-        self.by_seed[seed] = float(accuracy)
-        summary = run.summary or {}
-        self.steps += int((summary.get("work") or {}).get("steps") or 0)
-        self.round_bytes = max(self.round_bytes, round_bytes(run))
-        self.seconds = max(self.seconds, float(summary.get("seconds") or 0))
+        clients, failed = run.measured("validation")  # a client whose evaluation failed counts with 0
+        self.by_seed[seed] = accuracy * clients / (clients + len(failed)) if failed else float(accuracy)
+        training = {row["round"] for row in run.rows if row["round"] and not row.get("final")}
+        sent = (row.bytes_up + row.bytes_down for row in run.clients if row.round in training)
+        self.round_bytes = max(self.round_bytes, *sent, 0)
+        self.seconds = max(self.seconds, float((run.summary or {}).get("seconds") or 0))
 
     @property
     def accuracy(self) -> float | None:
@@ -88,19 +88,6 @@ class Trial:
     def words(self) -> str:
         """The tuned keys and their values as text."""
         return ", ".join(f"{key} = {value}" for key, value in self.choice.items()) or "nothing to choose"
-
-
-def validation_accuracy(run: RunFiles) -> float | None:
-    """Return the run's accuracy on validation examples, where a client whose evaluation failed counts with 0."""
-    accuracy = run.accuracy("validation")
-    clients, failed = run.measured("validation")
-    return accuracy * clients / (clients + len(failed)) if accuracy and failed else accuracy
-
-
-def round_bytes(run: RunFiles) -> int:
-    """Return the most bytes that one client sent and received in one round of training."""
-    training = {row["round"] for row in run.rows if row["round"] and not row.get("final")}
-    return max((row.bytes_up + row.bytes_down for row in run.clients if row.round in training), default=0)
 
 
 @dataclass
@@ -153,14 +140,14 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
     """Yield the rows of `tuning.csv`: headings, and a row for each configuration of each variant."""
     keys = distinct(key for each in searches for tried in each.tried for key in tried.choice)
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
-    yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result", "steps"]
+    yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result"]
     for search in searches:
         best = search.best if search.completed else None
         for tried in search.tried:
             values = [tried.choice.get(key) for key in keys]
             accuracies = [tried.by_seed.get(seed) for seed in seeds]
             result = "chosen" if tried is best else "; ".join(dict.fromkeys(tried.failed.values()))
-            yield [search.variant, *values, *accuracies, tried.accuracy, result, tried.steps]
+            yield [search.variant, *values, *accuracies, tried.accuracy, result]
 
 
 @dataclass(frozen=True)

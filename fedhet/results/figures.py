@@ -8,19 +8,19 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from fedhet.methods.method import Drawing
 from fedhet.results.history import RunFiles, TestSet, Which, final_clients, learning_curve, scored_curve
 from fedhet.results.plotting import (
     BLUE,
+    GRID,
     INK,
     ORANGE,
     PALETTE,
-    colour_bar,
     draw_image,
     draw_line,
-    faded,
     label_axes,
     look,
     name_ticks,
@@ -139,7 +139,10 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
         if len(clients) <= MOST_LABELLED:
             name_ticks(axes.xaxis, range(len(order)), (clients[i] for i in order))
         name_ticks(axes.yaxis, _middles(ends), (name or UNDISCLOSED for name, _ in groups))
-    colour_bar(image, panels, "CKA", fraction=0.025)
+    bar = figure.colorbar(image, ax=panels, pad=0.02, fraction=0.025)
+    bar.set_label("CKA", color=INK)
+    bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=8)
+    bar.outline.set_visible(False)
     return figure
 
 
@@ -152,7 +155,8 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
     layers = {layer["name"]: np.asarray(layer["units"]) for layer in matrices["layers"]}
     ordered = [units[:, np.argsort(-units.sum(0), kind="stable")] for units in layers.values()]
     figure, (axes,) = new_figure(max(1.8, 1.2 + rows_height(clients[:MOST_LABELLED], 0.17)))
-    draw_image(axes, np.concatenate(ordered, axis=1), vmin=0, vmax=1.4, cmap=faded(BLUE), aspect="auto")
+    present = np.ma.masked_equal(np.concatenate(ordered, axis=1), 0)
+    draw_image(axes, present, cmap=ListedColormap([BLUE]), alpha=0.5, aspect="auto")
     ends = list(accumulate((units.shape[1] for units in ordered), initial=0))
     for edge in ends[1:-1]:
         axes.axvline(edge - 0.5, color=ORANGE, linewidth=1)

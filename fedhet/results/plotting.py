@@ -16,7 +16,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
@@ -68,11 +67,6 @@ def new_figure(height: float, panels: int = 1, rows: int = 1, *, width: float = 
         axes.grid(visible=True, color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
     return figure, all_axes
-
-
-def faded(colour: str) -> Colormap:
-    """Return a colormap from transparent to a colour, so that zeros have the colour of the page."""
-    return LinearSegmentedColormap.from_list("faded", [to_rgba(colour, 0.0), to_rgba(colour, 0.7)])
 
 
 def _lay_out(figure: Figure) -> None:
@@ -168,11 +162,3 @@ def name_ticks(axis: Axis, places: Sequence[float], names: Iterable[str], **opti
     if isinstance(axis, XAxis) and len("".join(lines)) > 40:
         options = {"rotation": 90, **options}
     axis.set_ticks(places, lines, fontsize=8, **options)
-
-
-def colour_bar(image: Any, panels: Sequence[Axes], label: str = "", **options: Any) -> None:
-    """Draw the scale of an image's colours next to the panels."""
-    bar = image.figure.colorbar(image, ax=panels, **{"pad": 0.02, **options})
-    bar.set_label(label, color=INK)
-    bar.ax.tick_params(color=GRID, labelcolor=INK, labelsize=8)
-    bar.outline.set_visible(False)

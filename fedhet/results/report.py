@@ -194,10 +194,8 @@ def write_report(folder: Path | str) -> Path:
         captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
         if run.personal == "received" and run.accuracy("trained") is not None:
             captions["accuracy"] += _BEFORE
-        undrawn = sorted(run.matrices.keys() - drawings.keys())
-        lines = [*_status(run), *([("quiet", f"matrices.json also holds: {', '.join(undrawn)}.")] if undrawn else [])]
         pictures = _pictures(figures, captions)
-        write_text(path, page(run.title, _sections(run), lines=lines, facts=_facts(run), pictures=pictures))
+        write_text(path, page(run.title, _sections(run), lines=_status(run), facts=_facts(run), pictures=pictures))
     return path
 
 

@@ -88,7 +88,6 @@ def test_content_of_a_report(make_run):
         "before training",
         "after training",
         "cnn-3-3 (4)",
-        "matrices.json also holds: unheard-of.",
     ):
         assert part in page.text
     assert ["fedhenn.eta0", "0.01"] in page.rows
