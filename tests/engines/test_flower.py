@@ -27,9 +27,9 @@ from fedhet.engines.flower import make_app
 from fedhet.engines.superlink import command, environment_of_commands, superlink
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods import registry
-from fedhet.results.history import read_history
 from fedhet.results.observers import RunInfo
 from fedhet.results.state import State
+from fedhet.testing import Run
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
 METHODS = ("fedavg", "fedrep", "fedhenn", "fedharm", "fedma", "flha-ghn", "fedproto", "fedmd", "heterofl", "lora")
@@ -167,14 +167,6 @@ def settings_of(method: str) -> dict[str, Any]:
     return preset | {key: value for key, value in small.items() if key in preset} | own
 
 
-def models_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (folder / "models").iterdir()}
-
-
-def repeatable(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "timing"} for row in history]
-
-
 def simulate(app: Path, environment: dict[str, str], run_config: str, federation: str) -> str:
     """Return the output of `flwr run` of an app."""
     options = ["--stream", "--run-config", run_config, "--federation-config", federation]
@@ -305,8 +297,8 @@ def test_ray_and_local_give_the_same_history(method: str, ray_runs: Path, tmp_pa
     local, ray = fedhet.run(settings_of(method), out=tmp_path / "local"), ray_runs / method
     summary = json.loads((ray / "summary.json").read_text())
     assert (summary["engine"], summary["status"]) == ("ray", "completed")
-    assert repeatable(read_history(ray)) == repeatable(local.history)
-    assert models_in(ray) == models_in(local.folder)
+    assert Run(ray).rows == Run(local.folder).rows
+    assert Run(ray).models == Run(local.folder).models
 
 
 @pytest.mark.slow
@@ -317,7 +309,7 @@ def test_flwr_run_of_a_checkout_gives_the_same_history(
     run_config = f'preset="fedavg/digits" rounds=2 clients=3 out="{tmp_path / "flwr"}"'
     output = simulate(ROOT, simulating, run_config, "num-supernodes=3 client-resources-num-cpus=1")
     assert "round 2/2" in output
-    assert repeatable(read_history(tmp_path / "flwr")) == repeatable(local.history)
+    assert Run(tmp_path / "flwr").rows == Run(local.folder).rows
 
 
 PRINTED = "Successfully started run 7\n\x1b[93mWARNING \x1b[0m:     1 of 3 clients took no part: client 2: too few\n"

@@ -18,7 +18,8 @@ from fedhet.config.toml import to_toml
 from fedhet.engines.running import RunResult
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import read_history
-from tests.engines.test_flower import ROOT, models_in, repeatable, settings_of
+from fedhet.testing import Run
+from tests.engines.test_flower import ROOT, settings_of
 
 
 @pytest.mark.slow
@@ -26,8 +27,8 @@ def test_a_run_on_ray_is_followed_round_by_round(watch: Any, tmp_path: Path) -> 
     local = fedhet.run(settings_of("fedhenn"), out=tmp_path / "local")
     ray = fedhet.run(settings_of("fedhenn"), out=tmp_path / "ray", engine="ray", observers=[watch])
     assert (ray.summary["engine"], ray.summary["status"]) == ("ray", "completed")
-    assert repeatable(ray.history) == repeatable(local.history)
-    assert models_in(ray.folder) == models_in(local.folder)
+    assert Run(ray.folder).rows == Run(local.folder).rows
+    assert Run(ray.folder).models == Run(local.folder).models
     assert watch.rows == ray.history
     assert [row.round for row in watch.clients] == [row["round"] for row in ray.history for _ in range(3)]
     assert watch.begun is not None
@@ -73,7 +74,7 @@ def test_a_stopped_run_can_be_resumed(tmp_path: Path) -> None:
     straight = fedhet.run(settings | {"rounds": done + 2, "engine": "local"}, out=tmp_path / "straight")
     resumed: RunResult = fedhet.run({"rounds": done + 2}, resume=out)
     assert resumed.summary["engine"] == "ray"
-    assert repeatable(resumed.history) == repeatable(straight.history)
+    assert Run(out).rows == Run(straight.folder).rows
 
 
 def marked(mark: str) -> list[psutil.Process]:

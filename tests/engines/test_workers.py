@@ -21,8 +21,8 @@ from fedhet.engines import running as local
 from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.methods.options import Config
-from fedhet.results.history import read_history
 from fedhet.results.observers import Observer
+from fedhet.testing import Run
 from fedhet.utils import machine
 from fedhet.utils.machine import room_on, runs_at_once
 
@@ -47,10 +47,6 @@ def settings(**others: Any) -> Config:
     return configuration.resolve({"method": "fedproto", **SETTINGS, **others})
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "timing"} for row in read_history(folder)]
-
-
 def workers() -> list[int]:
     """Processes below the one that they are forked from, which ends those that were killed when it sees it."""
     below = [child for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()]
@@ -73,8 +69,8 @@ def test_workers_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert len({tuple(pids) for pids in watch.seen}) == 1
     run_locally(settings(workers=1, rounds=2), tmp_path / "stopped")
     run_locally(settings(workers=2), tmp_path / "stopped", resume=True)
-    assert rows(tmp_path / "one") == rows(tmp_path / "two")
-    assert rows(tmp_path / "one")[-1] == rows(tmp_path / "stopped")[-1]
+    assert Run(tmp_path / "one").rows == Run(tmp_path / "two").rows
+    assert Run(tmp_path / "one").rows[-1] == Run(tmp_path / "stopped").rows[-1]
     assert workers() == []
 
 
@@ -145,7 +141,7 @@ def test_a_worker_that_dies_or_hangs_fails_one_client(
     watch = Watch()
     own = settings(**{"timeout": 5, "fraction-train": 1.0, **method, **waits}, workers=2)
     run_locally(own, tmp_path, app=app_that(does, 2), observers=[watch])
-    history = rows(tmp_path)
+    history = Run(tmp_path).rows
     assert [row["failures"] for row in history[:2]] == [[], []]
     (failure,) = history[2]["failures"]
     assert failure["client"] == "2"
@@ -164,4 +160,4 @@ def test_what_cannot_be_copied_stays_in_one_process(tmp_path: Path, caplog: pyte
 
     run_locally(settings(workers=2, rounds=1), tmp_path, app=fedhet.make_client_app(model=model))
     assert "one after the other: the client app cannot be copied" in caplog.text
-    assert not rows(tmp_path)[-1]["failures"]
+    assert not Run(tmp_path).rows[-1]["failures"]

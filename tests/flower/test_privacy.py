@@ -1,6 +1,5 @@
 """Runs under Flower's wrappers for differential privacy: what is recorded of them, and the epsilon that they report."""
 
-import json
 import math
 import re
 import sys
@@ -19,6 +18,7 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.flower.records import decode_arrays
 from fedhet.methods import registry
 from fedhet.results.report import write_report
+from fedhet.testing import Run
 from fedhet.utils.files import read_arrays
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -34,14 +34,6 @@ def first(tiny):
 def equal(tiny):
     """A client app whose clients have 14 examples each."""
     return tiny.app(data=lambda client: tuple((x[-14:], y[-14:]) for x, y in tiny.data(client)))
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
-
-
-def history_of(folder):
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def expected(*noise_multipliers):
@@ -60,7 +52,7 @@ def test_equal_clients_spend_the_noise_multipliers_epsilon(equal, first, tmp_pat
     strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=2)
     with caplog.at_level("INFO", logger="flwr"):
         ServerSide(strategy, 1.5, NORM, 3).start(LocalGrid(equal, 3), first, num_rounds=2)
-    spent = summary_of(tmp_path / "run")["privacy"]
+    spent = Run(tmp_path / "run").summary["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon)
     assert (spent["delta"], spent["rounds"]) == (1e-5, 2)
     assert spent["note"].startswith("for all examples of a client; covers the model, not metrics")
@@ -78,7 +70,7 @@ def test_more_examples_mean_less_privacy(tiny, tmp_path, method, wrapper, mods):
     strategy = getattr(fedhet, method)(out=str(tmp_path / "run"), rounds=1)
     shared = {k: v for k, v in tiny.model().state_dict().items() if method == "FedAvg" or k.startswith("0")}
     wrapper(strategy, 2.0, NORM, 3).start(LocalGrid(tiny.app(mods=mods), 3), ArrayRecord(shared), num_rounds=1)
-    spent = summary_of(tmp_path / "run")["privacy"]
+    spent = Run(tmp_path / "run").summary["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon)
     assert ("the shared part of the model" in spent["note"]) == (method == "FedRep")
 
@@ -90,7 +82,7 @@ def test_noise_at_the_clients_adds_up(tiny, tmp_path, caplog):
     with caplog.at_level("INFO", logger="flwr"):
         fedhet.FedAvg(**settings).start(LocalGrid(app, 3), num_rounds=2)
         fedhet.FedAvg(**settings, resume=True).start(LocalGrid(app, 3), num_rounds=3)
-    spent = summary_of(tmp_path / "run")["privacy"]
+    spent = Run(tmp_path / "run").summary["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon)
     assert (spent["wrapper"], spent["rounds"]) == ("LocalDpMod", 3)
     assert spent["note"].startswith("for all examples of a client, from the server, too; covers the model, not metrics")
@@ -122,7 +114,7 @@ def test_why_no_epsilon_is_known(tiny, first, tmp_path, caplog, wrapper, setting
     pytest.importorskip("dp_accounting")
     strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, local_epochs=3, learning_rate=0.5, **settings)
     wrapper(strategy).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
-    spent = summary_of(tmp_path / "run")["privacy"]
+    spent = Run(tmp_path / "run").summary["privacy"]
     assert spent["epsilon"] is None
     assert re.search(why, spent["note"])
     assert f"privacy: no epsilon is known: {spent['note']}" in caplog.text
@@ -141,7 +133,7 @@ def test_aggregation_other_than_the_mean_is_detected(tiny, first, tmp_path):
 
     strategy = Momentum(out=str(tmp_path / "run"), rounds=1, learning_rate=0.5)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
-    assert summary_of(tmp_path / "run")["privacy"]["note"] == privacy.NO_MEAN
+    assert Run(tmp_path / "run").summary["privacy"]["note"] == privacy.NO_MEAN
 
 
 def test_other_arrays_get_no_noise():
@@ -154,7 +146,7 @@ def test_the_missing_extra_is_named(tiny, first, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
-    summary = summary_of(tmp_path / "run")
+    summary = Run(tmp_path / "run").summary
     assert summary["status"] == "completed"
     assert summary["privacy"]["note"].endswith("pip install 'fedhet[dp]'")
 
@@ -168,7 +160,7 @@ def test_a_wrapped_run_is_recorded_like_any_other(tiny, first, tmp_path):
     fedhet.FedAvg(out=str(tmp_path / "plain"), **settings).start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
     wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=3, **settings), 0.0, 1e6, 3)
     wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
-    plain, rows = history_of(tmp_path / "plain"), history_of(tmp_path / "run")
+    plain, rows = Run(tmp_path / "plain").rows, Run(tmp_path / "run").rows
     assert [(row["round"], row["participants"]) for row in rows] == [(r["round"], r["participants"]) for r in plain]
     for row, other in zip(rows, plain, strict=True):
         assert row["failures"] == []
@@ -177,7 +169,7 @@ def test_a_wrapped_run_is_recorded_like_any_other(tiny, first, tmp_path):
             if row[which]:
                 assert row[which]["loss"]["weighted"] == pytest.approx(other[which]["loss"]["weighted"], rel=1e-4)
     assert rows[-1]["final"]
-    assert summary_of(tmp_path / "run")["rounds"] == 3
+    assert Run(tmp_path / "run").summary["rounds"] == 3
     assert "rounds = 3" in (tmp_path / "run" / "config.toml").read_text()
 
 
@@ -201,7 +193,7 @@ def test_a_skipped_round_is_recorded(failing, first, tmp_path):
     app = failing((2, "train", "1"))
     wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=3), 1.0, NORM, 3)
     wrapped.start(LocalGrid(app, 3), first, num_rounds=3)
-    rows = history_of(tmp_path / "run")
+    rows = Run(tmp_path / "run").rows
     assert [len(row["participants"]) for row in rows] == [0, 3, 0, 3, 0]
     assert "the reply was left out" in rows[2]["failures"][0]["reason"]
 
@@ -210,7 +202,7 @@ def test_closing_epochs_and_resume_need_fedhets_loop(tiny, first, tmp_path, capl
     strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, closing_epochs=2)
     ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
     assert "closing-epochs has no effect in Flower's loop" in caplog.text
-    assert [row["round"] for row in history_of(tmp_path / "run")] == [0, 1, 2]
+    assert [row["round"] for row in Run(tmp_path / "run").rows] == [0, 1, 2]
     wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, resume=True), 1.0, NORM, 3)
     with pytest.raises(ConfigError, match="cannot be resumed"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
@@ -236,13 +228,13 @@ def test_an_interrupted_loop_is_recorded_as_failed(tiny, first, tmp_path, monkey
     assert not (tmp_path / "run" / "summary.json").exists()
     [end] = at_exit
     end()
-    summary = summary_of(tmp_path / "run")
+    summary = Run(tmp_path / "run").summary
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
     assert summary["error"].startswith(
         "Flower's loop ended after round 1: give the strategy as many rounds (rounds = 2)"
     )
     wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)
-    assert summary_of(tmp_path / "run-2")["status"] == "completed"
+    assert Run(tmp_path / "run-2").summary["status"] == "completed"
 
 
 def test_a_wrapper_that_runs_more_rounds_is_refused(tiny, first):

@@ -3,7 +3,6 @@
 import copy
 import json
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,10 @@ from fedhet.flower import decode
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.methods.options import Config
-from fedhet.results.history import read_clients, read_history
+from fedhet.results.history import read_clients
 from fedhet.results.observers import Observer
 from fedhet.server.app import serve
+from fedhet.testing import Run
 from fedhet.utils.files import read_tensors
 
 SETTINGS = {
@@ -50,12 +50,11 @@ def _no_report(monkeypatch):
 
 
 @dataclass
-class Done:
+class Done(Run):
     """A finished run.
 
     Attributes:
         config: its configuration.
-        folder: its run directory.
         states: the strategy's state after each round.
         received: the arrays that each client was sent to train on, by round and client.
         values: the values that each client was sent to train with, likewise.
@@ -63,28 +62,17 @@ class Done:
         examples: the number of training examples that each client told.
     """
 
-    config: Any
-    folder: Path
-    states: dict[int, Any]
+    config: Any = None
+    states: dict[int, Any] = field(default_factory=dict)
     received: dict[tuple[int, str], Any] = field(default_factory=dict)
     values: dict[tuple[int, str], Any] = field(default_factory=dict)
     sent: dict[tuple[int, str], Any] = field(default_factory=dict)
     examples: dict[str, int] = field(default_factory=dict)
 
     @property
-    def rows(self):
-        """The history, without what must differ."""
-        return [{k: v for k, v in row.items() if k != "timing"} for row in read_history(self.folder)]
-
-    @property
     def clients(self):
         """The rows of clients.csv."""
         return read_clients(self.folder)
-
-    @property
-    def summary(self):
-        """The summary."""
-        return json.loads((self.folder / "summary.json").read_text())
 
     @property
     def state(self):
@@ -176,7 +164,7 @@ def federated():
             return reply
 
         grid = Nodes(spying, config.clients, since or {})
-        done = Done(config, folder, grid.states)
+        done = Done(folder, config, grid.states)
         shared = client_setup.public_dataset(config) if public is None else public
         with torch.random.fork_rng(devices=[]):
             serve(config, grid, folder, engine="local", public=shared, observers=[grid])
