@@ -8,12 +8,12 @@ import pytest
 
 import fedhet
 from fedhet.methods import registry
-from fedhet.testing import MIXED, Case
+from fedhet.testing import MIXED, Case, MethodContract
 
 from .contract.further import Contract
 from .small import SMALL
 
-# What a method needs beside the settings of all to be run, and to learn, in a few seconds.
+# What a method needs beside the settings of all to be run in a few seconds.
 OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedharm": {
         "learning-rate": 0.01,
@@ -22,19 +22,18 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     },
     "fedhenn": {"fedhenn.eta0": 1.0},
     "feddf": {"feddf.server-steps": 30, "feddf.teach": True},
-    "fedmd": {"optimizer": "sgd", "fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
-    "fedgen": {"fedgen.server-steps": 2, "rounds": 6},
-    "fedgh": {"fedgh.width": 32, "fedgh.server-learning-rate": 0.1},
+    "fedmd": {"fedmd.public-epochs": 2, "fedmd.private-epochs": 0, "fedmd.public-batch": 32},
+    "fedgen": {"fedgen.server-steps": 2},
+    "fedgh": {"fedgh.width": 32},
     "fedproto": {"fedproto.width": 32},
-    "fedtgp": {"fedtgp.width": 32, "fedtgp.weight": 1.0, "fedtgp.server-epochs": 10},
-    "fedmrl": {"rounds": 12},
+    "fedtgp": {"fedtgp.width": 32, "fedtgp.server-epochs": 10},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.75"},
     "flha-distillation": {"architectures": "cnn-1-1,mlp"},
     "flha-ghn": {"optimizer": "adam", "learning-rate": 0.005},
     "heterofl": {"heterofl.widths": "1,0.5"},
     "lora": {"lora.aggregate": "stack", "lora.train-head": True},
-    "pfedhn": {"architectures": "cnn-1-1,mlp", "rounds": 12, "pfedhn.server-learning-rate": 0.03},
+    "pfedhn": {"architectures": "cnn-1-1,mlp"},
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {
     "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),
@@ -48,9 +47,6 @@ QUICK = {
 }
 """Methods in the quick suite: one for each way in which something is shared or trained."""
 
-TRAINED = {"test_it_learns", "test_worker_processes_give_the_same_bytes"}
-"""Tests with the networks of `CASES`."""
-
 SIDES = {"strategies": r"client_apps|fedhet\.client", "client_apps": r"strategies|fedhet\.server"}
 """The folders of the two sides, and what must not be imported there."""
 
@@ -63,11 +59,18 @@ def test_a_side_does_not_import_the_other(side: str) -> None:
 
 
 class TestContract(Contract):
+    test_it_learns = None  # test_own_settings.py has all methods but these two
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["fedharm", "inclusivefl"])
+    def test_they_learn(self, name: str, tmp_path: Path) -> None:
+        MethodContract.test_it_learns(self, CASES[name], tmp_path)
+
     @pytest.fixture(params=[pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES])
     def case(self, request: pytest.FixtureRequest) -> Case:
-        """A method's case, with networks that cost little unless the test is of training or they are of a kind."""
+        """A method's case, with networks that cost little unless it needs others or several processes train them."""
         case = CASES[request.param]
-        if request.function.__name__ in TRAINED or case.settings()["architectures"] not in ANY:
+        if "worker_processes" in request.function.__name__ or case.settings()["architectures"] not in ANY:
             return case
-        own = {key: value for key, value in case.own if key not in ("architectures", "rounds")}
+        own = {key: value for key, value in case.own if key != "architectures"}
         return Case.of(case.reference, own, "mlp-20,mlp-30")

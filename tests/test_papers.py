@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from fedhet import models
 from fedhet.config import configuration
 from fedhet.config.configuration import resolve, run_configs
 from fedhet.config.toml import parse_settings
 from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of
 from fedhet.utils.files import read_csv
-from tests.test_presets import one_round
+from tests.test_presets import one_round, parts
 
 page: ModuleType = module_of(str(run_configs() / "studies" / "papers.py"))
 NUMBERS = read_csv(page.FOLDER / "numbers.csv")
@@ -45,12 +44,6 @@ def test_runs_have_no_keys_without_effect() -> None:
 def configurations() -> dict[str, Config]:
     """The configurations of all runs by name."""
     return {name: resolve(settings) for name, settings in RUNS.items()}
-
-
-def parts(config: Config) -> set[tuple[str, str]]:
-    """The networks, the data set and the unseen clients of a run, each with its method."""
-    unseen = ["unseen clients"] if config.unseen_clients else []
-    return {(config.method_name, part) for part in (*models.expand(config.architectures), config.dataset, *unseen)}
 
 
 def unlike_presets() -> list[str]:
