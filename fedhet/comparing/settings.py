@@ -136,7 +136,7 @@ def shared_settings(
     base["seed"] = seeds[0]
     of_siblings = keys_of_siblings(variants, base)
     base = _method_keys_of_presets([registry.method(each.method) for each in variants], base) | of_siblings | base
-    rounds = _rounds(variants, base, functions)
+    rounds, notes_on_rounds = _rounds(variants, base, functions)
     by_hand = frozenset(flat.keys() - {"preset"} | of_siblings.keys())
 
     def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
@@ -165,7 +165,7 @@ def shared_settings(
         wanted = _suited_training(config_of, base, functions)
         own[name], said = _own_settings(variant, config_of, for_all, wanted, by_hand)
         own[name]["rounds"] = variant.settings.get("rounds", rounds[name])
-        notes += [*said, *_note_on_rounds(variant, rounds, completed)]
+        notes += said
         configs = [configuration.resolve({**for_all, **own[name], "seed": seed}, strict=False) for seed in seeds]
         if functions.model is None and any(map(client_setup.must_be_equal, configs)):
             equalised.add(name)
@@ -173,7 +173,7 @@ def shared_settings(
         if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:
             notes.append(UNSCORED.format(name))
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
-    notes += _remarks(completed, by_hand)
+    notes += [*notes_on_rounds, *_remarks(completed, by_hand)]
     return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, functions)
 
 
@@ -203,16 +203,6 @@ def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str
     )
     for why, names in remarks.items():
         yield why if len(names) == len(completed) else f"{', '.join(names)}: {why}"
-
-
-def _note_on_rounds(variant: Variant, rounds: Mapping[str, int], completed: Mapping[str, Config]) -> Iterator[str]:
-    """Yield a note if a variant's number of rounds was determined by another variant."""
-    if 0 not in rounds.values() or not rounds[variant.name] or "rounds" in variant.settings:
-        return
-    settling = next(name for name, config in completed.items() if not config.rounds)
-    one_shot = registry.method(variant.method).one_shot
-    why = "all that a one-shot method needs" if one_shot else f"as many as {settling} needs"
-    yield f"{variant.name}: rounds = {rounds[variant.name]}, {why}"
 
 
 def _preset(name: str, base: Mapping[str, Any], method: Method) -> dict[str, Any]:
@@ -265,14 +255,17 @@ def _own_settings(
     return {**settings, **training, "method": variant.method, **variant.settings}, notes
 
 
-def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: UserFunctions) -> dict[str, int]:
+def _rounds(
+    variants: Sequence[Variant], base: Mapping[str, Any], functions: UserFunctions
+) -> tuple[dict[str, int], list[str]]:
+    """Return the variants' numbers of rounds, and notes on those that another variant determines."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
     first = methods[variants[0].name]
     preset = _preset(str(base.get("preset", "")), base, first)
     for_all = {"rounds": Config.rounds, **first.common, **preset, **base}["rounds"]
     if for_all != 0:
-        return dict.fromkeys(methods, for_all) | fixed
+        return dict.fromkeys(methods, for_all) | fixed, []
     settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
     if settling is None:
         names = ", ".join(methods)
@@ -282,7 +275,9 @@ def _rounds(variants: Sequence[Variant], base: Mapping[str, Any], functions: Use
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
         config = configuration.resolve(chosen, strict=False)
         rounds |= dict.fromkeys(others, shake_hands(config, functions, functions.public_dataset(config)).config.rounds)
-    return rounds
+    why = {True: "all that a one-shot method needs", False: f"as many as {settling.name} needs"}
+    settled = [name for name, number in rounds.items() if number and name not in fixed and 0 in rounds.values()]
+    return rounds, [f"{name}: rounds = {rounds[name]}, {why[methods[name].one_shot]}" for name in settled]
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
