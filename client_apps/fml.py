@@ -86,7 +86,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
         except ModelError as error:
             why = re.sub("^model '[^']*': ", "", str(error))  # the user may not know the name, if a preset chose it
             raise ModelError(f"{config.family}.{kebab(key)}: {why}; set it to a model for these inputs") from error
-    if (dtype := precision(network)) and client.precision not in (None, dtype):
+    if (dtype := precision(network)) and client.representation.precision not in (None, dtype):
         network.register_forward_pre_hook(lambda _module, inputs: tuple(in_precision(each, dtype) for each in inputs))
     return network
 

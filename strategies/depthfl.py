@@ -50,7 +50,7 @@ class ByDepth(SubmodelStrategy[D, T]):
         if not self.has_global_model:
             return None
         groups = read_network(self.state.network)
-        model = Exits(self.networks.like(in_order(self.state.clients)[0]), groups[0].width)
+        model = Exits(self.run.network_like(in_order(self.state.clients)[0]), groups[0].width)
         model.add_exits(groups)
         if model.state_dict().keys() - self.state.model.keys():
             return None

@@ -32,7 +32,7 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
 
     def admit(self, reply: Reply) -> None:
         if self.config.test_on != "local" and (self.run.model or not reply.report.own_data):
-            self.networks.check(reply)
+            self.run.check_network(reply)
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         self.state.member |= {client: reply.arrays["model"] for client, reply in replies.items()}
@@ -52,7 +52,7 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
     def global_model(self) -> nn.Module | None:
         if not self.has_global_model:
             return None
-        members = {client: self.networks.like(client) for client in in_order(self.state.member)}
+        members = {client: self.run.network_like(client) for client in in_order(self.state.member)}
         for client, member in members.items():
             load_into(member.state_dict(), self.state.member[client])
         return Mean([*members.values()], self.run.metric)

@@ -137,7 +137,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     def global_model(self) -> nn.Module | None:
         if not self.has_global_model:
             return None
-        model = self.networks.like(in_order(self.state.clients)[0])
+        model = self.run.network_like(in_order(self.state.clients)[0])
         return resize(model, self.state.model)
 
     def matrices(self) -> dict[str, Any]:

@@ -189,7 +189,6 @@ class Answers:
             report.note = "its node sends no metrics (allow), so its accuracy is not known"
         tells, loss = policy.tells_metrics, client.trained.mean_loss if client.privacy is None else None
         return Reply(
-            client=client.name,
             examples=job.examples or len(client.data.train),
             payload=payload,
             report=report,
@@ -215,7 +214,7 @@ class Answers:
         report.labels = client.task.outputs.numbers(client.data.train.labels, client.outputs)
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None:
-            report.partition = info.partition_id, info.num_partitions
+            report.partition_id, report.partitions = info.partition_id, info.num_partitions
         report.device, report.note = describe_device(client.device), job.note
         report.outputs = client.outputs
         report.spec = spec_of(job.side.shared())

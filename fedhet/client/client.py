@@ -93,14 +93,9 @@ class Client:
         """Name of the module whose input is the representation."""
         return self.representation.head
 
-    @property
-    def precision(self) -> torch.dtype | None:
-        """The floating-point dtype of the network's parameters; None for a network without parameters."""
-        return self.representation.precision
-
     def to_device(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the network's device, with floating-point values in the network's dtype."""
-        return in_precision(tensor.to(self.device), self.precision)
+        return in_precision(tensor.to(self.device), self.representation.precision)
 
     @cached_property
     def public(self) -> PublicDataset:

@@ -63,17 +63,9 @@ def with_measured_size(
             f"the node's {name} is 'auto', the largest that fits in its memory-limit, but the node has no "
             f"memory-limit: set memory-limit (GB), or set {name} to a number"
         )
-    size = _largest(clients, info, request, policy, payload)
-    context.state[SIZE] = ConfigRecord({name: size})
-    return replace(info, node_config={**info.node_config, name: size})
-
-
-def _largest(clients: Clients, info: ClientInfo, request: Request, policy: Policy, payload: Payload) -> Any:
-    """Return the largest size with which a client can train within its node's memory limit."""
-    most, keys = memory_limit(info.node_config), info.config.options
-    largest = None
-    for size in reversed(keys.sizes):  # from the smallest, so that a trial leaves little memory behind for the next
-        sized = replace(info, node_config={**info.node_config, keys.size_name: size})
+    most, sizes, largest = memory_limit(info.node_config), info.config.options.sizes, None
+    for size in reversed(sizes):  # from the smallest, so that a trial leaves little memory behind for the next
+        sized = replace(info, node_config={**info.node_config, name: size})
         try:
             with clients.job(sized, request, policy, payload) as job:
                 assert job.client.part is not None
@@ -88,12 +80,13 @@ def _largest(clients: Clients, info: ClientInfo, request: Request, policy: Polic
         clients.forget_networks()
         if not fits:
             break
-        largest = size
+        largest = sized
     if largest is None:
         raise Refused(
-            f"training with the smallest {keys.size_name}, {keys.sizes[-1]:g}, needs more memory than the client's "
-            f"node allows (memory-limit = {most / 1e9:g} GB): raise the limit"
+            f"training with the smallest {name}, {sizes[-1]:g}, needs more memory than the client's node allows "
+            f"(memory-limit = {most / 1e9:g} GB): raise the limit"
         )
+    context.state[SIZE] = ConfigRecord({name: largest.node_config[name]})
     return largest
 
 

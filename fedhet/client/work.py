@@ -337,10 +337,7 @@ def _check_loss(client: Client, loss: float, when: str) -> None:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the common test set if the client evaluates on it; None if the server does.
-
-    The server evaluates a global model, unless BatchNorm's statistics stay with the clients.
-    """
+    """Return the common test set; None if the server evaluates on it, as it does a whole global model."""
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None

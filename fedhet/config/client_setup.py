@@ -142,7 +142,7 @@ def training_union(config: Config) -> PublicDataset:
 
 
 def check(config: Config, *, own_model: bool = False, own_data: bool = False) -> None:
-    """Check before a run that the configured data and models can be used; raise one FedhetError with all problems.
+    """Check before a run that the configured data and models can be used; raise a FedhetError if not.
 
     A user's own models and data are checked in the handshake.
     """
@@ -155,20 +155,14 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
         dataset_of(config)  # raises an error if its files are missing
     if own_data:
         return
-    problems: list[FedhetError] = []
-    for check_part in [_check_data] if own_model else [_check_data, _check_models]:
-        try:
-            check_part(config, traits)
-        except FedhetError as error:
-            problems.append(error)
-    if problems:
-        note = [f"settings that you did not give are from the preset {config.preset}"] if config.preset else []
-        raise type(problems[0])("\n".join([*map(str, problems), *note])) from problems[0]
-
-
-def _check_data(config: Config, traits: Traits) -> None:
-    _split(_data_keys(config), config.clients, config.seed)
-    public_dataset_for(config.method_name, traits.public, public_dataset(config))
+    try:
+        _split(_data_keys(config), config.clients, config.seed)
+        public_dataset_for(config.method_name, traits.public, public_dataset(config))
+        if not own_model:
+            _check_models(config, traits)
+    except FedhetError as error:
+        note = f"\nsettings that you did not give are from the preset {config.preset}" if config.preset else ""
+        raise type(error)(f"{error}{note}") from error
 
 
 def _check_models(config: Config, traits: Traits) -> None:

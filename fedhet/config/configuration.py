@@ -262,18 +262,15 @@ def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]
     if method is not None:
         names = [registry.method(method).family]
     else:
-        names = registry.methods() if outside else registry.own_methods()
-        yield from _rows("", Config)
+        names = ["", *(registry.methods() if outside else registry.own_methods())]
     for name in names:
         try:
-            yield from _rows(f"{name}.", registry.method(name).Options)
+            options: Any = registry.method(name).Options if name else Config
         except ConfigError as error:  # an installed package that is broken
             log.warning("%s", error)
-
-
-def _rows(prefix: str, options: type) -> Iterator[KeyRow]:
-    for key, field in fields_of(options).items():
-        yield prefix + key, default_of(field), takes(field), field.metadata["help"]
+            continue
+        for key, field in fields_of(options).items():
+            yield f"{name}.{key}" if name else key, default_of(field), takes(field), field.metadata["help"]
 
 
 def key_groups(word: str | None = None) -> dict[str, list[KeyRow]]:

@@ -112,8 +112,3 @@ def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dic
         elif name not in FROM_FLOWER and (close := get_close_matches(key, known, n=1, cutoff=0.75)):
             raise ConfigError(f"unknown key {key!r} in train_config: did you mean {close[0]!r}?")
     return ours
-
-
-def without_effect(evaluate_config: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Return the entries of `evaluate_config` that are keys of fedhet, which have no effect on evaluation."""
-    return [name for name in evaluate_config if OURS.get(kebab(name), kebab(name)) in known]

@@ -21,19 +21,7 @@ import torch
 
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
-from fedhet.engines.superlink import (
-    SIMULATION,
-    begin,
-    command,
-    end,
-    environment_of_commands,
-    flwr_home,
-    printed,
-    started_run,
-    status_of_run,
-    superlink,
-    tail,
-)
+from fedhet.engines import superlink
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.methods import registry
 from fedhet.methods.method import ABSENT
@@ -71,7 +59,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     The engine is `ray`, for a simulation on this machine, or the name of a SuperLink connection in Flower's config.
     `folder` is on the machine where the server runs; observers need to read it.
     """
-    simulated = config.engine == SIMULATION
+    simulated = config.engine == superlink.SIMULATION
     if config.method_name not in registry.installed_methods():
         raise ConfigError(
             f"method {config.method_name!r} is registered in this process only, and engine = {config.engine!r} uses "
@@ -84,7 +72,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     else:
         known = connections()
         if config.engine not in known:
-            raise ConfigError(nearest("engine", config.engine, ["local", SIMULATION, *known]))
+            raise ConfigError(nearest("engine", config.engine, ["local", superlink.SIMULATION, *known]))
         federation = []
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary, ExitStack() as stack:
         work = Path(temporary)
@@ -92,12 +80,12 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         run_config.write_text(to_toml(_run_config(config, folder, resume, simulated)), encoding="utf-8")
         arguments = [str(make_app(work / "app")), config.engine, "--stream", "--run-config", str(run_config)]
         # Flower may start a SuperLink of its own that stays, so its folder must stay and hold no code.
-        place, environment = flwr_home(), environment_of_commands()
+        place, environment = superlink.flwr_home(), superlink.environment_of_commands()
         if simulated:
             home, place = work / "flower", work / "empty"
             environment |= {"FLWR_HOME": str(home), "OMP_NUM_THREADS": str(config.threads_per_client)}
             environment.setdefault("RAY_ADDRESS", "local")  # else Ray joins whatever cluster it finds on this machine
-            stack.enter_context(superlink(home, place, environment, work / "superlink.log"))
+            stack.enter_context(superlink.superlink(home, place, environment, work / "superlink.log"))
         run = RunInfo(config.method_name, registry.traits(config), State())
         watch = _Watch(run, config.rounds + bool(config.closing_epochs), folder, observers)
         try:
@@ -117,16 +105,16 @@ def _follow(
     def ask(*words: str) -> str:
         options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return subprocess.run([command("flwr"), *words], check=False, **options).stdout
+            return subprocess.run([superlink.command("flwr"), *words], check=False, **options).stdout
         return ""
 
     def started() -> str | None:
-        return started_run(output.read_text(encoding="utf-8", errors="replace"))
+        return superlink.started_run(output.read_text(encoding="utf-8", errors="replace"))
 
     def status(run: str) -> tuple[str, str]:
-        return status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
+        return superlink.status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
 
-    process = begin(["flwr", "run", *arguments], place, environment, output)
+    process = superlink.begin(["flwr", "run", *arguments], place, environment, output)
     try:
         asked = time.monotonic() + PENDING
         while process.poll() is None:
@@ -147,14 +135,16 @@ def _follow(
             ask("stop", run, engine)
         raise
     finally:
-        end(process)
+        superlink.end(process)
     if (run := started()) is None:
-        raise FedhetError(f"Flower did not start the run:\n{tail(output)}")
-    for line in dict.fromkeys(line for line in printed(output) if ABSENT in line):
+        raise FedhetError(f"Flower did not start the run:\n{superlink.tail(output)}")
+    for line in dict.fromkeys(line for line in superlink.printed(output) if ABSENT in line):
         log.warning("%s", line.split(":", 1)[-1].strip())  # behind the level
     # Flower exits with 0 even if a run failed; its list and the run's summary tell.
     ended, details = status(run)
-    watch.check(f"the run ended as {ended}: {details}\n{tail(output)}", completed=ended == "finished:completed")
+    watch.check(
+        f"the run ended as {ended}: {details}\n{superlink.tail(output)}", completed=ended == "finished:completed"
+    )
 
 
 class _Watch:
@@ -205,7 +195,7 @@ class _Watch:
 
 def connections() -> list[str]:
     """Return the names of the SuperLink connections in Flower's config."""
-    path = flwr_home() / "config.toml"
+    path = superlink.flwr_home() / "config.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
     except FileNotFoundError:

@@ -11,7 +11,8 @@ from fedhet.tasks import LARGEST
 from fedhet.utils.files import LONGEST_NAME, TAKEN_NAMES, plain_name
 
 Name = Annotated[str, "can be the name of a file"]
-"""The type of a dataclass field that `Fields.name` reads."""
+Text = Annotated[str, "has several lines"]
+"""Types of dataclass fields that `Fields.name` and `Fields.text` read; `Fields.line` reads those of type `str`."""
 
 LONGEST = 200
 """Largest number of characters of a received name."""
@@ -34,13 +35,13 @@ class Fields:
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Read the strings, names, whole numbers and booleans of a dataclass, with the limits in their metadata."""
-        readers: dict[Any, Any] = {str: self.line, Name: self.name, int: self.count, bool: self.flag}
+        """Read the fields of a dataclass that `written` returns, with the limits in their metadata."""
         values = {}
         for each, key in named_fields(dataclass):
-            if each.type in readers and (key in self._fields or each.default is MISSING):
+            if key in self._fields or each.default is MISSING:
                 default = None if each.default is MISSING else each.default
-                values[each.name] = readers[each.type](key, default, **each.metadata)
+                limits = {name: limit for name, limit in each.metadata.items() if name != "key"}
+                values[each.name] = getattr(self, READERS[each.type])(key, default, **limits)
         return values
 
     def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
@@ -99,10 +100,25 @@ class Fields:
         return value
 
 
+READERS: dict[Any, str] = {
+    **{str: "line", Name: "name", Text: "text", int: "count", bool: "flag", float: "number"},
+    float | None: "number",
+}
+"""The method of `Fields` that reads a dataclass field, by type; fields of other types are not plain."""
+
+
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
-    """Return the fields of a dataclass, each with its name in messages (with `-` for `_`)."""
-    return [(each, kebab(each.name)) for each in fields(dataclass)]
+    """Return the plain fields of a dataclass, each with its key in messages: by default its name, with `-` for `_`."""
+    plain = [each for each in fields(dataclass) if each.type in READERS]
+    return [(each, each.metadata.get("key", kebab(each.name))) for each in plain]
+
+
+def written(record: Any) -> dict[str, Any]:
+    """Return the plain fields of a dataclass object by key, without those that have their defaults."""
+    kind: Any = type(record)
+    values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
+    return {key: value for key, (value, default) in values.items() if value != default}
 
 
 def shortened(value: object) -> str:

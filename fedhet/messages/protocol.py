@@ -7,16 +7,15 @@ measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messag
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
 from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
 from fedhet.messages.arrays import DTYPES, Arrays, Payload, Spec, WireError, bytes_of, to_arrays, to_tensor
-from fedhet.messages.fields import LONGEST, Fields, Name, named_fields, shortened
-from fedhet.methods.keys import kebab
+from fedhet.messages.fields import LONGEST, Fields, Name, Text, named_fields, shortened, written
 from fedhet.tasks import LARGEST
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.machine import memory
@@ -47,13 +46,8 @@ MOST_ARRAYS = 2**15
 FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
 """Prefixes of metrics that a user's own train and evaluate functions return, and the largest number of either."""
 
-READ = {"num-examples", "test-examples", "validation-examples", "train-loss", "weight", *map(kebab, vars(Work()))}
-"""Names of numbers that the server reads in a reply's metrics."""
-
 LONGEST_GROUPS = 2**20
 """Largest number of characters of permutation groups as text; ResNet-152 has 200,000."""
-
-Groups = Annotated[str, "permutation groups as text"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ class Report:
         metric: name of the metric of the client's task.
         labels: number of values of its metric: one, or one for each of several labels.
         architecture: the architecture's name; empty if it is not disclosed.
-        partition: its partition id and the number of partitions; None if the node has none.
+        partition_id, partitions: its partition and the number of partitions; -1 and 0 if the node has none.
         own_data: whether its data come from a user's function, not from the configured data set.
         common_test: whether it has the common test set.
         common: digest of the client's own common test set, if it is used; empty otherwise.
@@ -127,7 +121,8 @@ class Report:
     metric: str = ""
     labels: int = field(default=1, metadata={"at_least": 1, "at_most": 2**16})
     architecture: str = ""
-    partition: tuple[int, int] | None = None
+    partition_id: int = -1
+    partitions: int = field(default=0, metadata={"at_most": MOST_PARTITIONS})
     own_data: bool = False
     common_test: bool = True
     common: Name = ""
@@ -139,32 +134,29 @@ class Report:
     note: str = ""
     outputs: int = field(default=0, metadata={"at_most": 2**31})
     noise: float = 0.0
-    groups: Groups = ""
+    groups: Text = field(default="", metadata={"longest": LONGEST_GROUPS})
     wrapped: bool = False
+
+    @property
+    def partition(self) -> tuple[int, int] | None:
+        """The partition id and the number of partitions; None if the node has none."""
+        return (self.partition_id, self.partitions) if self.partition_id >= 0 else None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields as they are sent; a field with its default value is left out."""
-        values = vars(self) | {"partition": list(self.partition or ()), "note": self.note[:LONGEST]}
-        specified = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
-        report: Any = type(self)
-        named = [(key, each) for each, key in named_fields(report) if each.name != "spec"]
-        return {k: values[each.name] for k, each in named if values[each.name] not in (each.default, [])} | specified
+        spec = {f"spec.{name}": ",".join([dtype, *map(str, shape)]) for name, (shape, dtype) in self.spec.items()}
+        return written(replace(self, note=self.note[:LONGEST])) | spec
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Report":
         """Read a report from a received record; raise a WireError if a field is invalid."""
-        report = Fields(record)
-        pair = None
-        if "partition" in report:
-            partition = report.counts("partition")
-            if not (len(partition) == 2 and partition[0] < partition[1] <= MOST_PARTITIONS):
-                raise WireError(
-                    f"the client's reply is damaged: partition is {partition[:3]}, must be an id and a larger number "
-                    f"up to {MOST_PARTITIONS}"
-                )
-            pair = partition[0], partition[1]
-        groups, noise = report.text("groups", "", longest=LONGEST_GROUPS), report.number("noise", 0.0)
-        return cls(**report.plain(cls), partition=pair, spec=_spec(record), noise=noise, groups=groups)
+        report = cls(**Fields(record).plain(cls), spec=_spec(record))
+        if report.partition_id >= report.partitions:
+            raise WireError(
+                f"the client's reply is damaged: partition-id is {report.partition_id}, but it has "
+                f"{report.partitions} partitions"
+            )
+        return report
 
 
 def _spec(record: Mapping[str, Any]) -> Spec:
@@ -216,10 +208,9 @@ class Reply:
         given_weight: the weight from a user's own train function; 0 for the number of training examples.
     """
 
-    client: str
-    examples: int
+    examples: int = field(metadata={"key": "num-examples", "at_least": 1})
     payload: Payload
-    report: Report = field(default_factory=lambda: Report(""))
+    report: Report
     test_examples: int = 0
     train_loss: float | None = None
     measured: dict[str, Measured] = field(default_factory=dict)
@@ -227,12 +218,17 @@ class Reply:
     work: Work = field(default_factory=Work)
     further: dict[str, float] = field(default_factory=dict)
     evaluated: dict[str, float] = field(default_factory=dict)
-    given_weight: float = 0.0
+    given_weight: float = field(default=0.0, metadata={"key": "weight"})
+
+    @property
+    def client(self) -> str:
+        """The client's name."""
+        return self.report.client
 
     @property
     def weight(self) -> float:
         """The client's weight in averages over clients."""
-        return self.given_weight or float(self.examples)
+        return self.given_weight if self.given_weight > 0 else float(self.examples)
 
     @property
     def arrays(self) -> dict[str, Arrays]:
@@ -246,19 +242,11 @@ class Reply:
 
     def metrics(self) -> dict[str, Any]:
         """Return the client's measurements as they are sent: numbers and lists of numbers by name."""
-        metrics: dict[str, Any] = {"num-examples": self.examples, "test-examples": self.test_examples}
+        metrics = written(self) | written(self.work)
         for name, measured in self.measured.items():
             metrics[f"{name}-metric"] = list(measured.metric.values)
             metrics[f"{name}-weight"] = [float(weight) for weight in measured.metric.weights]
             metrics[f"{name}-loss"] = measured.loss
-        if self.train_loss is not None:
-            metrics["train-loss"] = self.train_loss
-        if self.given_weight:
-            metrics["weight"] = self.given_weight
-        if self.validation_examples:
-            metrics["validation-examples"] = self.validation_examples
-        if self.work.steps:
-            metrics |= {kebab(name): count for name, count in vars(self.work).items()}
         own = self.further | self.evaluated  # without a prefix, for hooks that a user's strategy overrides
         metrics = {name: own[name] for name in own if name not in READ and not name.endswith("-metric")} | metrics
         metrics |= {f"{FURTHER}{name}": value for name, value in self.further.items()}
@@ -268,24 +256,15 @@ class Reply:
     def of(cls, payload: Payload, metrics: Mapping[str, Any], report: Report) -> "Reply":
         """Assemble a reply from its received parts; raise a WireError if a metric is invalid."""
         numbers = Fields(metrics)
-        return cls(
-            client=report.client,
-            examples=numbers.count("num-examples", at_least=1),
-            payload=payload,
-            report=report,
-            test_examples=numbers.count("test-examples", 0),
-            train_loss=numbers.number("train-loss") if "train-loss" in numbers else None,
-            measured={
-                key.removesuffix("-metric"): _measured(metrics, key)
-                for key in metrics
-                if key.endswith("-metric") and not key.startswith((FURTHER, EVALUATED))
-            },
-            validation_examples=numbers.count("validation-examples", 0),
-            work=Work(**numbers.plain(Work)),
-            further=_own(metrics, FURTHER),
-            evaluated=_own(metrics, EVALUATED),
-            given_weight=max(0.0, numbers.number("weight", 0.0)),
-        )
+        keys = [key for key in metrics if key.endswith("-metric") and not key.startswith((FURTHER, EVALUATED))]
+        measured = {key.removesuffix("-metric"): _measured(metrics, key) for key in keys}
+        own = {"further": _own(metrics, FURTHER), "evaluated": _own(metrics, EVALUATED)}
+        work = Work(**numbers.plain(Work))
+        return cls(payload=payload, report=report, measured=measured, work=work, **own, **numbers.plain(cls))
+
+
+READ = {key for dataclass in (Reply, Work) for _, key in named_fields(dataclass)}
+"""Names of numbers that the server reads in a reply's metrics."""
 
 
 def _own(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:

@@ -1,26 +1,15 @@
 """The hooks through which Flower's own loop, or a Flower strategy that wraps another one, runs a fedhet strategy."""
 
 import atexit
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import (
-    ArrayRecord,
-    ConfigRecord,
-    Grid,
-    Message,
-    MessageType,
-    MetricRecord,
-    Result,
-    Strategy,
-    decode_arrays,
-    encode_arrays,
-)
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, Message, MessageType, MetricRecord, Result, Strategy
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
 from fedhet.flower.mods import check_wrapper
+from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.messages import Reply
 from fedhet.server.reporter import metric_record, own_metrics, statistics
 from fedhet.server.round import Hooks, P, S
@@ -53,9 +42,16 @@ class FlowerLoop(Hooks[P, S], Strategy):
     """Runs a strategy in Flower's loop, which calls its hooks for each round, such as `configure_train`.
 
     Attributes:
+        handshake: waits for clients, and admits those that can take part in the run.
+        evaluate_last: evaluates all clients after the last round.
         private_wrapper: Flower's strategy for differential privacy around this one, if any.
     """
 
+    handshake: Callable[[Grid], None]
+    evaluate_last: Callable[[], MetricRecord]
+    _restart: Callable[[], None]
+    _recording: Callable[[Grid], AbstractContextManager[None]]
+    _check_that_rounds_counted: Callable[[], None]
     fraction_train = _argument("fraction_train")
     fraction_evaluate = _argument("fraction_evaluate")
     min_train_nodes = _argument("min_train_nodes")
@@ -83,23 +79,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
     def overrides_hooks(self) -> bool:
         """Whether this is a user's subclass that overrides hooks of Flower's strategies."""
         return any(getattr(type(self), name) is not getattr(FlowerLoop, name) for name in OFFERED)
-
-    @abstractmethod
-    def handshake(self, grid: Grid) -> None:
-        """Wait for clients, and admit those that can take part in the run."""
-
-    @abstractmethod
-    def evaluate_last(self) -> MetricRecord:
-        """Evaluate all clients after the last round."""
-
-    @abstractmethod
-    def _restart(self) -> None: ...
-
-    @abstractmethod
-    def _recording(self, grid: Grid) -> AbstractContextManager[None]: ...
-
-    @abstractmethod
-    def _check_that_rounds_counted(self) -> None: ...
 
     def _in_flowers_own_loop(
         self,

@@ -12,19 +12,8 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.insides import simulated
-from fedhet.messages import (
-    Arrays,
-    Payload,
-    Reply,
-    Spec,
-    bytes_of,
-    check,
-    check_finite,
-    check_room,
-    difference,
-    narrowed,
-    without_widths,
-)
+from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
+from fedhet.messages.arrays import bytes_of, difference, narrowed, without_widths
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
 from fedhet.methods.keys import OwnPart
 from fedhet.results.state import ClientRecord

@@ -20,7 +20,7 @@ from fedhet.server.aggregation import Aggregator, average_shared
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Common, Handshake
 from fedhet.server.reporter import Reporter
-from fedhet.server.run import Networks, Round, Run
+from fedhet.server.run import Round, Run
 from fedhet.utils.randomness import numpy_generator
 from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
@@ -45,7 +45,6 @@ class Hooks(Generic[P, S]):
     run: Run
     federation: Federation
     aggregator: Aggregator
-    networks: Networks
     reporter: Reporter
     _handshake: Handshake
 
@@ -187,7 +186,7 @@ class Hooks(Generic[P, S]):
         """Return the global model; None if there is none, or if clients keep BatchNorm's statistics to themselves."""
         if not self.has_global_model:
             return None
-        model = self.networks.like(in_order(self.state.clients)[0])
+        model = self.run.network_like(in_order(self.state.clients)[0])
         if model.state_dict().keys() - self.state.model.keys():
             return None
         load_into(model.state_dict(), self.state.model)

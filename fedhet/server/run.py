@@ -28,6 +28,8 @@ from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import grouped
 from fedhet.utils.text import log
 
+GIVE_MODELS = "give the server the clients' models: make_server_app(model=...), or model=... of the strategy"
+
 
 @dataclass
 class Round:
@@ -158,8 +160,6 @@ class Run:
         flat = self.config.flat()
         ours = flower_names.for_training(self.train_config, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})
-        if idle := flower_names.without_effect(self.evaluate_config, flat):
-            self.warn_once(f"evaluate_config: {', '.join(idle)} has no effect on fedhet's own evaluation")
 
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
         """Log a warning, with the clients that it is about, the first time that it occurs in the run."""
@@ -167,46 +167,33 @@ class Run:
             self.told.add(line)
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
 
+    # ---- networks
 
-def named(clients: Sequence[str], most: int = 3) -> str:
-    """Return a phrase with the number of clients and the names of the first `most`, or "client NAME"."""
-    if len(clients) == 1:
-        return f"client {clients[0]}"
-    return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
-
-
-class Networks:
-    """Builds networks of the clients' architectures at the server."""
-
-    def __init__(self, run: Run, strategy: str) -> None:
-        self.run = run
-        self._way_out = f"give it the clients' models, make_server_app(model=...) or {strategy}(model=...)"
-
-    def like(self, client: str) -> nn.Module:
+    def network_like(self, client: str) -> nn.Module:
         """Return a network of a client's architecture with arbitrary weights; raise a FedhetError if it is unknown."""
-        known = self.run.state.clients[client]
-        return self._build(client, known.architecture, known.partition)
+        known = self.state.clients[client]
+        return self._build_network(client, known.architecture, known.partition)
 
-    def check(self, reply: Reply) -> None:
+    def check_network(self, reply: Reply) -> None:
         """Raise a FedhetError unless the server can build the network that a client described in its handshake."""
         report = reply.report
-        build = partial(self._build, report.client, report.architecture, report.partition)
-        if not self.run.model:
-            client_setup.dataset_of(self.run.config)  # it is cached, and cannot be read on the meta device
+        build = partial(self._build_network, report.client, report.architecture, report.partition)
+        if not self.model:
+            client_setup.dataset_of(self.config)  # it is cached, and cannot be read on the meta device
         try:
             # On the meta device: a false claim of a large network costs no memory.
-            with nullcontext() if self.run.model else torch.device("meta"):
+            with nullcontext() if self.model else torch.device("meta"):
                 built = build()
         except (NotImplementedError, RuntimeError):  # it computes while it is built
             built = build()
         if (spec := spec_of(built.state_dict())) != report.spec:
             raise FedhetError(
                 f"the client's network differs from the one that the server builds ({difference(report.spec, spec)}): "
-                f"{self._way_out}"
+                f"{GIVE_MODELS}"
             )
 
-    def _build(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
-        model = self.run.model
+    def _build_network(self, client: str, architecture: str, place: tuple[int, int] | None) -> nn.Module:
+        model = self.model
         partition, partitions = place or (None, None)
         node = {"architecture": architecture} if architecture and not model else {}
         if partition is None and not node and not model:
@@ -214,17 +201,24 @@ class Networks:
                 f"client {client} discloses neither its architecture nor its partition-id, and the server must build "
                 "its network: set disclose-architecture = true"
             )
-        info = ClientInfo(client, partition, partitions, self.run.config, node)
-        owner = client_setup.owner_of_weights(self.run.config, client)
-        with seeded(self.run.config.seed, "initial weights", owner):
+        info = ClientInfo(client, partition, partitions, self.config, node)
+        owner = client_setup.owner_of_weights(self.config, client)
+        with seeded(self.config.seed, "initial weights", owner):
             if model:
                 return model(info)
             try:
                 return client_setup.model_of(info)
             except ModelError as error:
                 raise FedhetError(
-                    f"the server cannot build a network like client {client}'s ({error}): {self._way_out}"
+                    f"the server cannot build a network like client {client}'s ({error}): {GIVE_MODELS}"
                 ) from error
+
+
+def named(clients: Sequence[str], most: int = 3) -> str:
+    """Return a phrase with the number of clients and the names of the first `most`, or "client NAME"."""
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    return f"{len(clients)} clients ({', '.join(clients[:most])}{', ...' if len(clients) > most else ''})"
 
 
 # ---- the folder of a run

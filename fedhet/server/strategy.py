@@ -32,7 +32,7 @@ from fedhet.server.flower_loop import EvaluateFunction, FlowerLoop
 from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.round import P, S
-from fedhet.server.run import Networks, Round, Run, named, run_folder
+from fedhet.server.run import Round, Run, named, run_folder
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import console, log
 
@@ -91,7 +91,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.run = self._new_run(state=state, model=self._model, privacy=before)
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
-        self.networks = Networks(self.run, type(self).__name__)
         self.reporter = Reporter(self.run, self.size_of, observers)
         self.federation.answered = self.reporter.answered
         hooks = Admission(self.public_dataset, self.common, self.admit, self.first_arrays, self.copies)

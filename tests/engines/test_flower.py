@@ -322,7 +322,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     def follow(status: str) -> None:
         listed = json.dumps({"runs": [{"status": status, "status-details": ""}]})
         monkeypatch.setattr(flower, "PENDING", 0.0)
-        monkeypatch.setattr(flower, "command", lambda name: sys.executable)
+        monkeypatch.setattr(flower.superlink, "command", lambda name: sys.executable)
         monkeypatch.setattr(
             flower.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=listed)
         )
@@ -331,7 +331,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
             code = f"import time; print({PRINTED!r}, flush=True); time.sleep(0.5)"
             return subprocess.Popen([sys.executable, "-c", code], stdout=output.open("wb"))
 
-        monkeypatch.setattr(flower, "begin", begin)
+        monkeypatch.setattr(flower.superlink, "begin", begin)
         run = RunInfo("fedavg", registry.traits(configuration.resolve({})), State())
         watch = flower._Watch(run, 1, tmp_path, [])
         flower._follow([], tmp_path, {}, "hospitals", tmp_path / "run.log", watch)

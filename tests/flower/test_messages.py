@@ -39,7 +39,8 @@ def test_a_request_comes_back_with_the_settings():
             "3",
             metric="auc",
             architecture="mlp",
-            partition=(3, 10),
+            partition_id=3,
+            partitions=10,
             own_data=True,
             spec={"a.b": ((2, 3), "float32"), "n": ((), "int64")},
             public="0f",
@@ -57,7 +58,7 @@ def test_a_reply_comes_back_with_metrics_by_label():
         "common-trained": Measured(Metric((0.5, 0.75), (3.0, 4.0)), 0.5),
     }
     payload = Payload({"model": {"w": np.ones(2)}}, {"eta": 0.1})
-    reply = Reply("3", 14, payload, Report("3"), test_examples=6, train_loss=0.75, measured=measured)
+    reply = Reply(14, payload, Report("3"), test_examples=6, train_loss=0.75, measured=measured)
     record = write_reply(reply)
     assert record["metrics"]["common-trained-metric"] == [0.5, 0.75]
     assert record["metrics"]["common-trained-weight"] == [3.0, 4.0]
@@ -70,7 +71,7 @@ def test_a_reply_comes_back_with_metrics_by_label():
 
 
 def test_a_label_that_weighs_nothing_travels():
-    reply = Reply("3", 14, Payload(), Report("3"), measured={"received": Measured(Metric((math.nan,), (0.0,)), 0.5)})
+    reply = Reply(14, Payload(), Report("3"), measured={"received": Measured(Metric((math.nan,), (0.0,)), 0.5)})
     metric = read_reply(message(write_reply(reply))).measured["received"].metric
     assert math.isnan(metric.value)
     assert metric.weights == (0.0,)
@@ -81,7 +82,7 @@ def test_a_label_that_weighs_nothing_travels():
 )
 def test_a_metric_without_its_weights_is_damaged(change):
     measured = {"received": Measured(Metric((0.5,), (1.0,)), 0.5)}
-    record = write_reply(Reply("3", 14, Payload(), Report("3"), measured=measured))
+    record = write_reply(Reply(14, Payload(), Report("3"), measured=measured))
     record["metrics"] = MetricRecord({**record["metrics"], **change})
     with pytest.raises(WireError, match="client's reply is damaged: received-metric is"):
         read_reply(message(record))
@@ -111,7 +112,7 @@ def test_errors_without_name_or_reason():
     "change", [{"steps": -1}, {"forwards": 1.5}, {"private-steps": [1]}, {"validation-examples": -2}]
 )
 def test_counts_that_are_none_are_damaged(change):
-    record = write_reply(Reply("3", 14, Payload(), Report("3"), validation_examples=3, work=Work(4, 5, 60)))
+    record = write_reply(Reply(14, Payload(), Report("3"), validation_examples=3, work=Work(4, 5, 60)))
     back = read_reply(message(record))
     assert (back.validation_examples, back.work) == (3, Work(4, 5, 60))
     record["metrics"] = MetricRecord({**record["metrics"], **change})
@@ -176,4 +177,4 @@ def test_huge_metrics_are_refused():
     """The spread of r2 over clients is of squares."""
     measured = {"received": Measured(Metric((-1e200,), (1.0,)), 0.5)}
     with pytest.raises(WireError, match="received-metric is"):
-        read_reply(message(write_reply(Reply("3", 14, Payload(), Report("3"), measured=measured))))
+        read_reply(message(write_reply(Reply(14, Payload(), Report("3"), measured=measured))))

@@ -27,7 +27,7 @@ def handshake(*replies, networks="any", averaged=True):
 
 
 def reply(client, spec=None, metric="accuracy"):
-    return Reply(client, 14, Payload(), Report(client, metric=metric, spec=WEIGHT if spec is None else spec))
+    return Reply(14, Payload(), Report(client, metric=metric, spec=WEIGHT if spec is None else spec))
 
 
 def refusal(*replies, **traits):

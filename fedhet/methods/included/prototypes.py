@@ -66,11 +66,7 @@ class FDOptions(Options):
 fd = Method(
     "fd",
     Traits(
-        keeps="model",
-        scored="trained",
-        other_arrays="mean",
-        sends={"prototypes": "posteriors", "width": STRUCTURE},
-        sums_examples=True,
+        keeps="model", scored="trained", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}
     ),
     FDOptions,
 )
