@@ -65,7 +65,9 @@ class ByClass(FederatedStrategy[P, C]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the vectors of class j by numbers of examples n_ij; a class that no client sent keeps its vector."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
-        vectors = list(sent.values()) if self.aggregator.plain else [self.combined(sent)]
+        means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
+        bounded = [arrays | means[client] for client, arrays in sent.items()]
+        vectors = bounded if self.aggregator.plain else [self.combined(sent)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
 

@@ -76,9 +76,10 @@ class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
         return {}
 
     def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        """Return the clients' arrays in the dtypes of the state, with updates clipped if that is configured."""
+        """Return the clients' arrays in the dtypes of the state, with updates clipped."""
         # With `aggregate = stack`, the server does not know the A from which a client started.
-        before, left_out = self.state.model, A if self.options.aggregate == "stack" else None
+        stacked = self.options.aggregate == "stack" and not self.aggregator.plain
+        before, left_out = self.state.model, A if stacked else None
         models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
         moved = {c: {k: model[k] for k in model if k.rpartition(".")[2] != left_out} for c, model in models.items()}
         clipped = self.aggregator.clipped(moved, {client: cut(before, self.parts(client)) for client in sent})

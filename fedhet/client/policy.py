@@ -35,6 +35,9 @@ numbers of examples; mean representations and numbers of examples by class; desc
 hypernetwork's parameters; metrics and losses. Numbers of examples are always sent, and so are facts about a network
 (`STRUCTURE`), subject to `disclose-architecture`."""
 
+TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE})
+"""Kinds that depend on training examples only through a trained network, unless `Traits.sums_examples` is set."""
+
 LEAST = 10
 """Default of `min-examples` at a deployed node: how many examples must be behind every number that it sends."""
 
@@ -105,12 +108,7 @@ class Policy:
                     "kinds of values that it may send"
                 )
             self._check(method, traits.kinds)
-        public = {"weights", "hypernetwork", "features", "descriptors", "posteriors", METRICS, STRUCTURE}
-        if self.noise and (method == "fd" or not traits.kinds <= public):
-            raise Refused(
-                f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "
-                "the client's examples: choose another method, such as fedavg, fedrep or fedhenn"
-            )
+        self._check_private(method, traits.kinds, sums_examples=traits.sums_examples)
 
     def check_shared(self, side: AnySide) -> None:
         """Raise `Refused` if the network's shared arrays are of a kind that the node does not allow."""
@@ -136,10 +134,11 @@ class Policy:
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
         """Return the payload with metrics rounded or left out; raises `Refused` for kinds that are not allowed."""
+        kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
+        kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
         if self.allowed is not None:
-            kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
-            kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
             self._check(side.client.config.method_name, kinds)
+        self._check_private(side.client.config.method_name, kinds)
         values = {}
         for name, value in payload.values.items():
             if side.traits.sends.get(name) != METRICS:
@@ -189,6 +188,13 @@ class Policy:
             return in_words(error) if isinstance(error, OSError) else str(error)
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
+
+    def _check_private(self, method: str, kinds: Collection[str], *, sums_examples: bool = False) -> None:
+        if self.noise and (sums_examples or not TRAINED.issuperset(kinds)):
+            raise Refused(
+                f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "
+                "the client's examples: choose another method, such as fedavg, fedrep or fedhenn"
+            )
 
     def _check(self, method: str, kinds: Collection[str], *, way_out: str = "") -> None:
         refused = sorted({*kinds} - {METRICS, STRUCTURE} - (self.allowed or frozenset()))

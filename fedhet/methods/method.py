@@ -57,6 +57,8 @@ class Traits:
             `clip-norm` can limit; or `""` if there are none or neither key applies.
         sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
             client sends. Shared arrays are the group `model`, by default of kind `weights`.
+        sums_examples: a kind other than `statistics` and `prototypes` has means or numbers of the client's examples,
+            which differentially private training (`dp-noise`) does not cover.
 
     Raises:
         ConfigError: `scored` is `"trained"`, but clients do not keep the model.
@@ -73,6 +75,7 @@ class Traits:
     serves_clients: bool = True
     other_arrays: Literal["", "mean", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
+    sums_examples: bool = False
 
     def __post_init__(self) -> None:
         """Check that clients keep their model if `scored` is `"trained"`."""

@@ -18,6 +18,10 @@ from fedhet.server.run import Run
 Array = np.ndarray[Any, Any]
 K = TypeVar("K", bound=Hashable)
 
+FURTHEST = 50.0
+"""Multiple of the median norm from which an update is cut to the median without `clip-norm`, among three or more
+clients; the largest honest update in the presets is at 6.7."""
+
 
 class Aggregator:
     """Averages clients' arrays with the configured aggregation rule, and records which updates were clipped."""
@@ -54,13 +58,15 @@ class Aggregator:
         return cast(dict[K, Array], averages)
 
     def clipped(self, groups: Mapping[str, Arrays], starts: Mapping[str, Arrays] | None = None) -> Mapping[str, Arrays]:
-        """Return the clients' arrays; if `clip-norm` is set, updates are clipped to that multiple of the median norm.
+        """Return the clients' arrays, with updates clipped to `clip-norm` times the median norm.
 
-        `starts` are the arrays from which each client started; an array that is missing there started from zero.
+        Without `clip-norm`, only updates beyond `FURTHEST` are clipped: no single client should ruin a run. `starts`
+        are the arrays from which each client started; an array that is missing there started from zero.
         """
-        if not (bound := _bound(self.run.config)) or not groups:
+        bound = _bound(self.run.config)
+        if not groups or (not bound and len(groups) < 3):
             return groups
-        clipped, cuts = cut_to_bound(groups, starts or {}, bound)
+        clipped, cuts = cut_to_bound(groups, starts or {}, bound or 1.0, beyond=1.0 if bound else FURTHEST)
         self.run.round.name_cuts(cuts)
         return clipped
 
@@ -144,18 +150,20 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 
 
 def cut_to_bound(
-    models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float
+    models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float, *, beyond: float = 1.0
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
     """Clip updates (`models` minus `starts`) to `bound` times their median norm; return models and clipping records.
+
+    Updates up to `beyond` times this bound are left unchanged.
 
     The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
     square root of their number of entries, so that networks of different sizes can be compared.
     """
     norms = {client: _norm(arrays, starts.get(client, {})) for client, arrays in models.items()}
-    most = bound * median(norms.values())
+    most = bound * median(norms.values()) or math.inf  # if most clients did not train
     clipped, cuts = dict(models), []
     for client, norm in norms.items():
-        if norm > most:
+        if norm > beyond * most:
             cuts.append({"client": client, "norm": norm, "to": most})
             start = starts.get(client, {})
             clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
@@ -173,7 +181,7 @@ def _norm(arrays: Arrays, before: Arrays) -> float:
     squares, entries = 0.0, 0
     for name, array in arrays.items():
         if array.dtype.kind == "f":
-            moved = array.astype(np.float64) - before.get(name, 0.0)
+            moved = np.subtract(array, before.get(name, 0.0), dtype=np.promote_types(array.dtype, np.float32))
             squares, entries = squares + float(np.vdot(moved, moved)), entries + array.size
     return math.sqrt(squares / entries) if entries else 0.0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import KINDS
@@ -79,10 +80,10 @@ def other_data(client: ClientInfo) -> ClientData:
 class Node:
     """A deployed node with a data function, the kinds that it allows (None: all) and a folder of state."""
 
-    def __init__(self, data: Any, allow: str | None, folder: Path) -> None:
+    def __init__(self, data: Any, allow: str | None, folder: Path, **further: Any) -> None:
         self.app: ClientApp = make_client_app(data=data)
         config: dict[str, Any] = {"partition-id": NODE, "num-partitions": 4, "state-dir": str(folder)}
-        config |= {} if allow is None else {"allow": allow}
+        config |= further if allow is None else {"allow": allow, **further}
         self.context = Context(RUN_ID, FIRST_NODE + NODE, config, RecordDict(), {})
 
     def answers(self, messages: Sequence[tuple[str, RecordDict]]) -> Iterator[RecordDict]:
@@ -187,3 +188,20 @@ class Privacy:
                 assert "refusal" not in reply["report"], reply["report"]
                 metrics = [key for key in reply["metrics"] if key not in COUNTS]
                 assert not metrics or METRICS in allow
+
+    def test_noise_covers_all_that_depends_on_private_data(
+        self, case: Case, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where training by DP-SGD does nothing, replies do not depend on the examples, or the method is refused."""
+
+        def idle(self: Any, model: nn.Module, *_: Any) -> Tensor:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            return torch.zeros(())
+
+        monkeypatch.setattr("fedhet.training.privacy.Privacy.backward", idle)
+        messages, noise = self.messages(case, cache, {}, settings={}), {"dp-noise": 1.0, "dp-clip": 1.0}
+        nodes = [Node(data, None, tmp_path / data.__name__, **noise) for data in (same_data, other_data)]
+        for one, other in zip(*(node.answers(messages) for node in nodes), strict=True):
+            seen, others = (leaving(each, case.traits.sends, {METRICS}) for each in (one, other))
+            assert [key for key in {**seen, **others} if seen.get(key) != others.get(key)] == []

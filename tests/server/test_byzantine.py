@@ -16,9 +16,32 @@ from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
-from fedhet.testing import Case, Run, Tampering
+from fedhet.testing import Case, Run, Tampering, run
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        ("fedavg", {}),
+        ("fedproto", {"fedproto.width": 9}),
+        ("flha-ghn", {"optimizer": "adam", "learning-rate": 0.005}),
+        ("heterofl", {"heterofl.widths": "1,0.5"}),
+        ("lora", {"lora.aggregate": "stack", "lora.train-head": True}),
+    ],
+)
+def test_numbers_that_are_far_too_large_do_not_end_a_run(method, own, tmp_path):
+    def after(message, name, reply):
+        if name == "1" and message.metadata.message_type == "train":
+            for key, group in reply.content.array_records.items():
+                arrays = decode_arrays(group).items()
+                huge = {k: np.full_like(a, 1e8) if a.dtype.kind == "f" else a for k, a in arrays}
+                reply.content[key] = encode_arrays(huge)
+
+    done = run(tmp_path / "run", Case.of(method, own).settings(clients=4, rounds=8), app=Tampering(after=after))
+    assert (done.summary["status"], done.failures) == ("completed", [])
+    assert [cut["client"] for cut in done.row(3)["cut"]] == ["1"]
 
 
 def saying(byzantine, /, **said):

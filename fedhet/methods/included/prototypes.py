@@ -66,7 +66,11 @@ class FDOptions(Options):
 fd = Method(
     "fd",
     Traits(
-        keeps="model", scored="trained", other_arrays="mean", sends={"prototypes": "posteriors", "width": STRUCTURE}
+        keeps="model",
+        scored="trained",
+        other_arrays="mean",
+        sends={"prototypes": "posteriors", "width": STRUCTURE},
+        sums_examples=True,
     ),
     FDOptions,
 )
