@@ -21,7 +21,7 @@ from fedhet.methods.included.distillation import FedMRLOptions
 from fedhet.models.representation import by_name
 from fedhet.training import Loss, Step, Term
 
-from .fml import SMALL, Pair, Projected
+from .distillation import SMALL, Pair, Projected
 
 
 class Fused(Pair):

@@ -147,7 +147,7 @@ class TestWorkingFolder:
 class TestFiles:
     CONTROLS = """
 from fedhet.methods.included.averaging import fedprox
-from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.averaging import FedAvg
 
 class Mine(FedAvg):
     pass

@@ -7,7 +7,7 @@ They take the methods' keys and are named on the command line by file and name:
 
 from collections.abc import Mapping
 
-from fedhet.strategies.depthfl import DepthFL, InclusiveFL
+from fedhet.strategies.submodels import DepthFL, InclusiveFL
 
 from fedhet.messages import Reply
 from fedhet.methods.included.submodels import depthfl, inclusivefl

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fedhet.strategies.fedma import FedMA
-from fedhet.strategies.pfnm import PFNM
+from fedhet.strategies.matching import PFNM, FedMA
 
 from fedhet.algorithms.matching import LayerMatch, Matching
 from fedhet.methods.included.matching import fedma, pfnm

@@ -7,7 +7,7 @@ Each is a method that takes FLHA-GHN's keys, named on the command line by file a
 
 from dataclasses import replace
 
-from fedhet.client_apps.flha_ghn import FLHAGHN
+from fedhet.client_apps.hypernetworks import FLHAGHN
 
 from fedhet.algorithms.graphs import LayerGraph
 from fedhet.methods.included.hypernetworks import flha_ghn

@@ -8,7 +8,7 @@ keys, of which `shared-model` counts, and is named on the command line by file a
 
 from collections.abc import Callable, Sequence
 
-from fedhet.client_apps.fml import FML
+from fedhet.client_apps.distillation import FML
 from torch import Tensor
 
 from fedhet.messages import Payload

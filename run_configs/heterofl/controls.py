@@ -7,7 +7,7 @@ It takes HeteroFL's keys and is named on the command line by file and name:
 
 from collections.abc import Mapping
 
-from fedhet.strategies.heterofl import HeteroFL
+from fedhet.strategies.submodels import HeteroFL
 
 from fedhet.messages import Reply
 from fedhet.methods.included.submodels import heterofl

@@ -102,7 +102,7 @@ class TestApp:
         assert settings["tool"]["flwr"]["app"]["config"]["preset"] == "fedhenn/digits"
         inside = "fedhet/" if installed else ""
         names = members(build_fab_from_disk(app))
-        assert {f"{inside}strategies/fedavg.py", f"{inside}run_configs/fedavg/digits.toml"} <= names
+        assert {f"{inside}strategies/averaging.py", f"{inside}run_configs/fedavg/digits.toml"} <= names
         copied = subprocess.run(
             [sys.executable, "-c", "import fedhet.client.app, fedhet.strategies as s; print(s.__file__)"],
             cwd=app,

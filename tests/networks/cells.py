@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from fedhet.client_apps.depthfl import FirstBlocks
-from fedhet.client_apps.heterofl import Scaled
 from fedhet.client_apps.lora import LoRA, adapters, check_adapters
+from fedhet.client_apps.submodels import FirstBlocks, Scaled
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import architecture_graph, layer_graph, permute, rows

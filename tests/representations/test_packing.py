@@ -14,7 +14,7 @@ from fedhet.algorithms.alignment.packing import pack, pack_all, unpack, unpack_a
 def descriptors(count: int = 40) -> Tensor:
     """Activations as they are: mostly small, some large, each image of its own scale."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(count, 300, generator=generator).relu() * torch.logspace(-3, 6, count)[:, None]
+    return torch.randn(count, 300, generator=generator).relu() * torch.logspace(-3, 5, count)[:, None]
 
 
 def test_several_parts() -> None:
@@ -52,8 +52,8 @@ def test_random_arrays(changes: dict[int, np.ndarray[Any, Any]]) -> None:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(st.floats(-44, 37))
+@given(st.floats(-44, 5))
 def test_exponents(power: float) -> None:
-    """The smallest and the largest numbers that float32 has."""
+    """The smallest number that float32 has, and the largest that may be sent."""
     values = (VALUES * torch.tensor(10.0, dtype=torch.float64) ** power).float()
     unpack(pack(values))

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from fedhet.strategies.ensemble import Mean
+from fedhet.strategies.averaging import Mean
 from torch import nn
 
 from fedhet import models

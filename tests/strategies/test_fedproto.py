@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedhet.client_apps.fedproto import FedProto
+from fedhet.client_apps.prototypes import FedProto
 from torch import nn
 
 from fedhet.config import client_setup, configuration

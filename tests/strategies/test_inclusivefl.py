@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedhet.client_apps.depthfl import InclusiveFL, LastExit
+from fedhet.client_apps.submodels import InclusiveFL, LastExit
 from torch import nn
 
 from fedhet.algorithms.graphs.blocks import groups_by_depth

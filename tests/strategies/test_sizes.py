@@ -151,7 +151,7 @@ def test_heterofl_follows_its_paper(sized, who):
 
 
 def test_heterofl_of_whole_networks_is_fedavg(federate, monkeypatch):
-    monkeypatch.setattr("fedhet.client_apps.heterofl.HeteroFL.absent", None)  # whatever classes a client lacks
+    monkeypatch.setattr("fedhet.client_apps.submodels.HeteroFL.absent", None)  # whatever classes a client lacks
     same = {"batch_norm": "aggregate", "samples_per_client": 16, "architectures": "resnet8"}
     one = federate("fedavg", "fedavg", **same)
     other = federate("heterofl", "heterofl", **same, **{"heterofl.widths": "1"})

@@ -3,8 +3,6 @@
 from fedhet.algorithms.graphs.axes import VALUE as VALUE
 from fedhet.algorithms.graphs.axes import Segment as Segment
 from fedhet.algorithms.graphs.blocks import blocks as blocks
-from fedhet.algorithms.graphs.features import channel_means as channel_means
-from fedhet.algorithms.graphs.features import output_axis as output_axis
 from fedhet.algorithms.graphs.graph import UnsupportedArchitecture as UnsupportedArchitecture
 from fedhet.algorithms.graphs.graph import architecture_graph as architecture_graph
 from fedhet.algorithms.graphs.layers import LayerGraph as LayerGraph
@@ -16,6 +14,8 @@ from fedhet.algorithms.graphs.permutations import Slot as Slot
 from fedhet.algorithms.graphs.permutations import permutation_groups as permutation_groups
 from fedhet.algorithms.graphs.resize import resizable_groups as resizable_groups
 from fedhet.algorithms.graphs.resize import resize as resize
+from fedhet.algorithms.graphs.rules import channel_means as channel_means
+from fedhet.algorithms.graphs.rules import output_axis as output_axis
 from fedhet.algorithms.graphs.states import columns as columns
 from fedhet.algorithms.graphs.states import cut_out as cut_out
 from fedhet.algorithms.graphs.states import entries_of as entries_of

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules import pooling
 
 from fedhet.algorithms.graphs.axes import fixed
-from fedhet.algorithms.graphs.features import channel_means, features, output_axis
 from fedhet.algorithms.graphs.graph import (
     ArchitectureGraph,
     Node,
@@ -19,6 +18,7 @@ from fedhet.algorithms.graphs.graph import (
     in_evaluation_mode,
 )
 from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot, untrained
+from fedhet.algorithms.graphs.rules import channel_means, features, output_axis
 from fedhet.errors import ModelError
 
 _LAST_FOUR = {

@@ -4,9 +4,9 @@ from math import prod
 
 from fedhet.algorithms.graphs.axes import Axis, Value, Variables, entries, fixed, joined, scaled
 from fedhet.algorithms.graphs.graph import Node, UnsupportedArchitecture
+from fedhet.algorithms.graphs.rules import GATES, broadcast_all, rule
 from fedhet.algorithms.graphs.rules import RULES as RULES
 from fedhet.algorithms.graphs.rules import Several as Several
-from fedhet.algorithms.graphs.rules import broadcast_all, rule
 
 
 @rule("linear")
@@ -111,9 +111,6 @@ def _product(variables: Variables, node: Node, one: Value, other: Value) -> Valu
     variables.read.append(variables.unify(one[-1], other[-2], node))
     return (*broadcast_all(variables, node, one[:-2], other[:-2]), one[-2], other[-1])
 
-
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-"""Recurrent layer -> number of gates, whose rows are stacked in its weights."""
 
 ZEROS = ("zeros", "zeros_like", "new_zeros")
 """Operators that make an initial state."""

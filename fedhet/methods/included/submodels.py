@@ -66,7 +66,7 @@ fedrolex = Method(
     "fedrolex",
     replace(_traits, shares=ROLLING_UNITS, sends={"rows": "statistics"}),
     SizedOptions,
-    client="fedhet.client_apps.heterofl:HeteroFL",
+    client="fedhet.client_apps.submodels:HeteroFL",
     common={"batch-norm": "re-estimate"},
     own={"fedrolex.widths": "1,0.25"},
 )

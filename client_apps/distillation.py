@@ -1,4 +1,4 @@
-"""FML and FedKD, client side: the client's own network and a shared network learn from each other in each step.
+"""FML, FedKD and FLHA-distillation, client side: the client's own network and a shared network learn from each other.
 
 FML (Shen et al., 2020):
 
@@ -12,11 +12,15 @@ FedKD (Wu et al., 2022):
 
 where H are representations, the projector W stays on the client, and s and the target of each KL are constants. The
 change of FedKD's shared network is sent as truncated (low-rank) factors.
+
+FLHA-distillation trains a shared teacher, and then the client's own network (the student) with the loss (1 - alpha) CE
++ alpha 2 T^2 KL(teacher || student) on its own examples (appendix E of the FLHA-GHN paper). The usual factor is T^2;
+the paper has twice this factor.
 """
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -30,11 +34,11 @@ from fedhet.client.client import P
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
 from fedhet.messages.factors import pack, unpack
-from fedhet.methods.included.distillation import AuxiliaryOptions, FMLOptions, energy
+from fedhet.methods.included.distillation import AuxiliaryOptions, FLHADistillationOptions, FMLOptions, energy
 from fedhet.methods.keys import kebab
 from fedhet.models.copies import kinds_of
 from fedhet.models.representation import Capturing, Output, Representation, head_name, in_precision, precision
-from fedhet.training import Loss, Phase, Step, Term, reestimate
+from fedhet.training import Loss, Optimisation, Phase, Step, Term, reestimate
 from fedhet.utils.randomness import seeded
 
 B = TypeVar("B", bound=AuxiliaryOptions)
@@ -227,3 +231,65 @@ def mutual_with_hidden(step: Step) -> Tensor:
     learnt, taught = step.divergence(step.outputs, shared), step.divergence(shared, step.outputs)
     projected = F.linear(step.captured["shared"].to(hidden.dtype), step.parameters["projector.weight"])
     return shared_loss + (learnt + taught + F.mse_loss(projected, hidden)) / both
+
+
+ALPHA, TEMPERATURE = 0.7, 20.0
+"""The paper's weight of the distillation and temperature T, by which logits are divided."""
+
+
+class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
+    """Trains and sends the teacher; the client's own network and the final teacher stay on the client."""
+
+    remembers = True
+    key, reason = "teacher", "which students learn from a teacher"
+
+    @property
+    def teaching(self) -> bool:
+        """Whether this round trains the teacher."""
+        return self.client.request.round <= self.options.teaching(self.client.config.rounds)
+
+    def begin(self, payload: Payload) -> None:
+        """Load the received teacher or, in later rounds, the final teacher that the client has kept."""
+        super().begin(payload)
+        if not self.teaching:
+            if "model" in payload.arrays:
+                self.client.memory |= self.auxiliary.state_dict()
+            elif self.client.memory:
+                self.auxiliary.load_state_dict(self.client.memory)
+
+    def phases(self, payload: Payload) -> Sequence[Phase]:
+        """Return one phase, which trains the teacher or, in later rounds, the client's own network."""
+        if self.teaching:
+            return [Phase(self.client.request.epochs, self._optimisation(), module=self.auxiliary)]
+        phase = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
+        return [replace(phase, task_weight=1 - ALPHA) if phase.terms else phase]
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        if not self.client.memory:
+            return ()
+        self.auxiliary.eval()
+        return (Term(distance, teacher=self.auxiliary),)
+
+    def end(self, payload: Payload) -> Payload:
+        return super().end(payload) if self.teaching else Payload()
+
+    def evaluate(self, when: str) -> Callable[[Tensor], Tensor]:
+        return self.auxiliary.eval() if self.teaching else self.client.model
+
+    def _optimisation(self) -> Optimisation:
+        """Return the configured optimiser, with separate learning rate schedules for teacher and students."""
+        client, config = self.client, self.client.config
+        teaching = self.options.teaching(config.rounds)
+        first, rounds = (0, teaching) if self.teaching else (teaching, config.rounds - teaching)
+        request = replace(client.request, round=client.request.round - first)
+        rate = config.learning_rate
+        if not self.teaching:
+            rate = self.options.student_learning_rate or 0.1 * rate
+        return replace(client, config=config.replace(rounds=rounds, learning_rate=rate), request=request).optimisation()
+
+
+def distance(step: Step, teacher: nn.Module) -> Tensor:
+    """Return the weighted divergence from the teacher's outputs."""
+    with torch.no_grad():
+        wanted = teacher(step.inputs)
+    return ALPHA * 2 * TEMPERATURE**2 * step.divergence(step.outputs, wanted, TEMPERATURE)

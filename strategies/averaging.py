@@ -1,7 +1,12 @@
-"""Ensemble, server side: the mean of the clients' predictions, a baseline in the FedMA paper (tables 1 and 2).
+"""FedAvg, methods that average a part of the network in the same way, and Ensemble, server side.
 
-Clients of any architecture train without each other and send their networks. The ensemble predicts the mean of their
-softmax (sigmoid for many labels) and is evaluated on the common test set.
+    W(t) = sum_i n_i / n W_i(t),    n = sum_i n_i
+
+over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples (McMahan et al., AISTATS 2017, algorithm
+1): the defaults of `fedhet.server.Hooks`.
+
+Ensemble is a baseline in the FedMA paper (tables 1 and 2): clients of any architecture train without each other and
+send their networks. It predicts the mean of their softmax (sigmoid for many labels).
 """
 
 from collections.abc import Mapping
@@ -11,10 +16,38 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.messages import Arrays, Reply, load_into
-from fedhet.methods.included.averaging import ensemble
+from fedhet.methods.included.averaging import FedRepOptions, ensemble, fedavg, fedrep, lg_fedavg
 from fedhet.methods.options import Options
 from fedhet.models.representation import in_precision, precision
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
+
+
+class FedAvg(FederatedStrategy[Options, State]):
+    """Sends W(t-1) to the clients of the round (`payload_for`) and averages what they return (`aggregate_fit`)."""
+
+    method = fedavg
+
+
+class LGFedAvg(FederatedStrategy[Options, State]):
+    """Averages like FedAvg, but only the heads (Liang et al., 2020)."""
+
+    method = lg_fedavg
+
+
+class FedRep(FederatedStrategy[FedRepOptions, State]):
+    """Averages like FedAvg, but only the body, all arrays except the head (Collins et al., ICML 2021).
+
+    The closing round trains heads only and averages nothing.
+    """
+
+    method = fedrep
+
+    def check_reply(self, reply: Reply) -> None:
+        if not self.run.round.closing:
+            super().check_reply(reply)
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        return {} if self.run.round.closing else super().aggregate_fit(round, replies)
 
 
 @dataclass

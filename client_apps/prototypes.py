@@ -1,7 +1,13 @@
-"""FedProto, FedTGP, FD and FedGH, client side: mean vectors of classes are exchanged.
+"""FedProto, FedTGP, FD, FedGH and FedGen, client side.
 
-FedProto: Tan et al., AAAI 2022; FedTGP: Zhang et al., AAAI 2024; FD: Jeong et al., 2018, algorithm 1; FedGH: Yi et al.,
-ACM MM 2023.
+Mean vectors of classes are exchanged in FedProto (Tan et al., AAAI 2022), FedTGP (Zhang et al., AAAI 2024), FD (Jeong
+et al., 2018, algorithm 1) and FedGH (Yi et al., ACM MM 2023). In FedGen (Zhu et al., ICML 2021, equation 5), the head
+also learns from generated representations:
+
+    L = CE(h(Phi(x)), y') + weight CE(h(G(e, y)), y)
+
+where h is the head, Phi(x) the representation of an example with label y', and G the server's generator. G receives
+noise e and a class y, drawn in proportion to the number of examples of all clients.
 """
 
 from collections.abc import Callable
@@ -16,12 +22,15 @@ from fedhet.client.client import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, load_into, to_arrays, to_tensor
-from fedhet.methods.included.prototypes import FDOptions, FedGHOptions, FedProtoOptions, WidthOptions
+from fedhet.methods.included.prototypes import FDOptions, FedGenOptions, FedGHOptions, FedProtoOptions, WidthOptions
 from fedhet.methods.options import Config
 from fedhet.models import place_before
+from fedhet.models.generator import Generator, draw
 from fedhet.models.representation import Representation, head_name
 from fedhet.training import BATCH, Loss, Step, Term, forward
 from fedhet.utils.text import log
+
+from .matching import class_counts
 
 W = TypeVar("W", bound=WidthOptions)
 
@@ -208,3 +217,35 @@ class FedGH(OneWidth[FedGHOptions]):
 
     def begin(self, payload: Payload) -> None:
         load_into(self.client.model.get_submodule(self.client.head).state_dict(), payload.arrays["head"])
+
+
+class FedGen(SameWidth[FedGenOptions]):
+    """Adds the head's loss on generated representations to the task's loss."""
+
+    def handshake(self, payload: Payload) -> Payload:
+        self.check_linear_head("the server generates its inputs")
+        return Payload({"classes": class_counts(self.client, f"{self.client.head}.weight")})
+
+    def terms(self, payload: Payload) -> tuple[Loss, ...]:
+        """Return a term with the head's loss on generated representations; no term before the generator is trained."""
+        client, name, weight = self.client, self.client.head, self.options.weight
+        if not weight or "generator" not in payload.arrays:
+            return ()
+        head = client.tensors[f"{name}.weight"]
+        dtype = head.dtype
+        generator = Generator(*head.shape).to(client.device, dtype).eval()
+        load_into(generator.state_dict(), payload.arrays["generator"])
+        counts = to_tensor(payload.arrays["classes"]["counts"])
+
+        def drawn(number: int, examples: int) -> dict[str, Tensor]:
+            noise = draw(counts, examples, client.generator("generated", number), dtype).to(client.device)
+            with torch.no_grad():
+                return {"inputs": generator(noise), "labels": noise[:, -1].long()}
+
+        return (Term(generated, draw=drawn, head=name, weight=weight),)
+
+
+def generated(step: Step, inputs: Tensor, labels: Tensor, head: str, weight: float) -> Tensor:
+    """Return the head's loss on generated representations."""
+    scores = F.linear(inputs, step.parameters[f"{head}.weight"], step.parameters[f"{head}.bias"])
+    return weight * step.task.loss(scores, labels)

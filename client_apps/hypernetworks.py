@@ -1,9 +1,10 @@
-"""FLHA-GHN, client side: train a graph hypernetwork (GHN) that generates the weights of the client's network.
+"""FLHA-GHN and pFedHN, client side.
 
-All clients receive and send arrays of the same names and sizes, which disclose nothing about an architecture. But the
-hypernetwork's head for a layer type that a client does not use returns unchanged, so a server that compares replies
-with its messages learns the client's layer types (secure aggregation would hide them). `disclose-architecture`, off by
-default with this method, discloses the architecture's name.
+In FLHA-GHN, a client trains a graph hypernetwork (GHN) that generates the weights of its network. All clients receive
+and send arrays of the same names and sizes, which disclose nothing about an architecture. But the hypernetwork's head
+for a layer type that a client does not use returns unchanged, so a server that compares replies with its messages
+learns the client's layer types (secure aggregation would hide them). `disclose-architecture`, off by default with this
+method, discloses the architecture's name. In pFedHN, the hypernetwork is at the server only.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,15 @@ from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
 from fedhet.algorithms.hypernets import Catalogue, Design, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
+from fedhet.algorithms.hypernets.personal import begin_of
 from fedhet.client import Client, ClientSide
 from fedhet.config import client_setup
 from fedhet.data import DataSet
 from fedhet.errors import ModelError
-from fedhet.messages import Payload
-from fedhet.methods.included.hypernetworks import FLHAGHNOptions
+from fedhet.messages import Payload, to_arrays
+from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions
 from fedhet.methods.options import OWN
-from fedhet.models.copies import starts_of
+from fedhet.models.copies import multiplies, starts_of
 from fedhet.training import Phase
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
@@ -95,6 +97,30 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
     def _write(self) -> None:
         for name, array in self.written.write().items():
             self.client.tensors[name].copy_(array)
+
+
+class PFedHN(ClientSide[PFedHNOptions]):
+    """Trains the received weights and sends their change."""
+
+    reads_starts = True
+
+    def handshake(self, payload: Payload) -> Payload:
+        """Return the offset and scale of arrays, where they differ from the defaults (see `begin_of`)."""
+        starts, tensors = {}, self.client.tensors
+        for name, key in self.shared_names().items():
+            shape = tuple(tensors[name].shape)
+            begun = begin_of(key, shape, self.client.starts.get(name))
+            if begun != begin_of(key, shape) or multiplies(self.client.model):
+                starts[key] = torch.tensor(begun)
+        return Payload({"starts": to_arrays(starts)} if starts else {})
+
+    def begin(self, payload: Payload) -> None:
+        super().begin(payload)
+        self.start = {key: tensor.clone() for key, tensor in self.shared().items()}
+
+    def end(self, payload: Payload) -> Payload:
+        delta = {key: tensor - self.start[key] for key, tensor in self.shared().items()}
+        return Payload({"delta": to_arrays(delta, self.client.config.wire_dtype)})
 
 
 @lru_cache(maxsize=8)

@@ -1,22 +1,59 @@
-"""pFedHN, server side: a hypernetwork generates each client's weights (Shamsian et al., ICML 2021, algorithm 1).
+"""FLHA-GHN and pFedHN, server side: hypernetworks generate the clients' weights.
 
-The hypernetwork phi is trained on the clients' updates: client i receives the weights theta_i and changes them by
-delta_i in training, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper takes a step for each client;
-here, a round is one step with the mean gradient over its clients.
+FLHA-GHN (Litany et al., 2022, algorithm 1) averages a graph hypernetwork, which clients train.
+
+pFedHN (Shamsian et al., ICML 2021, algorithm 1) trains a hypernetwork phi at the server on the clients' updates: client
+i receives the weights theta_i and changes them by delta_i in training, so the gradient of phi is
+-(d theta_i / d phi)^T delta_i. The paper takes a step for each client; here, a round is one step with the mean gradient
+over its clients.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
 
 import torch
 from torch import Tensor
 
+from fedhet.algorithms.hypernets import start
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
-from fedhet.messages import Arrays, Payload, Reply, check, narrowed, to_arrays, to_tensor
-from fedhet.methods.included.hypernetworks import PFedHNOptions, pfedhn
-from fedhet.server import ArraysBy, FederatedStrategy, State
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, narrowed, to_arrays, to_tensor
+from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions, flha_ghn, pfedhn
+from fedhet.server import ArraysBy, Common, FederatedStrategy, State
 from fedhet.training import eager
 from fedhet.utils.machine import one_thread
+
+
+class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
+    """Averages clients' hypernetworks with equal weights, or by the configured aggregation rule."""
+
+    method = flha_ghn
+    copies = 4  # the state, the sum, and a message
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        digest = sha256(repr(sorted(reply.report.spec.items())).encode()).hexdigest()[:12]
+        return {"digest of the hypernetwork's arrays": Common(digest, "all clients need the same version of fedhet")}
+
+    def first_arrays(self, missing: Spec) -> Arrays:
+        """Draw the hypernetwork's weights from the seed; raise a WireError if a name or shape does not belong to it."""
+        try:
+            drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
+            return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
+        except ValueError as error:
+            raise WireError(str(error)) from error
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
+        if not self.aggregator.plain:
+            self.state.model = self.state.model | self.aggregator.average(models, dict.fromkeys(models, 1.0))
+            return {}
+        models = dict(self.aggregator.clipped(models, dict.fromkeys(models, self.state.model)))
+        for name in dict.fromkeys(name for model in models.values() for name in model):
+            arrays = [to_tensor(model[name]).float() for model in models.values() if name in model]
+            self.state.model = self.state.model | to_arrays({name: sum(arrays, torch.zeros(())) / len(arrays)})
+        return {}
+
 
 WEIGHT_DECAY, CLIP = 0.001, 50.0
 """Weight decay of the hypernetwork, and the largest norm of its gradient, as in the authors' code."""

@@ -1,4 +1,4 @@
-"""FedMD and FedDF, server side: the mean of clients' class scores on some public examples.
+"""FedMD, FedDF, FedKD and FLHA-distillation, server side: networks learn from each other's outputs.
 
 FedMD (Li and Wang, 2019, algorithm 1): a round takes one exchange. In round t, a client learns the mean scores on the
 public examples X(t), trains on its own examples, and returns its scores on X(t+1). As in the paper, the mean of round
@@ -9,6 +9,10 @@ FedDF (Lin et al., 2020): in round t, on X(t), the server's network w takes step
     KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x)))
 
 where f_k are the logits that client k sends after its local training.
+
+FedKD (Wu et al., 2022) averages the changes of a small network, sent as low-rank factors. Clients that trained in the
+last round receive the last change; others receive the whole network. In FLHA-distillation, a teacher is trained by
+FedAvg, and then sent to each client to learn from.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +30,21 @@ from fedhet.config import client_setup
 from fedhet.data import Examples
 from fedhet.data.own import as_input
 from fedhet.errors import FedhetError
-from fedhet.messages import Arrays, Payload, Reply, WireError, load_into, to_arrays
-from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions, feddf, fedmd
+from fedhet.messages import Arrays, Payload, Reply, WireError, factors, load_into, to_arrays
+from fedhet.methods.included.distillation import (
+    AuxiliaryOptions,
+    FedDFOptions,
+    FedMDOptions,
+    FLHADistillationOptions,
+    ScoresOptions,
+    energy,
+    feddf,
+    fedkd,
+    fedmd,
+    flha_distillation,
+)
 from fedhet.models.representation import fitted, precision
-from fedhet.server import Common, FederatedStrategy, State
+from fedhet.server import Common, FederatedStrategy, State, in_order
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.utils.machine import device_of, one_thread
 from fedhet.utils.randomness import numpy_generator
@@ -199,3 +214,89 @@ class FedDF(Scores[FedDFOptions, FedDFState]):
         dtype = None if network is None else precision(network)
         transform = as_input if own_data else client_setup.dataset_of(self.config).transform
         return fitted(transform, dtype)
+
+
+@dataclass
+class FedKDState(State):
+    """The state of FedKD: the packed last change of the shared network, and the clients that can apply this change."""
+
+    update: Arrays = field(default_factory=dict)
+    holding: list[str] = field(default_factory=list)
+
+
+class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
+    """Averages the changes of the small shared network; the clients' own networks are not sent."""
+
+    method = fedkd
+    state_class = FedKDState
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return the last change of the shared network, or the whole network for clients that cannot apply it."""
+        change = Payload({"model": self.state.update}, {"change": True})
+        return {client: change if client in self.state.holding else self.payload_for(client) for client in clients}
+
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+        return {client: Payload() for client in clients}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Replace the factors of a client's update by the updated shared network.
+
+        A client that lost the network does not train and sends no update.
+        """
+        if "update" in reply.arrays:
+            spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
+            reply.arrays["update"] = factors.unpack(
+                reply.arrays["update"], self.state.model, spec, dtype, "the client's update"
+            )
+        elif reply.client not in self.state.holding or reply.report.lost_state < 0:
+            raise WireError("the client's reply has no update of the shared network")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        state, dtype = self.state, self.config.wire_dtype
+        models = {client: reply.arrays["update"] for client, reply in replies.items() if "update" in reply.arrays}
+        state.holding = list(models)
+        if models:
+            mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
+            spec = self.federation.specs[state.holding[0]]
+            state.update = factors.pack(mean, state.model, energy(round, self.config.rounds), dtype)
+            state.model = factors.apply(state.update, state.model, spec)
+        return {}
+
+
+@dataclass
+class FLHADistillationState(State):
+    """The state of FLHA-distillation: `taught` are the clients that have received the final teacher."""
+
+    taught: list[str] = field(default_factory=list)
+
+
+class FLHADistillation(FederatedStrategy[FLHADistillationOptions, FLHADistillationState]):
+    """Averages the teacher in the first rounds; afterwards clients train their own networks without averaging."""
+
+    method = flha_distillation
+    state_class = FLHADistillationState
+
+    @property
+    def teaching(self) -> bool:
+        """Whether the current round trains the teacher."""
+        return self.state.round < self.options.teaching(self.config.rounds)
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return the teacher; once its training is over, only for clients that do not have the final teacher."""
+        taught = () if self.teaching else self.state.taught
+        return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
+
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+        return {client: self.payload_for(client) if self.teaching else Payload() for client in clients}
+
+    def check_reply(self, reply: Reply) -> None:
+        if self.teaching:
+            super().check_reply(reply)
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        if self.teaching:
+            return super().aggregate_fit(round, replies)
+        taught = {*self.state.taught}
+        lost = {client for client in taught & replies.keys() if replies[client].report.lost_state >= 0}
+        self.state.taught = in_order(taught - lost | (replies.keys() - taught))
+        return {}

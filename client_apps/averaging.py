@@ -1,4 +1,4 @@
-"""Client sides of methods that are close to FedAvg: FedProx, FedRep, local training and pFedHN."""
+"""Client sides of methods that are close to FedAvg: FedProx, FedRep and local training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,13 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.hypernets.personal import begin_of
 from fedhet.client import ClientSide
 from fedhet.data import Examples
-from fedhet.messages import Payload, to_arrays
+from fedhet.messages import Payload
 from fedhet.methods.included.averaging import FedProxOptions, FedRepOptions, LocalOptions
-from fedhet.methods.included.hypernetworks import PFedHNOptions
-from fedhet.models.copies import multiplies
 from fedhet.training import Loss, Phase, Step, Term
 
 
@@ -62,27 +59,3 @@ class Local(ClientSide[LocalOptions]):
         inputs, labels = train.at(slice(None))
         both = Examples(torch.cat([inputs, public.inputs]), torch.cat([labels, public.labels]))
         return [replace(phase, examples=both, augmented=True) for phase in phases]
-
-
-class PFedHN(ClientSide[PFedHNOptions]):
-    """Trains the received weights and sends their change."""
-
-    reads_starts = True
-
-    def handshake(self, payload: Payload) -> Payload:
-        """Return the offset and scale of arrays, where they differ from the defaults (see `begin_of`)."""
-        starts, tensors = {}, self.client.tensors
-        for name, key in self.shared_names().items():
-            shape = tuple(tensors[name].shape)
-            begun = begin_of(key, shape, self.client.starts.get(name))
-            if begun != begin_of(key, shape) or multiplies(self.client.model):
-                starts[key] = torch.tensor(begun)
-        return Payload({"starts": to_arrays(starts)} if starts else {})
-
-    def begin(self, payload: Payload) -> None:
-        super().begin(payload)
-        self.start = {key: tensor.clone() for key, tensor in self.shared().items()}
-
-    def end(self, payload: Payload) -> Payload:
-        delta = {key: tensor - self.start[key] for key, tensor in self.shared().items()}
-        return Payload({"delta": to_arrays(delta, self.client.config.wire_dtype)})

@@ -1,0 +1,350 @@
+"""PFNM and FedMA, server side: clients' units are matched.
+
+Matching finds, for each hidden unit of a client, the global unit to average it with. PFNM (Yurochkin et al., ICML 2019)
+matches whole networks; in further rounds, clients start from their units of the global model.
+
+FedMA (Wang et al., ICLR 2020, algorithm 1) matches layer by layer. A group is a set of hidden units that must be
+permuted together; in a plain network, the units of one layer. A pass matches one group per round and averages the
+output layer in its last round, so it takes groups + 1 rounds. In round n of a pass, clients send group n, with its
+inputs in the global order. The next message returns the matched group and each client's assignment (the global unit of
+each local unit), and clients train the later layers. A further pass ("FedMA with communication") starts from local
+models that clients extract from the global model. A client that misses a round leaves the pass, and can take part in
+the next one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import nn
+
+from fedhet.algorithms.graphs import PermutationGroups, resize, widths_of
+from fedhet.algorithms.matching import (
+    Matching,
+    assemble,
+    average_rest,
+    due,
+    groups_to_json,
+    match_group,
+    match_networks,
+)
+from fedhet.errors import FedhetError
+from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, narrowed
+from fedhet.methods.included.matching import FedMAOptions, PFNMOptions, fedma, pfnm
+from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
+from fedhet.server.submodel import read_network
+from fedhet.utils.randomness import derive_seed
+from fedhet.utils.text import log
+
+from ._common import class_counts
+
+
+@dataclass
+class MatchedState(State):
+    """The state of a method that matches units.
+
+    Attributes:
+        groups: the permutation groups of the clients' architecture (JSON), as the first client describes them.
+        classes: whether labels are classes; None before the first client is admitted.
+        assignments: by client and group, the global unit of each of the client's units.
+    """
+
+    groups: str = ""
+    classes: bool | None = None
+    assignments: ArraysBy = field(default_factory=dict)
+
+
+M = TypeVar("M", bound=PFNMOptions)
+T = TypeVar("T", bound=MatchedState)
+
+
+class MatchedStrategy(FederatedStrategy[M, T]):
+    """The server side of PFNM and FedMA: a global model of matched units, wider than the clients' networks."""
+
+    state_class = MatchedState
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        """Return digests of layers and connections, with widths unless these may differ, and the kind of labels."""
+        groups, equal = self._groups_of(reply), self.config.shared_init
+        digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
+        remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
+        kind = "classes" if reply.values.flag("classes") else "numbers"
+        return {
+            "digest of layers and connections": Common(digest[:12], remedy),
+            "kind of labels": Common(kind, "all clients need the same task"),
+        }
+
+    def admit(self, reply: Reply) -> None:
+        if (state := self.state).classes is None:
+            state.groups, state.classes = reply.values.text("groups", longest=2**20), reply.values.flag("classes")
+
+    def _groups_of(self, reply: Reply) -> PermutationGroups:
+        """Read the permutation groups in a client's reply; raise a WireError if they do not fit the client's arrays."""
+        shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
+        try:
+            groups = read_network(reply.values.text("groups", longest=2**20))
+            expected = groups.shapes(widths_of(shapes, groups))
+            needed = {name for name in expected if groups.kinds.get(name) != "statistic"}
+            if needed - shapes.keys() or not groups.fixed:
+                raise ValueError("the names of the described arrays differ from the names of the shared arrays")
+            if {name: expected[name] for name in shapes} != shapes:
+                raise ValueError("the shapes of the described arrays differ from the shapes of the shared arrays")
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise WireError(f"the client's description of its layers is invalid: {error}") from error
+        return groups
+
+    @property
+    def groups(self) -> PermutationGroups:
+        return read_network(self.state.groups)
+
+    def widths(self, client: str) -> tuple[int, ...]:
+        """Return the number of units that a client has in each permutation group."""
+        return widths_of({name: shape for name, (shape, _) in self.federation.specs[client].items()}, self.groups)
+
+    def fits(self, client: str) -> bool:
+        """Return whether a client can start from the global model: none of its layers is wider than the global one."""
+        shapes = {name: array.shape for name, array in self.state.model.items()}
+        return all(n <= size for n, size in zip(self.widths(client), widths_of(shapes, self.groups), strict=True))
+
+    def matching(self) -> Matching:
+        return Matching(**{each.name: getattr(self.options, each.name) for each in fields(PFNMOptions)})
+
+    def check_classes(self, reply: Reply) -> None:
+        """Check the client's class counts if labels are classes; raise a WireError if they are wrong."""
+        if self.state.classes:
+            class_counts(reply, self.federation.specs[reply.client][self.groups.fixed[-1]][0][0])
+
+    def average_rest(
+        self,
+        states: Sequence[Arrays],
+        replies: Mapping[str, Reply],
+        assignments: Sequence[Mapping[int, Any]],
+        sizes: Sequence[int],
+    ) -> Arrays:
+        """Average the arrays that are not matched, such as the output layer; `sizes` are the groups' global widths."""
+        answers = replies.values()
+        return average_rest(
+            states,
+            self.groups,
+            examples=[reply.examples for reply in answers],
+            class_counts=[reply.arrays["classes"]["counts"] for reply in answers] if self.state.classes else None,
+            assignments=assignments,
+            sizes=sizes,
+            statistics=self.config.batch_norm == "aggregate",
+        )
+
+    def dtypes(self, replies: Mapping[str, Reply]) -> dict[str, str]:
+        return {name: dtype for name, (_, dtype) in self.federation.specs[next(iter(replies))].items()}
+
+    def keep_assignments(self, client: str, assignments: "Mapping[int, np.ndarray[Any, Any]]") -> None:
+        kept = {str(index): assignment.astype(np.int32) for index, assignment in assignments.items()}
+        self.state.assignments[client] = kept
+
+    # ---- results
+
+    def global_model(self) -> nn.Module | None:
+        if not self.has_global_model:
+            return None
+        return resize(self.run.network_like(in_order(self.state.clients)[0]), self.state.model)
+
+    def matrices(self) -> dict[str, Any]:
+        """Return, for each layer, a matrix (clients, global units) that is 1 where a client has the unit."""
+        assigned = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
+        last = str(len(self.groups) - 1)
+        assigned = {client: by_group for client, by_group in assigned.items() if last in by_group}
+        if not assigned or not self.state.model:
+            return {}
+        layers = []
+        for group in self.groups:
+            members = [by_group[str(group.index)] for by_group in assigned.values()]
+            units = np.zeros((len(members), 1 + max(int(each.max()) for each in members)), dtype=int)
+            for row, each in zip(units, members, strict=True):
+                row[each] = 1
+            layers.append({"name": group.name, "units": units.tolist()})
+        return {"shared_filters": {"clients": list(assigned), "layers": layers}}
+
+
+class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
+    """Matches all layers in one round, without training in between."""
+
+    method = pfnm
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return the global model with each client's assignments, by which a client selects its units.
+
+        A client that has no assignments starts from its own weights if one of its layers is wider than the global one.
+        """
+        payloads = super().configure_fit(round, clients)
+        for client, payload in payloads.items():
+            if assignments := self.state.assignments.get(client):
+                payload.arrays["assignments"] = assignments
+            elif payload.arrays and not self.fits(client):
+                payload.arrays.clear()
+        return payloads
+
+    def check_reply(self, reply: Reply) -> None:
+        super().check_reply(reply)
+        self.check_classes(reply)
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        specs = self.federation.specs
+        states = {
+            client: {name: array.astype(specs[client][name][1]) for name, array in reply.arrays["model"].items()}
+            for client, reply in replies.items()
+        }
+        states = dict(self.aggregator.clipped(states))
+        random = np.random.RandomState(derive_seed(self.config.seed, "matching", round) % 2**32)
+        settled, moved = match_networks(list(states.values()), self.groups, self.matching(), random)
+        matches = [each.match for each in settled]
+        assignments = [{i: match.assignments[j] for i, match in enumerate(matches)} for j in range(len(replies))]
+        rest = self.average_rest(moved, replies, assignments, [len(match.counts) for match in matches])
+        self.state.assignments.clear()  # those of an earlier global model are no longer valid
+        for client, assignment in zip(replies, assignments, strict=True):
+            self.keep_assignments(client, assignment)
+        matched = [(each.match.weights, each.carried) for each in settled]
+        self.state.model = assemble(self.groups, self.dtypes(replies), matched, rest)
+        local, units = np.mean([sum(self.widths(client)) for client in replies]), sum(len(m.counts) for m in matches)
+        return {"units": float(units), "growth": float(units / local)}
+
+
+@dataclass
+class FedMAState(MatchedState):
+    """The state of FedMA: the groups that the current pass has matched, and the clients' units in them.
+
+    Attributes:
+        pass_: number of complete passes.
+        step: index of the group that is matched next.
+        holding: the clients that sent the last group; they keep their networks, and go on with the pass.
+        group: the weights of each group's global units and the parameters averaged with them, in the dtype sent.
+        last: the output layer of the last complete pass.
+    """
+
+    pass_: int = 0
+    step: int = 0
+    holding: list[str] = field(default_factory=list)
+    group: ArraysBy = field(default_factory=dict)
+    last: Arrays = field(default_factory=dict)
+
+
+class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
+    """Matches and averages one layer per round; with `rounds = 0` (the default), a run has `fedma.passes` passes."""
+
+    method = fedma
+    state_class = FedMAState
+
+    def number_of_rounds(self) -> int:
+        """Return `rounds`, or if it is 0 the rounds of all passes; raise a FedhetError if one pass needs more."""
+        rounds, groups = self.config.rounds, len(self.groups)
+        of_a_pass = groups + 1
+        if rounds and rounds % of_a_pass:
+            needs = (
+                f"rounds = {rounds}: a pass of {self.method.name} over these networks takes {of_a_pass} rounds, "
+                f"{groups} for hidden layers and one for the output layer: set rounds to a multiple of "
+                f"{of_a_pass}, or to 0 for {self.method.family}.passes = {self.options.passes}"
+            )
+            if rounds < of_a_pass:
+                raise FedhetError(needs)
+            if not self.run.round.number:  # warn once
+                log.warning("%s; the global model does not change in what is left over (%d)", needs, rounds % of_a_pass)
+        return rounds or self.options.passes * of_a_pass
+
+    @property
+    def has_global_model(self) -> bool:
+        return self.state.pass_ > 0 and super().has_global_model
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of global units of each group that is matched in the current pass."""
+        return [len(self.state.group[str(index)]["rows"]) for index in range(self.state.step)]
+
+    # ---- a round
+
+    def participants(self, round: int) -> Sequence[str]:
+        return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
+
+    def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
+        """Return the group that was matched last with the client's assignment; at the start of a pass, the model.
+
+        A client that does not keep its part of the model starts from its own weights if it has a wider layer.
+        """
+        state, payloads = self.state, {}
+        for client in clients:
+            if state.step:
+                index = str(state.step - 1)
+                units = {"units": state.assignments[client][index]}
+                payloads[client] = Payload({"group": state.group[index], "assignment": units})
+            else:
+                payloads[client] = self._complete_model(client)
+                if "model" in payloads[client].arrays and not self.fits(client):
+                    del payloads[client].arrays["model"]
+            payloads[client].values["step"] = state.step
+        return payloads
+
+    def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
+        """Return the complete global model, or the part that a client lacks; nothing in the middle of a pass."""
+        if self.state.step and amid_training:
+            return {client: Payload() for client in clients}
+        return {client: self._complete_model(client) for client in clients}
+
+    def _complete_model(self, client: str) -> Payload:
+        """Return the output layer for a client that keeps all other layers, and the whole model for others."""
+        keeps = client in self.state.holding and not self.state.step
+        return Payload({"last": self.state.last}) if keeps else self.payload_for(client)
+
+    def check_reply(self, reply: Reply) -> None:
+        """Check a client's group; a client that lost its network sends none, and leaves the pass."""
+        client, step, sizes = reply.client, self.state.step, self.sizes
+        if reply.report.lost_state >= 0 and client in self.state.holding and "update" not in reply.arrays:
+            return
+        shapes = self.groups.shapes([*sizes, *self.widths(client)[step:]])
+        names = due(self.groups, step, statistics=self.config.batch_norm == "aggregate")
+        spec = self.federation.specs[client]
+        expected = narrowed({name: (shapes[name], spec[name][1]) for name in names}, self.config.wire_dtype)
+        check(reply.arrays.get("update", {}), expected, f"the client's update for group {step}")
+        if step == len(self.groups):
+            self.check_classes(reply)
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Match the next group of units, or average the output layer and complete the pass."""
+        state = self.state
+        there = {client: reply for client, reply in replies.items() if "update" in reply.arrays}
+        state.holding = list(there)
+        if not there:
+            state.step = 0  # the pass begins again
+            return {}
+        updates = self.aggregator.clipped({client: reply.arrays["update"] for client, reply in there.items()})
+        wide = "float32" if self.config.wire_dtype == "float16" else ""
+        states = {client: cast(update, wide) for client, update in updates.items()}
+        if state.step < len(self.groups):
+            return self._match(states)
+        self._finish(states, there)
+        return {}
+
+    def _match(self, states: Mapping[str, Arrays]) -> dict[str, float]:
+        state, step = self.state, self.state.step
+        units = [{index: state.assignments[client][str(index)] for index in range(step)} for client in states]
+        random = np.random.RandomState(derive_seed(self.config.seed, "matching", state.pass_, step) % 2**32)
+        matched = match_group(list(states.values()), self.groups, step, units, self.sizes, self.matching(), random)
+        match = matched.match
+        for client, known, assignment in zip(states, units, match.assignments, strict=True):
+            self.keep_assignments(client, known | {step: assignment})
+        parameters = {"rows": match.weights, **matched.carried}
+        state.group[str(step)] = cast({n: a.astype(np.float32) for n, a in parameters.items()}, self.config.wire_dtype)
+        state.step = step + 1
+        local, size = np.mean([len(assignment) for assignment in match.assignments]), len(match.counts)
+        return {"group": float(step), "units": float(size), "growth": float(size / local)}
+
+    def _finish(self, states: Mapping[str, Arrays], replies: Mapping[str, Reply]) -> None:
+        """Average the output layer, assemble the global model, and begin the next pass."""
+        state = self.state
+        rest = self.average_rest(list(states.values()), replies, [{} for _ in states], self.sizes)
+        dtypes = self.dtypes(replies)
+        state.last = cast({name: array.astype(dtypes[name]) for name, array in rest.items()}, self.config.wire_dtype)
+        settled = []
+        for index in range(len(self.groups)):
+            carried = dict(state.group[str(index)])
+            settled.append((carried.pop("rows").astype(np.float64), carried))
+        state.model = assemble(self.groups, dtypes, settled, state.last)
+        state.pass_, state.step = state.pass_ + 1, 0

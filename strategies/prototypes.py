@@ -1,0 +1,350 @@
+"""FedProto, FD, FedGH, FedTGP and FedGen, server side.
+
+FedProto (Tan et al., AAAI 2022, equation 6) averages prototypes, the clients' mean representations of each class. In
+FD (Jeong et al., 2018, algorithm 1), each client receives the mean logits of the other clients. FedGH (Yi et al., ACM
+MM 2023) trains a head on the prototypes. FedTGP (Zhang et al., AAAI 2024) trains global ones:
+
+    P_c = F(e_c)                                                     an embedding of class c, and a small network F
+    L = -log( exp(-(|p - P_y| + d)) / (exp(-(|p - P_y| + d)) + sum_{c != y} exp(-|p - P_c|)) )
+
+where p is a client's prototype of class y. The margin d is the largest distance between the mean prototypes of two
+classes (over clients), but at most tau.
+
+In FedGen (Zhu et al., ICML 2021), a generator G learns representations that the clients' heads h_i agree on:
+
+    L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
+
+for noise e and classes y, drawn in proportion to the clients' examples. The mean score of the linear heads is the score
+of the averaged head, which clients receive with the generator.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhet.data import Examples
+from fedhet.errors import ModelError
+from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, check_room, load_into, to_arrays
+from fedhet.methods.included.prototypes import (
+    FDOptions,
+    FedGenOptions,
+    FedGHOptions,
+    FedProtoOptions,
+    FedTGPOptions,
+    LearnerOptions,
+    fd,
+    fedgen,
+    fedgh,
+    fedproto,
+    fedtgp,
+)
+from fedhet.methods.options import Options
+from fedhet.models.generator import Generator, draw
+from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
+from fedhet.training import Loss, Optimisation, Phase, Step
+from fedhet.utils.randomness import torch_generator
+
+from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, train_at_server
+
+
+@dataclass
+class ClassState(State):
+    """The state, with the global vectors of classes (`prototypes`) as arrays `classes` (k,) and `means` (k, width)."""
+
+    width: int = 0
+    prototypes: Arrays = field(default_factory=dict)
+
+
+P = TypeVar("P", bound=Options)
+C = TypeVar("C", bound=ClassState)
+
+
+class ByClass(FederatedStrategy[P, C]):
+    """Averages the clients' vectors of each class.
+
+    `vectors` is their name in error messages, and `way_out` the advice for a client whose vectors have another width.
+    """
+
+    state_class = ClassState
+    vectors: ClassVar[str]
+    way_out: ClassVar[str]
+
+    def payload_for(self, client: str) -> Payload:
+        return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        return {f"{self.vectors} width": Common(_width(reply), self.way_out)}
+
+    def admit(self, reply: Reply) -> None:
+        self.state.width = _width(reply)
+
+    def check_reply(self, reply: Reply) -> None:
+        arrays = reply.arrays.get("prototypes", {})
+        k = arrays["classes"].size if "classes" in arrays else 0
+        means = ((k, self.state.width), "float32")
+        check(
+            arrays, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "the client's prototypes"
+        )
+        classes = arrays["classes"]
+        if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
+            raise WireError(f"the client's prototypes must be of different classes from 0 to {MOST_CLASSES - 1}")
+        if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
+            raise WireError(f"the client's prototypes have example counts below 1, or above {reply.examples} in total")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average the vectors of class j by numbers of examples n_ij; a class that no client sent keeps its vector."""
+        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
+        means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
+        bounded = [arrays | means[client] for client, arrays in sent.items()]
+        vectors = bounded if self.aggregator.plain else [self.combined(sent)]
+        self.state.prototypes = class_means(vectors, self.state.prototypes)
+        return {}
+
+    def combined(self, sent: Mapping[str, Arrays]) -> Arrays:
+        """Return the vector of each class, aggregated by the rule `aggregation` with all clients weighted equally."""
+        by_class = {
+            client: dict(zip(arrays["classes"].tolist(), arrays["means"], strict=True))
+            for client, arrays in sent.items()
+        }
+        averages = self.aggregator.average_arrays(by_class)
+        classes = np.array(sorted(averages), np.int64)
+        means = np.array([averages[number] for number in classes.tolist()], np.float32)
+        width = next(iter(sent.values()))["means"].shape[1]
+        return {"classes": classes, "means": means.reshape(-1, width), "counts": np.ones_like(classes)}
+
+
+def _width(reply: Reply) -> int:
+    return reply.values.count("width", at_least=1, at_most=MOST_CLASSES)
+
+
+class FedProto(ByClass[FedProtoOptions, ClassState]):
+    """Averages the clients' prototype (mean representation) of each class."""
+
+    method = fedproto
+    vectors = "representation"
+    way_out = "set fedproto.width, to which all representations are then projected"
+
+
+@dataclass
+class FDState(ClassState):
+    """The state of FD: `own` has the latest mean logits by class of each client."""
+
+    own: ArraysBy = field(default_factory=dict)
+
+
+class FD(ByClass[FDOptions, FDState]):
+    """Sends each client the mean logits of each class over the other clients that have the class, equally weighted."""
+
+    method = fd
+    state_class = FDState
+    vectors = "prediction"
+    way_out = "all clients need the same classes"
+
+    def payload_for(self, client: str) -> Payload:
+        peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
+        if not peers:
+            return Payload()
+        vectors = [arrays | {"counts": np.ones(len(arrays["classes"]))} for arrays in peers.values()]
+        return Payload({"prototypes": class_means(vectors, {})})
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        self.state.own |= {client: reply.arrays["prototypes"] for client, reply in replies.items()}
+        return {}
+
+
+COPIES = 8
+"""The largest number of copies of its network at the server: weights, gradients, optimiser, states."""
+
+
+@dataclass
+class LearnerState(ClassState):
+    """The state of FedGH and FedTGP: the number of classes, and the float64 weights of the server's network."""
+
+    outputs: int = 0
+    learner: Arrays = field(default_factory=dict)
+
+
+L = TypeVar("L", bound=LearnerOptions)
+
+
+class Learner(ByClass[L, LearnerState]):
+    """Trains a network at the server on the clients' mean representations, each used as an example of its class."""
+
+    state_class = LearnerState
+    vectors = "representation"
+
+    @property
+    def way_out(self) -> str:  # type: ignore[override]
+        """Advice for clients whose representations have another width, for error messages."""
+        return f"set {self.method.name}.width, to which all representations are then projected"
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Build the server's network, with weights drawn from torch's global random generator."""
+
+    def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
+        """Return the loss terms for mean representations (n, width) float64 and their `classes` (n,) int64.
+
+        An empty tuple, the default, means the cross entropy of the network's outputs.
+        """
+        return ()
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        outputs = Common(reply.report.outputs, "all clients need an output for each of the same classes")
+        return {**super().common(reply), "number of network outputs": outputs}
+
+    def admit(self, reply: Reply) -> None:
+        super().admit(reply)
+        outputs, width = reply.report.outputs, self.state.width
+        self.state.outputs = outputs
+        if not 0 < outputs <= MOST_CLASSES:
+            raise ModelError(f"the client's network has {outputs} outputs, but the server supports 1 to {MOST_CLASSES}")
+        check_room(
+            COPIES * 8 * width * max(width, outputs), "the server needs memory for the client's classes and width:"
+        )
+        if not self.state.learner:
+            self.state.learner = to_arrays(self.learner().state_dict())
+
+    def check_reply(self, reply: Reply) -> None:
+        super().check_reply(reply)
+        if reply.arrays["prototypes"]["classes"].max(initial=0) >= self.state.outputs:
+            raise WireError(f"the client's prototypes have classes beyond {self.state.outputs - 1}, the last class")
+
+    def learner(self) -> nn.Module:
+        """Return the server's network with its current weights."""
+        network = build_at_server(self.network, self.config.seed).double()
+        load_into(network.state_dict(), self.state.learner)
+        return network
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
+        means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
+        inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
+        labels = torch.from_numpy(np.concatenate([arrays["classes"] for arrays in sent.values()]))
+        keys, terms, examples = self.options, self.terms(inputs, labels), Examples(inputs, labels)
+        steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
+        phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)
+        learner, seed = self.state.learner, self.config.seed
+        self.state.learner, metrics = train_at_server(self.learner(), learner, phase, examples, seed, round)
+        return metrics
+
+
+class FedGH(Learner[FedGHOptions]):
+    """Trains a linear head at the server, and sends it to the clients."""
+
+    method = fedgh
+
+    def network(self) -> nn.Module:
+        return nn.Linear(self.state.width, self.state.outputs)
+
+    def payload_for(self, client: str) -> Payload:
+        return Payload({"head": cast(self.state.learner, self.config.wire_dtype)})
+
+
+class Prototypes(nn.Module):
+    """A network of class prototypes: for vectors (n, width), it returns the negative distance to each (n, classes)."""
+
+    def __init__(self, classes: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, width)
+        self.hidden, self.output = nn.Linear(width, width), nn.Linear(width, width)
+
+    def prototypes(self) -> Tensor:
+        """Return the prototype of each class, (classes, width)."""
+        outputs: Tensor = self.output(F.relu(self.hidden(self.embedding.weight)))
+        return outputs
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return -torch.cdist(vectors, self.prototypes(), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class FedTGP(Learner[FedTGPOptions]):
+    """Trains global prototypes of all classes at the server, and sends them to the clients."""
+
+    method = fedtgp
+
+    def network(self) -> Prototypes:
+        return Prototypes(self.state.outputs, self.state.width)
+
+    def terms(self, means: Tensor, classes: Tensor) -> tuple[Loss, ...]:
+        """Return the cross entropy of negative distances to prototypes, with a margin for the vector's own class."""
+        one_hot = F.one_hot(classes, self.state.outputs).to(means.dtype)[:, classes.unique()]
+        centres = (one_hot.T @ means) / one_hot.sum(0)[:, None]
+        margin = torch.cdist(centres, centres).amax().clamp(max=self.options.threshold) if len(means) else 0.0
+
+        def contrast(step: Step) -> Tensor:
+            return F.cross_entropy(step.outputs - margin * F.one_hot(step.labels, self.state.outputs), step.labels)
+
+        return (contrast,)
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        metrics = super().aggregate_fit(round, replies)
+        network = self.learner()
+        assert isinstance(network, Prototypes)
+        means = to_arrays({"means": network.prototypes()}, "float32")
+        self.state.prototypes = {"classes": np.arange(self.state.outputs), **means}
+        return metrics
+
+
+@dataclass
+class FedGenState(State):
+    """The state of FedGen: `classes` has each client's class counts, `generator` the generator's float64 weights."""
+
+    classes: ArraysBy = field(default_factory=dict)
+    generator: Arrays = field(default_factory=dict)
+
+
+class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
+    """Averages the clients' heads like LG-FedAvg, and trains the generator against the averaged head."""
+
+    method = fedgen
+    state_class = FedGenState
+
+    def admit(self, reply: Reply) -> None:
+        shape, _ = reply.report.spec.get("head.weight", ((), ""))
+        if len(shape) != 2 or max(shape) > MOST_CLASSES:
+            raise ModelError(f"the client's head.weight has shape {shape}, but the generator needs (classes, width)")
+        self.state.classes[reply.client] = {"counts": class_counts(reply, shape[0])}
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of training examples of each class over all clients, (classes,) int64."""
+        return torch.stack([torch.from_numpy(each["counts"]) for each in self.state.classes.values()]).sum(0)
+
+    def payload_for(self, client: str) -> Payload:
+        """Return the averaged head and, once it is trained, the generator with the numbers of examples by class."""
+        payload = super().payload_for(client)
+        if self.state.generator:
+            payload.arrays["generator"] = cast(self.state.generator, self.config.wire_dtype)
+            payload.arrays["classes"] = {"counts": self.counts.numpy()}
+        return payload
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        metrics, keys = super().aggregate_fit(round, replies), self.options
+        head = {name: torch.from_numpy(self.state.model[f"head.{name}"]).double() for name in ("weight", "bias")}
+        generator = build_at_server(lambda: Generator(*head["weight"].shape), self.config.seed).double()
+        batch = max(self.config.batch_size, 2)  # which BatchNorm needs
+        stream = torch_generator(self.config.seed, "noise", round)
+        drawn = draw(self.counts, keys.server_steps * batch, stream, torch.float64)
+
+        def loss(step: Step) -> Tensor:
+            agreed = F.cross_entropy(F.linear(step.outputs, head["weight"], head["bias"]), step.labels)
+            return agreed + keys.diversity * alike(step.inputs[:, :-1], step.outputs)
+
+        steps = Optimisation("adam", keys.server_learning_rate, batch_size=batch)
+        phase = Phase(1, steps, terms=(loss,), task_weight=0.0)
+        examples, weights = Examples(drawn, drawn[:, -1].long()), self.state.generator
+        self.state.generator, trained = train_at_server(generator, weights, phase, examples, self.config.seed, round)
+        return metrics | trained
+
+
+def alike(noise: Tensor, outputs: Tensor) -> Tensor:
+    """Return the diversity loss of the authors' code for noise (n, e) and outputs (n, d), small if outputs differ."""
+    apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
+    return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

@@ -1,0 +1,349 @@
+"""Methods whose clients have parts of one network, server side: HeteroFL, FedRolex, FjORD, DepthFL, InclusiveFL, LoRA.
+
+HeteroFL, FedRolex and FjORD: each entry is averaged over the clients that have it,
+
+    W(t)[S] = sum_{i: S in S_i} n_i W_i(t)[S] / sum_{i: S in S_i} n_i
+
+where client i of width r_i has the entries S_i: of the K units along each axis, ceil(r_i K). An entry that no client of
+the round has keeps its value (HeteroFL: Diao et al., ICLR 2021, equation 2).
+
+DepthFL (Kim et al., ICLR 2023) averages in the same way. A client of depth d has the first d blocks of the network and
+an exit (classifier) after each. In InclusiveFL (Liu et al., KDD 2022), clients of depth d share their last block and
+exit, W_d, only with each other. W_d learns from the momentum m_d of the next deeper clients, of depth e:
+
+    g_d       = W_d(t-1) - sum_{i: d_i = d} n_i W_i(t) / n_d
+    W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     for arrays a of m_d, else W_d(t-1)[a] - g_d[a]
+    W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i deeper than the block of a
+    m_d(t)[a] = mean of g_e over the arrays of blocks d to e that are like a, for arrays a of block d
+
+where b is `momentum`, and g_d the mean by the configured `aggregation`.
+
+Low-rank adapters (LoRA) of different ranks are aggregated in one of three ways:
+
+    truncate    A(t) = sum_i p_i [A_i; 0],  B(t) = sum_i p_i [B_i, 0]         HetLoRA (Cho et al., EMNLP 2024)
+    svd         B(t) A(t) = the closest of rank r to sum_i p_i B_i A_i        FlexLoRA (Bai et al., NeurIPS 2024)
+    stack       W(t) = W(t-1) + [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
+
+A client of rank r_i receives the first r_i rows of A(t) and columns of B(t); p_i is its share n_i / sum n of examples.
+Rows and columns that no client of a round has keep their values.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedhet.algorithms.graphs import PermutationGroups
+from fedhet.algorithms.graphs.blocks import EXITS, Exits
+from fedhet.errors import FedhetError
+from fedhet.messages import Arrays, Payload, Reply, WireError, cast, load_into
+from fedhet.methods.included.submodels import (
+    A,
+    B,
+    DepthFLOptions,
+    DepthOptions,
+    FjORDOptions,
+    InclusiveFLOptions,
+    LoRAOptions,
+    SizedOptions,
+    depthfl,
+    fedrolex,
+    fjord,
+    heterofl,
+    inclusivefl,
+    lora,
+)
+from fedhet.server import ArraysBy, Common, average_shared
+from fedhet.server.submodel import SubmodelState, SubmodelStrategy, cut, read_network
+from fedhet.utils.machine import one_thread
+from fedhet.utils.statistics import grouped, in_order
+
+
+class HeteroFL(SubmodelStrategy[SizedOptions, SubmodelState]):
+    """Averages each entry over the clients that have it, and rows of the head over the clients that have the class."""
+
+    method = heterofl
+
+    def check_reply(self, reply: Reply) -> None:
+        """Check the reply, including the row numbers of the client's classes in the head."""
+        super().check_reply(reply)
+        spec, rows = self.federation.specs[reply.client], reply.arrays.get("rows", {})
+        for key, each in rows.items():
+            many = spec[key][0][0] if key in spec and spec[key][0] else 0
+            ordered = each.ndim == 1 and each.dtype == "int64" and (each[1:] > each[:-1]).all()
+            if not ordered or not len(each) or not 0 <= each[0] <= each[-1] < many:
+                raise WireError(f"the client's row numbers of {key[:100]} must be ascending, from 0 to {many - 1}")
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        models, parts = {}, {}
+        for client, reply in replies.items():
+            models[client], parts[client] = dict(reply.arrays["model"]), dict(self.parts(client))
+            for key, rows in reply.arrays.get("rows", {}).items():
+                array = models[client][key]
+                if len(rows) < len(array):
+                    models[client][key] = array[rows]
+                    parts[client][key] = (rows, *parts[client].get(key, (None,) * array.ndim)[1:])
+        weights = {client: float(reply.examples) for client, reply in replies.items()}
+        self.state.model = self.state.model | self.average_entries(models, weights, parts)
+        return {}
+
+
+class FedRolex(HeteroFL):
+    """Averages like HeteroFL, but a client's units roll over each hidden layer (Alam et al., NeurIPS 2022, equation 2).
+
+    In round t, it has the units that start at (t - 1) mod K and wrap around (`sharing.ROLLING_UNITS`).
+    """
+
+    method = fedrolex
+
+
+class FjORD(SubmodelStrategy[FjORDOptions, SubmodelState]):
+    """Averages each entry over the clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
+
+    method = fjord
+
+
+D = TypeVar("D", bound=DepthOptions)
+T = TypeVar("T", bound=SubmodelState)
+
+
+class ByDepth(SubmodelStrategy[D, T]):
+    """Averages like FedAvg, but each array over the clients whose network is deep enough to have it."""
+
+    def global_model(self) -> nn.Module | None:
+        """Return the whole network with its exits; None before training or with local BatchNorm statistics."""
+        if not self.has_global_model:
+            return None
+        groups = read_network(self.state.network)
+        model = Exits(self.run.network_like(in_order(self.state.clients)[0]), groups[0].width)
+        model.add_exits(groups)
+        if model.state_dict().keys() - self.state.model.keys():
+            return None
+        load_into(model.state_dict(), self.state.model)
+        return model
+
+
+class DepthFL(ByDepth[DepthFLOptions, SubmodelState]):
+    """Averages each array over the clients that have it; the global model is the whole network with its exits."""
+
+    method = depthfl
+
+
+@dataclass
+class InclusiveFLState(SubmodelState):
+    """The state of InclusiveFL: by depth, the clients' last block and exit, and the update of deeper clients for it."""
+
+    last: ArraysBy = field(default_factory=dict)
+    momentum: ArraysBy = field(default_factory=dict)
+
+
+class InclusiveFL(ByDepth[InclusiveFLOptions, InclusiveFLState]):
+    """Averages last blocks over clients of equal depth, and earlier blocks over all clients that have them."""
+
+    method = inclusivefl
+    state_class = InclusiveFLState
+
+    def admit(self, reply: Reply) -> None:
+        if not self.state.network:
+            check_alike(read_network(reply.report.groups))
+        super().admit(reply)
+
+    def payload_for(self, client: str) -> Payload:
+        """Return the client's blocks, where the last block is the one that clients of the same depth share."""
+        payload, state = super().payload_for(client), self.state
+        if not state.last:
+            return payload
+        last = state.last.get(str(_depth(self.federation.specs[client], blocks_of(state.network))), {})
+        return Payload({"model": payload.arrays["model"] | cast(last, self.config.wire_dtype)})
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Average last blocks within each depth, and the arrays of earlier blocks over all clients that have them."""
+        state, share, blocks = self.state, self.options.momentum, blocks_of(self.state.network)
+        whole, constants = max(blocks.values()), read_network(self.state.network).kinds
+        state.last = dict(state.last)
+        for depth in sorted(
+            {_depth(spec, blocks) for spec in self.federation.specs.values()} - {whole, *map(int, state.last)}
+        ):
+            state.last[str(depth)] = {name: array for name, array in state.model.items() if blocks[name] == depth}
+        models = {client: reply.arrays["model"] for client, reply in replies.items()}
+        weights = {client: float(reply.examples) for client, reply in replies.items()}
+        depths = {client: _depth(model, blocks) for client, model in models.items()}
+        changes: dict[int, Arrays] = {}
+        for depth in sorted({*depths.values()}):
+            group = {client: model for client, model in models.items() if depths[client] == depth}
+            before, learnt = state.model | state.last.get(str(depth), {}), state.momentum.get(str(depth), {})
+            after = self.aggregator.average(group, weights, before=before)
+            change = {name: np.asarray(before[name] - array) for name, array in after.items() if name not in constants}
+            after |= {
+                name: np.asarray(before[name] - (1 - share) * change[name] - share * m) for name, m in learnt.items()
+            }
+            changes[depth] = change
+            if depth < whole:
+                state.last[str(depth)] = {name: array for name, array in after.items() if blocks[name] == depth}
+        for client, depth in depths.items():
+            models[client] = {n: a for n, a in models[client].items() if not blocks[n] == depth < whole}
+        state.model = state.model | self.aggregator.average(models, weights)
+        state.momentum = {}
+        for name, last in state.last.items():
+            if deeper := [each for each in changes if each > int(name)]:
+                state.momentum[name] = momentum(last, int(name), changes[min(deeper)], blocks)
+        return {}
+
+    def global_model(self) -> nn.Module | None:
+        """Return the whole network without exits, since no client trains all exits."""
+        model = super().global_model()
+        return model.network if isinstance(model, Exits) else None
+
+
+@lru_cache(maxsize=1)
+def blocks_of(description: str) -> dict[str, int]:
+    """Return the number of each array's block, from 1; `description` has the network's permutation groups as JSON."""
+    return {name: block for name, (_, block) in read_network(description).needs.items()}
+
+
+def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
+    return max(blocks[name] for name in names)
+
+
+def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
+    """Group arrays of repeated layers, without exits: equal shapes, and names that differ only in the first number."""
+    inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
+    return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
+
+
+def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
+    """Return the mean `change`, over blocks from `depth` on, of the arrays that are `alike` to each array in `last`."""
+    means: Arrays = {}
+    for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
+        if any(blocks[name] > depth for name in names):
+            mean = np.mean([change[name] for name in names], axis=0)
+            means |= {name: mean for name in names if name in last}
+    return means
+
+
+def check_alike(groups: PermutationGroups) -> None:
+    """Raise a FedhetError unless each block has weights that correspond to weights of the next block (see `alike`)."""
+    shapes = groups.shapes(groups.widths)
+    weights = {name: shape for name, shape in shapes.items() if len(shape) > 1 and name not in groups.kinds}
+    found = [{groups.needs[name][1] for name in names} for names in alike(weights)]
+    for pair in pairwise(range(1, groups[0].width + 1)):
+        if not any(each.issuperset(pair) for each in found):
+            raise FedhetError(
+                "inclusivefl needs blocks of repeated layers, whose weights have equal shapes, and names that differ "
+                f"in one number only; blocks {pair[0]} and {pair[1]} of the client's network have no such weights: "
+                "name other modules as the ends of blocks (blocks)"
+            )
+
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class LoRAState(SubmodelState):
+    """The state of LoRA: with `aggregate = stack`, `products` has each layer's sum of products B A.
+
+    A sum is kept as factors `lora_a` (r, in) and `lora_b` (out, r) while these are smaller than the whole matrix, and
+    then as the matrix, under the name `lora_b`.
+    """
+
+    products: Arrays = field(default_factory=dict)
+
+
+class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
+    """Aggregates the clients' low-rank adapters, and averages the head if it is trained."""
+
+    method = lora
+    state_class = LoRAState
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        remedy = "all clients need the same frozen layers and weights, for example a trained network that model() loads"
+        return {**super().common(reply), "frozen network": Common(reply.values.line("backbone"), remedy)}
+
+    def payload_for(self, client: str) -> Payload:
+        """Return the client's part of the adapters; with `aggregate = stack`, the sums of products B A so far."""
+        if self.options.aggregate != "stack":
+            return super().payload_for(client)
+        head = {key: array for key, array in self.state.model.items() if not key.endswith((A, B))}
+        groups = {"model": head, "products": self.state.products}
+        return Payload({name: cast(arrays, self.config.wire_dtype) for name, arrays in groups.items() if arrays})
+
+    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
+        """Aggregate the adapters by the method's key `aggregate`, and average the head as in FedAvg."""
+        keys, config, before = self.options, self.config, self.state.model
+        models = self._clipped({client: reply.arrays["model"] for client, reply in replies.items()})
+        products = {client: _products(model) for client, model in models.items()}
+        weights = {client: float(reply.examples) for client, reply in replies.items()}
+        widest = {key: max(model[key].shape for model in models.values()) for key in before}
+        values = {client: {key: _filled(a, widest[key]) for key, a in m.items()} for client, m in models.items()}
+        if keys.aggregate != "truncate":
+            heads = {client: {key: m[key] for key in m if not key.endswith((A, B))} for client, m in models.items()}
+            values = {client: products[client] | heads[client] for client in models}
+        specs = {client: {key: (a.shape, str(a.dtype)) for key, a in m.items()} for client, m in values.items()}
+        means = average_shared(values, weights, specs, config.aggregation, config.byzantine)
+        for layer in _layers(before) if keys.aggregate != "truncate" else ():
+            product = means.pop(layer)
+            if keys.aggregate == "svd":
+                means[layer + A], means[layer + B] = _factors(product, len(before[layer + A]))
+            else:
+                self._add(layer, product, models, weights)
+        self.state.model = before | {key: _placed(mean, before[key]) for key, mean in means.items()}
+        return {}
+
+    def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        """Return the clients' arrays in the dtypes of the state, with updates clipped."""
+        # With `aggregate = stack`, the server does not know the A from which a client started.
+        stacked = self.options.aggregate == "stack" and not self.aggregator.plain
+        before, left_out = self.state.model, A if stacked else None
+        models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
+        moved = {c: {k: model[k] for k in model if k.rpartition(".")[2] != left_out} for c, model in models.items()}
+        clipped = self.aggregator.clipped(moved, {client: cut(before, self.parts(client)) for client in sent})
+        return {client: model | clipped[client] for client, model in models.items()}
+
+    def _add(self, layer: str, product: Array, models: Mapping[str, Arrays], weights: Mapping[str, float]) -> None:
+        """Add a round's mean product B A to a layer's sum; with the plain mean, as factors while these are smaller."""
+        sums, a, b, total = self.state.products, layer + A, layer + B, sum(weights.values())
+        if self.config.aggregation == "mean" and (a in sums or b not in sums):
+            pairs = [(sums.pop(a), sums.pop(b))] if a in sums else []
+            pairs += [(model[a] * (weights[client] / total), model[b]) for client, model in models.items()]
+            stacked = {a: np.concatenate([rows for rows, _ in pairs]), b: np.concatenate([c for _, c in pairs], 1)}
+            if stacked[a].size + stacked[b].size < product.size:
+                sums |= stacked
+                return
+            product = _products(stacked)[layer]
+        sums[b] = sums[b] + product if b in sums else product
+
+
+def _layers(model: Arrays) -> list[str]:
+    return [key.removesuffix(A) for key in model if key.endswith(A)]
+
+
+def _products(model: Arrays) -> Arrays:
+    """Return the product B A of each adapter, (out, in), by layer."""
+    with one_thread():
+        pairs = {layer: [torch.from_numpy(model[layer + each]) for each in (B, A)] for layer in _layers(model)}
+        return {layer: (b @ a).numpy() for layer, (b, a) in pairs.items()}
+
+
+def _factors(product: Array, rank: int) -> tuple[Array, Array]:
+    """Return A (rank, in) and B (out, rank) such that B A is the best approximation of `product` of this rank (SVD)."""
+    with one_thread():
+        u, s, v = (each.numpy() for each in torch.linalg.svd(torch.from_numpy(product).double(), full_matrices=False))
+    a, b = _filled(v[:rank], (rank, product.shape[1])), _filled((u * s)[:, :rank], (len(product), rank))
+    return a.astype(product.dtype), b.astype(product.dtype)
+
+
+def _placed(part: Array, whole: Array) -> Array:
+    """Return a copy of `whole` with `part` in its first rows and columns."""
+    whole = whole.copy()
+    whole[tuple(map(slice, part.shape))] = part
+    return whole
+
+
+def _filled(array: Array, shape: tuple[int, ...]) -> Array:
+    return np.pad(array, [(0, whole - size) for size, whole in zip(array.shape, shape, strict=True)])
