@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from PIL import Image
@@ -19,6 +20,7 @@ from torchvision import datasets, transforms
 
 import fedhet
 from fedhet.config import configuration
+from fedhet.flower import read_request
 from fedhet.results.history import read_history
 from fedhet.server.app import serve
 
@@ -129,10 +131,20 @@ PROGRAMS: dict[str, tuple[Any, Any]] = {
 }
 
 
+def made(name: str, folder: Path) -> dict[str, Any]:
+    """Return a program's functions."""
+    model, data = PROGRAMS[name]
+    return {"model": model, "data": data or image_folder(folder / "images")}
+
+
 @pytest.fixture(params=PROGRAMS)
-def program(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    model, data = PROGRAMS[request.param]
-    return {"model": model, "data": data or image_folder(tmp_path / "images")}
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def program(name: str, tmp_path: Path) -> dict[str, Any]:
+    return made(name, tmp_path)
 
 
 def numbers(folder: Path) -> tuple[Any, dict[str, bytes]]:
@@ -156,24 +168,46 @@ def test_at_chance_and_equal_when_resumed(program: dict[str, Any], tmp_path: Pat
     assert all(map(torch.equal, before, BACKBONE.parameters())), "the user's network stays"
 
 
-@pytest.mark.slow
-def test_equal_however_they_are_run(program: dict[str, Any], tmp_path: Path) -> None:
-    method, keys = "fedrep", {"local-epochs": 2}  # bodies are averaged, heads stay, and a round closes the run
-    settings = {**SETTINGS, "method": method, **keys}
-    one = numbers(fedhet.run({**settings, "workers": 1}, **program, out=tmp_path / "1").folder)
-    for workers in (2, 3):  # with a timeout below the default, they start at once
-        several = {**settings, "workers": workers, "timeout": 600.0}
-        assert numbers(fedhet.run(several, **program, out=tmp_path / str(workers)).folder) == one
-    assert numbers(resumed(tmp_path / "resumed", program, **{**settings, "workers": 2, "timeout": 600.0})) == one
-    fedhet.compare([method], settings, seeds=[0], **program, out=tmp_path / "compared")
-    assert numbers(tmp_path / "compared" / f"{method}-seed0") == one
-    config = configuration.resolve({**settings, "dataset": "own"})
-    app = ServerApp()
+AVERAGING = {**SETTINGS, "method": "fedrep", "local-epochs": 2, "timeout": 600.0}
+"""Bodies are averaged, heads stay, and a round closes the run; with such a timeout, workers start at once."""
+
+
+class Chosen(ClientApp):
+    """The client apps of all programs, chosen by the seed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.apps = [fedhet.make_client_app(**made(name, folder)) for name in PROGRAMS]
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return self.apps[configuration.parse(read_request(message.content)[1]).seed](message, context)
+
+
+@pytest.fixture(scope="module")
+def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all programs' runs on Ray, whose start takes long."""
+    folder, app = tmp_path_factory.mktemp("ray"), ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(config.replace(state_dir=str(tmp_path / "state")), grid, tmp_path / "ray", engine="ray")
+        for seed, name in enumerate(PROGRAMS):
+            config = configuration.resolve({**AVERAGING, "dataset": "own", "seed": seed})
+            serve(config.replace(state_dir=str(folder / f"{seed}")), grid, folder / name, engine="ray")
 
-    resources: Any = {"client_resources": {"num_cpus": 1}}
-    run_simulation(app, fedhet.make_client_app(**program), CLIENTS, backend_config=resources)
-    assert numbers(tmp_path / "ray") == one
+    run_simulation(app, Chosen(folder), CLIENTS, backend_config={"client_resources": {"num_cpus": 1}})
+    return folder
+
+
+@pytest.mark.slow
+def test_equal_however_they_are_run(name: str, program: dict[str, Any], on_ray: Path, tmp_path: Path) -> None:
+    settings = {**AVERAGING, "seed": [*PROGRAMS].index(name)}
+    one = numbers(fedhet.run({**settings, "workers": 1}, **program, out=tmp_path / "1").folder)
+    for workers in (2, 3):
+        assert (
+            numbers(fedhet.run({**settings, "workers": workers}, **program, out=tmp_path / str(workers)).folder) == one
+        )
+    assert numbers(resumed(tmp_path / "resumed", program, **{**settings, "workers": 2})) == one
+    shared = {key: value for key, value in settings.items() if key != "seed"}
+    fedhet.compare(["fedrep"], shared, seeds=[settings["seed"]], **program, out=tmp_path / "compared")
+    assert numbers(tmp_path / "compared" / f"fedrep-seed{settings['seed']}") == one
+    assert numbers(on_ray / name) == one

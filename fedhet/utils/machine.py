@@ -6,7 +6,6 @@ import errno
 import hmac
 import os
 import platform
-import random
 import re
 import secrets
 import signal
@@ -201,18 +200,15 @@ def process_restored() -> Iterator[None]:
     These are torch's number of threads, the global random generators of torch, NumPy and Python, and how glibc returns
     freed memory to the system. Within the context, torch records gradients.
     """
-    import numpy as np
     import torch
 
-    threads, python, numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
-    kept_before = keep_freed_memory.cache_info().currsize
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    from fedhet.utils.randomness import seeded
+
+    threads, kept_before = torch.get_num_threads(), keep_freed_memory.cache_info().currsize
     try:
-        with torch.random.fork_rng(gpus), torch.enable_grad():
+        with seeded(0, "process"), torch.enable_grad():
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
         torch.set_num_threads(threads)
         if keep_freed_memory.cache_info().currsize > kept_before:
             keep_freed_memory.cache_clear()

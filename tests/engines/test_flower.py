@@ -32,7 +32,7 @@ from fedhet.results.state import State
 from fedhet.testing import Run
 
 ROOT = Path(fedhet.__file__).resolve().parent.parent
-METHODS = ("fedavg", "fedrep", "fedhenn", "fedharm", "fedma", "flha-ghn", "fedproto", "fedmd", "heterofl", "lora")
+METHODS = ("fedavg", "fedrep", "fedhenn", "fedma", "flha-ghn", "fedproto", "heterofl")
 """Methods that run on Ray: one for each way in which something is shared or trained."""
 
 
