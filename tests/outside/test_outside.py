@@ -7,6 +7,7 @@ import pytest
 
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.sharing import HEAD
+from fedhet.testing import MethodContract
 
 from ..contract.further import Contract
 
@@ -22,6 +23,6 @@ class TestByReference(Contract):
 
 
 @pytest.mark.slow
-class TestGiven(Contract):
+class TestGiven(MethodContract):
     method = Method("heads", traits=Traits(shares=HEAD, keeps="model", scored="trained", common_init=True))
     architectures = "mlp"
