@@ -44,6 +44,7 @@ def test_large_clients_only(folder: str, name: str, keys: Mapping[str, Any], fed
 RUNS: dict[tuple[str, str], dict[str, Any]] = {
     **{("fedhenn", name): KERNEL | {"public_samples": 96} for name in ("own", "inputs", "hostile", "frobenius")},
     ("fedma", "pfnm_identity"): {"rounds": 1, "architectures": "mlp", "shared_init": False},
+    **{("fedma", name): {"rounds": 0, "architectures": "mlp"} for name in ("identity", "random")},
     **{("fedharm", name): HARM for name in ("own", "shuffled")},
     **{("flha-ghn", name): {"architectures": "flha-small-1,flha-small-cnn-4"} for name in ("none", "shuffled")},
     ("fml", "shared_alone"): {"architectures": "cnn-1-1,cnn", "fml.shared-model": "mlp"},

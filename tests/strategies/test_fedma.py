@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from fedhet import make_client_app, models
-from fedhet.config.configuration import resolve, run_configs
+from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.figures import shared_filters_figure
@@ -214,26 +214,6 @@ def test_shared_init_with_other_widths(run, tmp_path):
 
 
 # ---- what is computed
-
-
-@pytest.mark.parametrize("matching", ["identity", "random"])
-def test_controls_of_matching(run, matching, tmp_path):
-    """Without training a pass averages the clients' own weights, at the same places or at drawn ones."""
-    control = f"{run_configs() / 'fedma' / 'controls.py'}:{matching}"
-    settings = {"architectures": "mlp", "local_epochs": 0, "fedma__last_epochs": 0, "method": control}
-    done, again, other = (
-        run(tmp_path / name, seed=seed, **settings) for name, seed in (("one", 0), ("again", 0), ("other", 1))
-    )
-    sent = [done.sent[1, client]["update"]["body.1.weight"] for client in "012"]
-    own = done.states[3].assignments
-    placed = np.mean([array[np.argsort(own[c]["0"])] for c, array in zip("012", sent, strict=True)], axis=0)
-    np.testing.assert_allclose(done.saved("global")["body.1.weight"], placed, atol=1e-6)
-    assert done.saved("global")["body.3.weight"].shape == (200, 200)
-    assert done.rows == again.rows
-    is_identity = [np.array_equal(own[c][g], np.arange(200)) for c in "012" for g in "01"]
-    assert is_identity == [matching == "identity"] * 6
-    seeded = [np.array_equal(own[c]["0"], other.states[3].assignments[c]["0"]) for c in "012"]
-    assert seeded == [matching == "identity"] * 3
 
 
 @pytest.mark.slow
