@@ -135,9 +135,6 @@ def recommend(
         str | None, typer.Option(metavar="SIZE", help="Maximum size of a client's messages in a round, such as 500KB.")
     ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Total time, such as 90s, 30m or 2h.")] = "30m",
-    public_labels: Annotated[
-        bool, typer.Option("--public-labels", help="The labels of the public dataset are known.")
-    ] = False,
     methods: Annotated[str, typer.Option(help="Methods to try, comma-separated; by default all that can serve.")] = "",
     out: Annotated[Path | None, place("Folder for all runs; by default runs/recommend.")] = None,
     jobs: Jobs = None,
@@ -147,8 +144,7 @@ def recommend(
     with _errors(stopped=GOES_ON):
         chosen = configuration.named(config) | _settings_of(settings, data=data)
         names = [name.strip() for name in methods.split(",") if name.strip()]
-        limits: dict[str, Any] = {"allow": allow, "max_bytes": max_bytes, "budget": budget}
-        limits |= {"public_labels": public_labels, "methods": names}
+        limits: dict[str, Any] = {"allow": allow, "max_bytes": max_bytes, "budget": budget, "methods": names}
         recommending = _quietly("fedhet.comparing.recommending")
         done = recommending.recommend(chosen, **limits, out=out, jobs=jobs, console=terminal())
         folder = done.folder.resolve()

@@ -48,14 +48,13 @@ def ask(
     *,
     seed: int,
     allow: str | None,
-    labels: bool,
     deadline: float = math.inf,
 ) -> Candidates:
     """Find the methods that can train the clients, by a handshake of each method with untrained clients.
 
     If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
-    `allow` has the kinds of arrays that may leave the clients, as in a node's config; `labels` says whether labels of a
-    configured public dataset are known. After the `deadline` (`time.monotonic()`), all methods but the first are
+    `allow` has the kinds of arrays that may leave the clients, as in a node's config. Labels of a configured public
+    dataset are not known. After the `deadline` (`time.monotonic()`), all methods but the first are
     refused without a handshake. Raises a ConfigError if the settings are invalid.
     """
     node_config = {} if allow is None else {"allow": allow}
@@ -71,7 +70,7 @@ def ask(
                 name = registry.method(reference).name
                 choice, config, reason = _first_serving(
                     _configurations(name, base, functions, seed),
-                    lambda config: _refusal(config, functions, node_config, labels),
+                    lambda config: _refusal(config, functions, node_config),
                 )
             except Exception as error:  # a method that raises cannot serve
                 candidates.refused[reference] = _line(error)
@@ -113,16 +112,14 @@ def _configurations(
         yield choice, shared.settings(name, seed, {**as_they_are, **choice})
 
 
-def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str], labels: bool) -> str:
+def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str]) -> str:
     """Return the reason why a configured method cannot train all clients, or an empty string if it can."""
     try:
         client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
         if not registry.traits(config).serves_clients:
             return "its model is at the server alone, and clients are compared here: try it by fedhet compare"
         public = functions.public_dataset(config)
-        if public is not None and not labels:
-            public = public.unlabelled
-        strategy = shake_hands(config, functions, public, node_config)
+        strategy = shake_hands(config, functions, None if public is None else public.unlabelled, node_config)
     except Exception as error:
         return _line(error)
     return "; ".join(strategy.run.round.lines())

@@ -88,7 +88,6 @@ def recommend(
     allow: str | None = None,
     max_bytes: str | float | None = None,
     budget: str | float = "30m",
-    public_labels: bool = False,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     out: str | Path | None = None,
     jobs: int | None = None,
@@ -108,7 +107,6 @@ def recommend(
         allow: kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all.
         max_bytes: the most bytes that a client may send and receive in a round, such as `"500 KB"`.
         budget: the total time, such as `"30m"`, or a number of seconds.
-        public_labels: whether the labels of a configured public dataset are known.
         seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
         out: folder for all files; by default `runs/recommend`.
         jobs: number of simultaneous runs, as for `fedhet.compare`.
@@ -127,7 +125,7 @@ def recommend(
     wanted = _wanted(methods)
     execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
     asking = began + ASKING * seconds
-    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, labels=public_labels, deadline=asking)
+    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, deadline=asking)
     _tell_answers(candidates, execute)
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)

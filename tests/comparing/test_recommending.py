@@ -88,7 +88,6 @@ def found():
         recommending.UserFunctions(),
         seed=0,
         allow=None,
-        labels=False,
     )
 
 
