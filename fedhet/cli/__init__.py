@@ -34,7 +34,7 @@ from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_wo
 from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.utils.files import state_home
-from fedhet.utils.machine import device_of, ended_by_signals, exit_code
+from fedhet.utils.machine import ended_by_signals, exit_code
 from fedhet.utils.text import __version__, printable, terminal
 
 FAILED, BAD_INPUT = 1, 2
@@ -266,8 +266,6 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
     started = time.perf_counter()
     line = ProgressLine(console, folder)
     here = not isinstance(chosen, Config) or chosen.engine in ("local", "ray")
-    if isinstance(chosen, Config) and here and chosen.device not in ("auto", "cpu"):
-        device_of(chosen.device)  # raises unless it is available
     where = "" if here else " on the server's machine"
     typer.echo(printable(f"results go to {folder.resolve()}{where}"))
     line.prepare("start", "reading data, building networks, handshakes")
