@@ -202,10 +202,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_equal_however_they_are_run(name: str, program: dict[str, Any], on_ray: Path, tmp_path: Path) -> None:
     settings = {**AVERAGING, "seed": [*PROGRAMS].index(name)}
     one = numbers(fedhet.run({**settings, "workers": 1}, **program, out=tmp_path / "1").folder)
-    for workers in (2, 3):
-        assert (
-            numbers(fedhet.run({**settings, "workers": workers}, **program, out=tmp_path / str(workers)).folder) == one
-        )
+    assert numbers(fedhet.run({**settings, "workers": 3}, **program, out=tmp_path / "3").folder) == one
     assert numbers(resumed(tmp_path / "resumed", program, **{**settings, "workers": 2})) == one
     shared = {key: value for key, value in settings.items() if key != "seed"}
     fedhet.compare(["fedrep"], shared, seeds=[settings["seed"]], **program, out=tmp_path / "compared")
