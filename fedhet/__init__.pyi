@@ -104,7 +104,7 @@ class Keys(TypedDict, total=False):
     byzantine: float
     """fraction of Byzantine clients to tolerate"""
     clip_norm: float
-    """maximum norm of a client's update as a multiple of the round's median; 0: only beyond 50, cut to the median"""
+    """maximum norm of a client's update as a multiple of the round's median; 0: only absurd updates are cut"""
     wire_dtype: Literal["float32", "float16"]
     """data type of weights in messages"""
     timeout: float

@@ -223,7 +223,7 @@ class Config:
     )
     clip_norm: float = option(
         0.0,
-        "maximum norm of a client's update as a multiple of the round's median; 0: only beyond 50, cut to the median",
+        "maximum norm of a client's update as a multiple of the round's median; 0: only absurd updates are cut",
         at_least=0,
         trait="bounded",
     )

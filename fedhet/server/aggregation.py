@@ -14,13 +14,14 @@ from fedhet.messages import cast as cast_arrays
 from fedhet.methods.options import Config
 from fedhet.server.federation import Federation
 from fedhet.server.run import Run
+from fedhet.utils.text import log
 
 Array = np.ndarray[Any, Any]
 K = TypeVar("K", bound=Hashable)
 
-FURTHEST = 50.0
-"""Multiple of the median norm from which an update is cut to the median without `clip-norm`, among three or more
-clients; the largest honest update in the presets is at 6.7."""
+FURTHEST = 1000.0
+"""Without `clip-norm`, an update is cut to the median if its norm is above this multiple of both the median and the
+norm of the arrays from which the client started: an honest update may be far from the median, but not from these."""
 
 
 class Aggregator:
@@ -60,14 +61,17 @@ class Aggregator:
     def clipped(self, groups: Mapping[str, Arrays], starts: Mapping[str, Arrays] | None = None) -> Mapping[str, Arrays]:
         """Return the clients' arrays, with updates clipped to `clip-norm` times the median norm.
 
-        Without `clip-norm`, only updates beyond `FURTHEST` are clipped: no single client should ruin a run. `starts`
-        are the arrays from which each client started; an array that is missing there started from zero.
+        Without `clip-norm`, only updates beyond `FURTHEST` are clipped, with a warning: no single client should ruin a
+        run. `starts` are the arrays from which each client started; an array that is missing there started from zero.
         """
         bound = _bound(self.run.config)
         if not groups or (not bound and len(groups) < 3):
             return groups
-        clipped, cuts = cut_to_bound(groups, starts or {}, bound or 1.0, beyond=1.0 if bound else FURTHEST)
+        clipped, cuts = cut_to_bound(groups, starts or {}, bound)
         self.run.round.name_cuts(cuts)
+        for cut in () if bound else cuts:
+            text = "client %s: its update exceeds %g times the median update and the weights: it was cut to the median"
+            log.warning(text, cut["client"], FURTHEST)
         return clipped
 
     def part_of(self, client: str) -> Arrays:
@@ -150,22 +154,22 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 
 
 def cut_to_bound(
-    models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float, *, beyond: float = 1.0
+    models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
     """Clip updates (`models` minus `starts`) to `bound` times their median norm; return models and clipping records.
 
-    Updates up to `beyond` times this bound are left unchanged.
+    If `bound` is 0, updates beyond `FURTHEST` are clipped to the median norm.
 
     The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
     square root of their number of entries, so that networks of different sizes can be compared.
     """
     norms = {client: _norm(arrays, starts.get(client, {})) for client, arrays in models.items()}
-    most = bound * median(norms.values()) or math.inf  # if most clients did not train
+    most = (bound or 1.0) * median(norms.values()) or math.inf  # if most clients did not train
     clipped, cuts = dict(models), []
     for client, norm in norms.items():
-        if norm > beyond * most:
+        start = starts.get(client, {})
+        if norm > (most if bound else FURTHEST * max(most, _norm(start, {}))):
             cuts.append({"client": client, "norm": norm, "to": most})
-            start = starts.get(client, {})
             clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
     return clipped, cuts
 

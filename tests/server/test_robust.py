@@ -44,6 +44,15 @@ def test_updates_are_clipped_to_the_median_norm():
     assert np.allclose(found["w"], 1 + (1 - 1 + 1 + 1) / 4)
 
 
+def test_without_a_bound_only_absurd_updates_are_clipped():
+    before = {"w": np.ones(4, np.float32)}
+    for far, cuts in ((900.0, 0), (1e8, 1)):  # most clients hardly move: a multiple of the median alone says little
+        models = {str(k): {"w": before["w"] + step} for k, step in enumerate((1e-6, 1e-6, far))}
+        made, found = cut_to_bound(models, dict.fromkeys(models, before), 0.0)
+        assert len(found) == cuts
+        assert np.allclose(made["2"]["w"], 1 + (1e-6 if cuts else far))
+
+
 @pytest.mark.parametrize("method", ["FedAvg", "LGFedAvg", "FedProto", "LayerAverage"])
 @pytest.mark.parametrize("rule", ["median", "krum"])
 def test_robust_runs_with_a_byzantine_client(method, rule, around, tiny, home, new_watch):
