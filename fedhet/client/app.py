@@ -34,12 +34,6 @@ from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
 
-LoopOf = Callable[[Config, Message, Context], Loop]
-"""Returns a user's own training and evaluation for a message."""
-
-SettingsOf = Callable[[ClientInfo], dict[str, Any]]
-"""Returns a simulated client's own settings."""
-
 
 def make_client_app(
     model: Any = None,
@@ -97,8 +91,8 @@ class Answers:
         flower: bool = False,
         clipping: Sequence[Any] = (),
         noise: float = 0.0,
-        loop: LoopOf | None = None,
-        settings: SettingsOf | None = None,
+        loop: Callable[[Config, Message, Context], Loop] | None = None,
+        settings: Callable[[ClientInfo], dict[str, Any]] | None = None,
     ) -> None:
         self._settings = settings
         self._clients, self._flower, self._clipping, self._loop = clients, flower, clipping, loop
