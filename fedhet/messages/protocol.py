@@ -258,7 +258,7 @@ class Reply:
         numbers = Fields(metrics)
         keys = [key for key in metrics if key.endswith("-metric") and not key.startswith((FURTHER, EVALUATED))]
         measured = {key.removesuffix("-metric"): _measured(metrics, key) for key in keys}
-        own = {"further": _own(metrics, FURTHER), "evaluated": _own(metrics, EVALUATED)}
+        own: dict[str, Any] = {"further": _own(metrics, FURTHER), "evaluated": _own(metrics, EVALUATED)}
         work = Work(**numbers.plain(Work))
         return cls(payload=payload, report=report, measured=measured, work=work, **own, **numbers.plain(cls))
 
