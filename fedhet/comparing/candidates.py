@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -54,8 +54,8 @@ def ask(
 
     If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
     `allow` has the kinds of arrays that may leave the clients, as in a node's config. Labels of a configured public
-    dataset are not known. After the `deadline` (`time.monotonic()`), all methods but the first are
-    refused without a handshake. Raises a ConfigError if the settings are invalid.
+    dataset are not known. After the `deadline` (`time.monotonic()`), all methods but the first are refused without a
+    handshake. Raises a ConfigError if the settings are invalid.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -68,34 +68,28 @@ def ask(
                 continue
             try:
                 name = registry.method(reference).name
-                choice, config, reason = _first_serving(
-                    _configurations(name, base, functions, seed),
-                    lambda config: _refusal(config, functions, node_config),
-                )
+                serving = _serving(_configurations(name, base, functions, seed), functions, node_config)
             except Exception as error:  # a method that raises cannot serve
                 candidates.refused[reference] = _line(error)
                 continue
-            if reason:
-                candidates.refused[name] = reason
+            if isinstance(serving, str):
+                candidates.refused[name] = serving
             else:
-                candidates.choices[name] = choice
+                candidates.choices[name], config = serving
                 candidates.alone |= set() if registry.traits(config).communicates else {name}
     return candidates
 
 
-def _first_serving(
-    tries: Iterable[tuple[Choice, Config]], refusal: Callable[[Config], str]
-) -> tuple[Choice, Config, str]:
-    """Return the first of `tries` for which `refusal` gives no reason, or else the very first and its reason."""
-    refused: dict[tuple[Traits, bool], tuple[Choice, Config, str]] = {}
+def _serving(
+    tries: Iterable[tuple[Choice, Config]], functions: UserFunctions, node_config: Mapping[str, str]
+) -> tuple[Choice, Config] | str:
+    """Return the first of `tries` by which all clients can be trained, or why the very first one cannot train them."""
+    reasons: dict[tuple[Traits, bool], str] = {}
     for choice, config in tries:
         asked = registry.traits(config), config.options.changes_heads
-        if asked in refused:
-            continue
-        if not (reason := refusal(config)):
-            return choice, config, ""
-        refused[asked] = choice, config, reason
-    return next(iter(refused.values()))
+        if asked not in reasons and not reasons.setdefault(asked, _refusal(config, functions, node_config)):
+            return choice, config
+    return next(iter(reasons.values()))
 
 
 def _configurations(

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -277,7 +277,7 @@ class Appended:
 
     def begin(self) -> None:
         """Create `history.jsonl`, `clients.csv` and `digests.csv` without rows."""
-        self._write({FILES[0]: b"", FILES[1]: csv_lines([COLUMNS]).encode()}, {})
+        self._write({FILES[0]: b"", FILES[1]: csv_lines([COLUMNS]).encode()}, [])
 
     def append(self, name: str, text: str) -> None:
         """Append lines to a file."""
@@ -291,26 +291,22 @@ class Appended:
     def go_back(self, last: int, lines: Mapping[str, int]) -> None:
         """Truncate the files to `lines` after round `last`; raises a `FedhetError` if a file has another digest."""
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
-        recorded = {round: digests for round, digests in self._recorded().items() if round <= last}
+        recorded = csv.reader(line.decode(errors="replace") for line in _lines(self._folder / DIGESTS)[1:])
+        whole = [row for row in recorded if len(row) == 1 + len(FILES) and row[0].isdecimal() and int(row[0]) <= last]
+        digests = dict(zip(("round", *FILES), whole[-1], strict=True)) if whole else {}
         for name, text in texts.items():
-            if recorded.get(last, {}).get(name) != _digest(text).hexdigest():
+            if digests.get("round") != str(last) or digests[name] != _digest(text).hexdigest():
                 raise FedhetError(
                     f"{self._folder / name} is damaged: up to round {last} it does not have the digest in {DIGESTS}; "
                     "restore the folder from a copy, or start a new run"
                 )
-        self._write(texts, recorded)
+        self._write(texts, whole)
 
-    def _write(self, texts: Mapping[str, bytes], recorded: Mapping[int, Mapping[str, str]]) -> None:
-        rows = [[round, *digests.values()] for round, digests in recorded.items()]
-        write_text(self._folder / DIGESTS, csv_lines([["round", *FILES], *rows]))
+    def _write(self, texts: Mapping[str, bytes], digests: Sequence[Sequence[str]]) -> None:
+        write_text(self._folder / DIGESTS, csv_lines([["round", *FILES], *digests]))
         for name, text in texts.items():
             write_text(self._folder / name, text.decode())
             self._content[name] = _digest(text)
-
-    def _recorded(self) -> dict[int, dict[str, str]]:
-        rows = csv.reader(line.decode(errors="replace") for line in _lines(self._folder / DIGESTS)[1:])
-        whole = [row for row in rows if len(row) == 1 + len(FILES) and row[0].isdecimal()]
-        return {int(round): dict(zip(FILES, digests, strict=True)) for round, *digests in whole}
 
 
 def _lines(path: Path) -> list[bytes]:
