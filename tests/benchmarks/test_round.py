@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 import fedhet
 from fedhet import models
+from fedhet.algorithms.alignment import Alignment
+from fedhet.algorithms.alignment.targets import cluster_rows
 from fedhet.config import client_setup, configuration
 from fedhet.data import ClientData, load
 from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.results.observers import Observer, RoundReport, RunInfo
+from fedhet.training import read
 from fedhet.utils.machine import one_thread
 
 pytestmark = pytest.mark.benchmark
@@ -48,8 +51,15 @@ class BareLoop:
         self.dataset = client_setup.dataset_of(self.config)
         infos = [client_setup.ClientInfo(str(i), i, CLIENTS, self.config) for i in range(CLIENTS)]
         self.data = [client_setup.data_of(info) for info in infos]
-        names = itertools.islice(itertools.cycle(models.expand(self.config.architectures)), CLIENTS)
-        self.models = [models.build(name, self.dataset.input_shape, self.dataset.classes) for name in names]
+        self.models = [self.build(name) for name in itertools.islice(itertools.cycle(self.names()), CLIENTS)]
+
+    def names(self) -> list[str]:
+        """Architectures, dealt in turn."""
+        return models.expand(self.config.architectures)
+
+    def build(self, name: str) -> nn.Module:
+        """A client's network: `body`, then `head`."""
+        return models.build(name, self.dataset.input_shape, self.dataset.classes)
 
     def __call__(self) -> float:
         start = time.perf_counter()
@@ -78,20 +88,91 @@ class BareLoop:
         model.train()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         order, loss_sum = torch.randperm(len(labels)), 0.0
-        for index in order.split(BATCH):
+        for step, index in enumerate(order.split(BATCH)):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(self.dataset.transform(inputs[index])), labels[index])
+            loss = self.loss(model, self.dataset.transform(inputs[index]), labels[index], step)
             loss.backward()
             optimizer.step()
             loss_sum += loss.item() * len(index)
         return loss_sum / len(labels)
 
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:
+        """The loss of a step."""
+        return nn.functional.cross_entropy(model(images), labels)
+
+    def scores(self, model: nn.Module, images: Tensor) -> Tensor:
+        """The scores that are evaluated."""
+        return model(images)
+
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
         model.eval()
-        outputs = model(self.dataset.transform(inputs))
+        outputs = self.scores(model, self.dataset.transform(inputs))
         loss = nn.functional.cross_entropy(outputs, labels).item()
         return (outputs.argmax(1) == labels).float().mean().item(), loss
+
+
+class BareFedProto(BareLoop):
+    """FedProto: each client's own network, and the mean of what they project the images of a class to."""
+
+    prototypes: Tensor | None = None
+
+    def build(self, name: str) -> nn.Module:
+        model, width = super().build(name), self.config.options.width
+        model.body.append(nn.Linear(model.head.in_features, width))
+        model.head = nn.Linear(width, self.dataset.classes)
+        return model
+
+    def round(self) -> None:
+        width, classes = self.config.options.width, self.dataset.classes
+        sums, counts = torch.zeros(classes, width), torch.zeros(classes)
+        for model, data in zip(self.models, self.data, strict=True):
+            self.client(model, data)
+            with torch.inference_mode():
+                sums.index_add_(0, data.train.labels, model.body(self.dataset.transform(data.train.inputs)))
+                counts.index_add_(0, data.train.labels, torch.ones(len(data.train)))
+        self.prototypes = sums / counts[:, None]
+
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:
+        phi = model.body(images)
+        loss = nn.functional.cross_entropy(model.head(phi), labels)
+        if self.prototypes is None:
+            return loss
+        return loss + self.config.options.weight * nn.functional.mse_loss(phi, self.prototypes[labels])
+
+    def scores(self, model: nn.Module, images: Tensor) -> Tensor:
+        if self.prototypes is None:
+            return model(images)
+        return -torch.cdist(model.body(images), self.prototypes).square()
+
+
+class BareFedHeNN(BareLoop):
+    """FedHeNN with the spectral target: CKA to how all cluster the public dataset, by fedhet's functions."""
+
+    target: Tensor | None = None
+
+    def __init__(self, own: dict[str, object]) -> None:
+        super().__init__(own)
+        public = client_setup.public_dataset(self.config)
+        assert public is not None
+        self.public = public.inputs
+
+    def round(self) -> None:
+        own, told = self.config.options, []
+        for model, data in zip(self.models, self.data, strict=True):
+            if self.target is not None:
+                self.alignment = Alignment("linear", self.target, batch=own.rad_batch, generator=torch.Generator())
+            self.client(model, data)
+            told.append(read(model, self.public, self.dataset.transform).softmax(1))
+        self.target = cluster_rows(told, generator=torch.Generator())
+
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> Tensor:
+        own, loss = self.config.options, super().loss(model, images, labels, step)
+        if self.target is None or step % own.rad_every:
+            return loss
+        rows = self.alignment.rows()
+        phi = model.body(self.dataset.transform(self.public[rows]))
+        return loss + own.eta0 * own.rad_every * self.alignment.distance(phi, rows)
 
 
 class Interleaved(Observer):
@@ -125,11 +206,27 @@ OF_METHOD: dict[str, dict[str, object]] = {
     "fedproto": {"architectures": "cnn,cnn-3-3", "fedproto.width": 32},
     "fedhenn": {"architectures": "cnn-family", "public-samples": 500, "samples-per-client": 40, "fedhenn.rad-every": 4},
 }
+BARE = {"fedavg": BareLoop, "fedproto": BareFedProto, "fedhenn": BareFedHeNN}
 
 
 def of_method(method: str, rounds: int) -> dict[str, object]:
     own: dict[str, object] = {"method": method, "local-epochs": 1, "closing-epochs": 0, "fraction-train": 1.0}
     return {**settings("cnn"), **own, **OF_METHOD[method], "rounds": rounds}
+
+
+@pytest.mark.parametrize("method", BARE)
+def test_two_workers_take_less_time_than_a_bare_loop_on_one_core(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerGrid, "patience", 0)
+    own = of_method(method, rounds=16)
+    with one_thread():
+        observer = Interleaved(BARE[method](own))
+        run_locally(configuration.resolve({**own, "workers": 2}), tmp_path / "run", observers=[observer])
+    ours, theirs = statistics.median(observer.ours[2:]), statistics.median(observer.theirs[2:])
+    ratio = ours / theirs
+    print(f"\n{method}: two workers {ours:.3f} s a round, bare loop {theirs:.3f} s, ratio {ratio:.3f} (<= .9)")
+    assert ratio <= 0.9
 
 
 class Clock(Observer):
