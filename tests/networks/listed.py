@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torchvision import models as vision
-from torchvision.models import convnext, densenet, resnet, swin_transformer, vision_transformer
+from torchvision.models import convnext, densenet, maxvit, resnet, swin_transformer, vision_transformer
 
 from . import own
 
@@ -52,11 +52,13 @@ def _poolformer() -> nn.Module:
 
 IMAGES: dict[str, tuple[Build, int]] = {
     "resnet": (partial(resnet.ResNet, resnet.BasicBlock, [1, 1, 1, 1], CLASSES), 32),
+    "resnext": (partial(resnet.ResNet, resnet.Bottleneck, [1, 1, 1, 1], CLASSES, groups=4, width_per_group=8), 32),
     "densenet": (partial(densenet.DenseNet, 8, (2, 2, 2), 16, num_classes=CLASSES), 32),
     "googlenet": (partial(vision.googlenet, num_classes=CLASSES, init_weights=True), 64),
     "squeezenet": (partial(vision.squeezenet1_1, num_classes=CLASSES), 64),
     "mobilenet_v2": (partial(vision.mobilenet_v2, num_classes=CLASSES, width_mult=0.25), 32),
     "mobilenet_v3": (partial(vision.mobilenet_v3_small, num_classes=CLASSES), 32),
+    "mnasnet": (partial(vision.mnasnet0_5, num_classes=CLASSES), 32),
     "shufflenet": (partial(vision.shufflenet_v2_x0_5, num_classes=CLASSES), 32),
     "efficientnet": (partial(vision.efficientnet_b0, num_classes=CLASSES), 32),
     "regnet": (partial(vision.regnet_y_400mf, num_classes=CLASSES), 32),
@@ -66,14 +68,39 @@ IMAGES: dict[str, tuple[Build, int]] = {
         32,
     ),
     "vit": (partial(vision_transformer.VisionTransformer, 32, 8, 2, 2, 16, 32, num_classes=CLASSES), 32),
+    "maxvit": (
+        partial(
+            *(maxvit.MaxVit, (32, 32), 8, 2, [8, 16], [1, 1], 4, 0.0),
+            num_classes=CLASSES,
+        ),
+        32,
+    ),
     "timm/vit": (
         partial(_timm, "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2),
         32,
     ),
+    "timm/deit": (
+        partial(
+            _timm, "deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2
+        ),
+        32,
+    ),
     "timm/mixer": (_mixer, 32),
     "timm/poolformer": (_poolformer, 64),
+    "timm/edgenext": (
+        partial(_timm, "edgenext_xx_small", depths=(1, 1, 2, 1), dims=(8, 16, 16, 24), heads=(2, 2, 2, 2)),
+        64,
+    ),
     "timm/mobilevit": (partial(_timm, "mobilevit_xxs"), 64),
+    "timm/nf_regnet": (partial(_timm, "nf_regnet_b0"), 32),
+    "timm/xcit": (
+        partial(_timm, "xcit_nano_12_p16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2),
+        32,
+    ),
     "timm/ghostnet": (partial(_timm, "ghostnet_050"), 32),
+    "timm/res2net": (partial(_timm, "res2net50_26w_4s", layers=(1, 1, 1, 1)), 32),
+    "timm/skresnet": (partial(_timm, "skresnet18", layers=(1, 1, 1, 1)), 32),
+    "timm/convnext": (partial(_timm, "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 24)), 32),
     "unet": (own.UNet, 16),
     "calibrated": (own.Calibrated, 16),
 }
@@ -86,6 +113,8 @@ OTHERS: dict[str, tuple[Build, Callable[[], Tensor]]] = {
     "series": (partial(own.series, 1), lambda: torch.randn(4, 8, 16)),
     "table": (own.table, lambda: torch.randn(4, 9)),
     "gated table": (own.Gated, lambda: torch.randn(4, 9)),
+    "ft-transformer": (own.FTTransformer, lambda: torch.randn(4, 9)),
+    "dense gcn": (own.DenseGCN, lambda: torch.randn(4, 7, 4)),
     "edge gcn": (own.EdgeGCN, lambda: torch.randn(4, 7, 4)),
 }
 NETWORKS: dict[str, tuple[Build, Callable[[], Tensor]]] = {

@@ -112,6 +112,36 @@ class Gated(nn.Module):
         return self.head(values)
 
 
+class FTTransformer(nn.Module):
+    """A token for each column of a table, and PyTorch's transformer layers (Gorishniy et al., 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.randn(9, 16) * 0.3), nn.Parameter(torch.randn(9, 16) * 0.3)
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.layers = nn.Sequential(
+            *(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True) for _ in range(2))
+        )
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 5)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(rows), -1, -1), rows[..., None] * self.scale + self.shift], 1)
+        return self.head(self.norm(self.layers(tokens)[:, 0]))
+
+
+class DenseGCN(nn.Module):
+    """Graph convolutions A X W over one graph, whose nodes' values are an example (Kipf and Welling, 2017)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(7) * 0.5 + torch.roll(torch.eye(7), 1, 0) * 0.5)
+        self.first, self.second, self.head = nn.Linear(4, 12), nn.Linear(12, 12), nn.Linear(12, 5)
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        nodes = (self.adjacency @ self.first(nodes)).relu()
+        return self.head((self.adjacency @ self.second(nodes)).relu().mean(1))
+
+
 class EdgeGCN(nn.Module):
     """Messages along the edges of one graph, summed at their targets."""
 
