@@ -233,7 +233,7 @@ class RunCache:
 
     def _crash(self, folder: Path) -> Run:
         app = Tampering(before=raising(at([2], "1"), RuntimeError("out of order")))
-        return run(folder, self.case.settings(rounds=3), app=app)
+        return run(folder, self.case.settings(rounds=4), app=app)
 
 
 class MethodContract:
@@ -285,11 +285,14 @@ class MethodContract:
         assert Run(tmp_path / "run").files == cache("normal").files
 
     def test_a_client_that_crashes_is_named_and_used_again(self, cache: RunCache) -> None:
-        """Check that a failure is reported with the client's name, and that the client takes part in the next round."""
+        """Check that a failure in round 2 is reported with the client's name, and that it takes part in round 4.
+
+        A method whose rounds build on each other may leave it out in round 3.
+        """
         done = cache("crash")
         assert done.failures == [(2, "1")]
         assert "out of order" in done.row(2)["failures"][0]["reason"]
-        assert [row["participants"] for row in done.rows[1:4]] == [["0", "1", "2"], ["0", "2"], ["0", "1", "2"]]
+        assert [done.row(number)["participants"] for number in (2, 4)] == [["0", "2"], ["0", "1", "2"]]
         assert (done.summary["status"], done.summary["failures"]) == ("completed", 1)
 
     def test_a_reply_with_nan_is_refused(self, case: Case, cache: RunCache, tmp_path: Path) -> None:
@@ -304,7 +307,7 @@ class MethodContract:
                     reply.content[name] = encode_arrays(spoilt)
                     seen.append(name)
 
-        done = run(tmp_path / "run", case.settings(rounds=3), app=Tampering(after=spoil))
+        done = run(tmp_path / "run", case.settings(rounds=4), app=Tampering(after=spoil))
         if seen:  # else its clients send no arrays
             assert_same_but_for_the_fault(done, cache("crash"))
 

@@ -45,13 +45,14 @@ class Failures:
                     path.unlink()
 
         try:
-            done = run(folder, case.settings(rounds=3), app=Tampering(before=forget))
+            done = run(folder, case.settings(rounds=4), app=Tampering(before=forget))
         finally:
             logging.getLogger("flwr").removeHandler(caplog.handler)
         assert done.summary["status"] == "completed"
-        assert done.row(3)["participants"] == ["0", "1", "2"]
+        assert done.row(4)["participants"] == ["0", "1", "2"]
         assert ("client 1 lost its state" in caplog.text) == bool(removed)
-        assert [row["round"] for row in done.rows if row.get("lost_state") == ["1"]] == [2] * bool(removed)
+        lost = [row["round"] for row in done.rows if row.get("lost_state") == ["1"]]
+        assert lost == ([2, 3, 4] if case.reference == "fedma" else [2]) * bool(removed)  # until the next pass
 
     @pytest.mark.slow
     def test_diverging_training(self, case: Case, tmp_path: Path) -> None:
