@@ -101,8 +101,8 @@ class _Both(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         if is_request(message):
             return self._answers(message, context)
-        if Policy.of(context.node_config, deployed=True).keeps_secret:
-            return failure(message, "this node has a policy (allow, dp-noise): it answers only strategies of fedhet")
+        if policy := [key for key in ("allow", "min-examples", "dp-noise") if key in context.node_config]:
+            return failure(message, f"this node has a policy ({policy[0]}): it answers only strategies of fedhet")
         return self._own(message, context)
 
 

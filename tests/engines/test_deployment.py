@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,9 @@ SETTINGS: dict[str, Any] = {
 PATIENCE = 300.0
 """Seconds for anything to happen, on a machine that has other things to do."""
 TRAIN = "Receiving: train message"
+UNSHARED = "unshare", "--map-root-user", "--mount"
+HOSPITALS = "north", "south", "west", "east"
+"""Folders of the nodes; the page registers the first three."""
 
 
 @dataclass
@@ -49,7 +53,7 @@ class Federation:
     """A SuperLink with certificates and keys, and how nodes are started.
 
     Attributes:
-        work: where everything lies; node n's home is `node-n` in it.
+        work: where everything lies; a node's home is its hospital's folder.
         port: of the SuperLink.
         environment: of all commands.
         printed: the page's commands that begin with a word.
@@ -62,33 +66,35 @@ class Federation:
     printed: Callable[[str, str], list[str]]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def here(self, text: str) -> str:
+    def here(self, text: str, home: Path | None = None) -> str:
         """Something that the page prints, with this machine's port and folders, and nothing else."""
-        places = {
-            "flower.example.org:9093": f"127.0.0.1:{self.port}",
-            "0.0.0.0 --port 9093": f"127.0.0.1 --port {self.port}",
-            "/etc/fedhet": str(self.work),
-            "/srv/fedhet": str(self.work),
-        }
+        places = {"9093": self.port, "/etc/fedhet": self.work, "/srv/fedhet": self.work}
+        places |= {"/data/chest": home, "/var/lib/fedhet": home / "state"} if home else {}
         for printed, place in places.items():
-            text = text.replace(printed, place)
+            text = text.replace(printed, str(place))
         return text
 
     def do(self, line: str, folder: Path | None = None) -> None:
         """Do what a line of the page says."""
-        words = ["bash", "-c", self.here(line)]
+        words = self.knowing("bash", "-c", self.here(line))
         done = subprocess.run(
             words, cwd=folder or self.work, env=self.environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def start(self, name: str, *words: str, home: Path | None = None) -> subprocess.Popen[bytes]:
+    def knowing(self, *words: str) -> list[str]:
+        """Words of a command that finds this machine under the page's name for the coordinator."""
+        (self.work / "hosts").write_text("127.0.0.1 localhost flower.example.org\n")
+        mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        return [*UNSHARED, "sh", "-c", mount, str(self.work / "hosts"), *words]
+
+    def start(self, name: str, /, *words: str, home: Path | None = None, **own: str) -> subprocess.Popen[bytes]:
         """Start a process, which writes to the log of its name."""
-        own = {"HOME": str(home), "FLWR_HOME": str(home / ".flwr")} if home else {}
+        own |= {"HOME": str(home), "FLWR_HOME": str(home / ".flwr")} if home else {}
         with self.log(name).open("ab") as output:
             process = subprocess.Popen(
-                words,
-                cwd=self.work,
+                self.knowing(*words),
+                cwd=home or self.work,
                 env=self.environment | own,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -106,30 +112,21 @@ class Federation:
         """Start the SuperLink, with all that it knew before."""
         words = shlex.split(self.here(self.printed(PAGE, "flower-superlink")[0]))
         process, patience = self.start("superlink", *words), time.monotonic() + PATIENCE
-        asked = [command("flwr"), "list", "hospitals"]
+        asked = self.knowing(command("flwr"), "list", "hospitals")
         while subprocess.run(asked, cwd=self.work, env=self.environment, capture_output=True, check=False).returncode:
             assert process.poll() is None
             assert time.monotonic() < patience
             time.sleep(1)
 
-    def node(self, number: int, of: int = 3, *, policy: bool = False) -> None:
-        """Start a SuperNode with a state of its own; without the page's policy it trains as in a simulation."""
-        home = self.work / f"node-{number}"
-        home.mkdir(exist_ok=True)
-        line = self.here(self.printed(PAGE, "flower-supernode")[0])
-        own = {
-            "partition-id=0 num-partitions=3": f"partition-id={number} num-partitions={of}",
-            '"north"': f'"{number}"',
-            "/data/chest": str(home),
-            "/var/lib/fedhet": str(home / "state"),
-            "node_key": str(home / "node_key"),
-        }
-        for printed, there in own.items():
-            assert printed in line
-            line = line.replace(printed, there)
-        line = line if policy else line.replace(' allow="prototypes,metrics"', "")
-        # A port of its own for each node of one machine.
-        self.start(f"node-{number}", *shlex.split(line), "--port", str(_free_port()), home=home)
+    def node(self, number: int, *, printed: bool = False) -> None:
+        """Start a SuperNode as printed; otherwise without the policy, under its number, as in a simulation."""
+        home = self.work / HOSPITALS[number]
+        line = self.here(self.printed(PAGE, "flower-supernode")[0], home)
+        if not printed:
+            line = line.replace(" allow='prototypes,metrics'", "")
+        name = HOSPITALS[number] if printed else str(number)
+        line += f" --port {_free_port()}"  # one for each node of a machine
+        self.start(f"node-{number}", "bash", "-c", f"exec {line}", home=home, id=str(number), name=name)
 
     def kill(self, name: str, part: str = "") -> None:
         """Kill a process with all that it started, or those of them that have `part` in their command line."""
@@ -164,6 +161,8 @@ def until(happened: Callable[[], object], process: subprocess.Popen[bytes] | Non
 def federation(
     tmp_path_factory: pytest.TempPathFactory, printed: Callable[[str, str], list[str]]
 ) -> Iterator[Federation]:
+    if shutil.which("unshare") is None or subprocess.run([*UNSHARED, "true"], check=False).returncode:
+        pytest.skip("another machine's name can be given to this one only where unshare works")
     work = tmp_path_factory.mktemp("deployment")
     port, home = _free_port(), work / "flower"
     environment = environment_of_commands() | {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -173,16 +172,17 @@ def federation(
     home.mkdir()
     (connection,) = re.findall(r"```toml\n(.*?)```", (ROOT / PAGE).read_text(), re.DOTALL)
     (home / "config.toml").write_text(federation.here(connection))
-    (generate,), (register,) = printed(PAGE, "ssh-keygen"), printed(PAGE, "flwr supernode")
-    for number in range(4):
-        (work / f"node-{number}").mkdir()
-        federation.do(generate, work / f"node-{number}")
+    (generate,) = printed(PAGE, "ssh-keygen")
+    for name in HOSPITALS:
+        (work / name).mkdir()
+        shutil.copy(work / "ca.crt", work / name)
+        federation.do(generate, work / name)
     try:
         federation.superlink()
-        for number in range(3):  # node 3 is not registered
-            federation.do(register.replace("node_key_north.pub", f"node-{number}/node_key.pub"))
+        for line in printed(PAGE, "flwr supernode register"):
+            federation.do(line)
+        for number in range(4):
             federation.node(number)
-        federation.node(3, of=4)
         yield federation
     finally:
         for process in federation.processes.values():
@@ -239,7 +239,7 @@ def test_a_run_survives_node_server_and_superlink(federation: Federation, tmp_pa
     run_locally(configuration.resolve(SETTINGS), local, app=absent)
     assert rows_of(out) == to_four_digits(rows_of(local))
     assert federation.trained(0) > 0 == federation.trained(3), "an unregistered node is given nothing"
-    models = {path.stem: path.read_bytes() for path in federation.work.glob("node-*/state/*/models/*.safetensors")}
+    models = {path.stem: path.read_bytes() for path in federation.work.glob("*/state/*/models/*.safetensors")}
     assert models == {path.stem: path.read_bytes() for path in (local / "models").iterdir()}
     assert configuration.read(out / "config.toml")["engine"] == "hospitals"
     assert os.listdir(out / "checkpoint")
@@ -247,23 +247,23 @@ def test_a_run_survives_node_server_and_superlink(federation: Federation, tmp_pa
 
 def test_the_page_ends_in_a_finished_run(federation: Federation) -> None:
     def models() -> set[Path]:
-        return set(federation.work.glob("node-*/state/*/models/*.safetensors"))
+        return set(federation.work.glob("*/state/*/models/*.safetensors"))
 
     (line,), before = federation.printed(PAGE, "fedhet run"), models()
     for number in range(3):
         end(federation.processes[f"node-{number}"])
-    run = federation.start("run", *shlex.split(federation.here(line)), "--set", "rounds=2")
+    run = federation.start("run", *shlex.split(federation.here(line)))
 
     def ended() -> bool:  # a service manager starts nodes until the SuperLink has missed their heartbeats
         for number in range(3):
             if federation.processes[f"node-{number}"].poll() is not None:
-                federation.node(number, policy=True)
+                federation.node(number, printed=True)
         return run.poll() is not None
 
     until(ended)
     assert run.returncode == 0, federation.log("run").read_text()
     history = read_history(federation.work / "first")
     assert [row["failures"] for row in history] == [[]] * len(history)
-    assert sorted(path.stem for path in models() - before) == ["0", "1", "2"]
+    assert sorted(path.stem for path in models() - before) == ["north", "south", "west"]
     assert history[-1]["trained"]["accuracy"]["mean"] > 0.5, "five classes a client, all of which are trained"
     assert "train (fedproto, run" in federation.log("node-0").read_text()

@@ -597,7 +597,7 @@ def at_a_node_with_a_policy():
             "initial_arrays has none of the arrays that clients share .0.weight, 0.bias, .*, but a: pass",
         ),
         (lambda: ours(wrapped(), Skipping()), r"configure_train of Skipping must call super\(\)"),
-        (at_a_node_with_a_policy, "this node has a policy .allow, dp-noise.: it answers only strategies of fedhet"),
+        (at_a_node_with_a_policy, "this node has a policy .allow.: it answers only strategies of fedhet"),
         (lambda: fedhet.wrap(hospital(), network, examples=(10, 5)), "examples must be a function, such as lambda"),
         (lambda: fedhet.wrap(legacy()[0], network), "is made from a client_fn .*: move fit and evaluate into"),
         (
