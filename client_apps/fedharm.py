@@ -92,15 +92,15 @@ class FedHARM(ClientSide[FedHARMOptions]):
 
     def _towards(self, target: Sequence[Tensor]) -> Term:
         """Return a loss term with the distance to the target."""
-        kind, weight, model = self.options.align, self.options.weight, self.client.model
-        if kind == "spectral":
-            captures: dict[str, Capturing] = {"phi": self.client.representation}
-            return Term(distance, captures=captures, kind=kind, weight=weight, target=target)
-        captures = {name: Output(model, name) for name in self.blocks}
-        public, how = self.client.public, {"kind": kind, "weight": weight, "target": target}
-        if kind == "cka":
-            return Term(distance, captures=captures, summary=self.summary, **how)
-        return Term(distance, captures=captures, places=self._described(public.inputs, public.labels)[1], **how)
+        kind, weight, public = self.options.align, self.options.weight, self.client.public
+        captures: dict[str, Capturing] = {"phi": self.client.representation}
+        if kind != "spectral":
+            captures = {name: Output(self.client.model, name) for name in self.blocks}
+        places = self._described(public.inputs, public.labels)[1] if kind == "cosine" else None
+        summary = self.summary if kind == "cka" else None
+        return Term(
+            distance, captures=captures, kind=kind, weight=weight, target=target, places=places, summary=summary
+        )
 
     def target(self, payload: Payload) -> list[Tensor] | None:
         """Return the received target, a tensor for each block or one for class probabilities; None without a target."""

@@ -22,7 +22,7 @@ from fedhet.client.client import P
 from fedhet.data.reading import LazyInputs
 from fedhet.errors import ModelError
 from fedhet.messages import Payload, load_into, to_arrays, to_tensor
-from fedhet.methods.included.prototypes import FDOptions, FedGenOptions, FedGHOptions, FedProtoOptions, WidthOptions
+from fedhet.methods.included.prototypes import FDOptions, FedGenOptions, FedProtoOptions, LearnerOptions, WidthOptions
 from fedhet.methods.options import Config
 from fedhet.models import place_before
 from fedhet.models.generator import Generator, draw
@@ -139,8 +139,8 @@ class FedProto(OneWidth[FedProtoOptions]):
         """Return the term lambda * mean_d (Phi(x)_d - C_y,d)^2 for examples with a global prototype C_y of label y."""
         if not len(self.classes):
             return ()
-        constants = {"row_of": self.rows(), "prototypes": self.prototypes, "weight": self.options.weight}
-        return (Term(distance, captures={"phi": self.client.representation}, **constants),)
+        phi, rows, weight = {"phi": self.client.representation}, self.rows(), self.options.weight
+        return (Term(distance, captures=phi, row_of=rows, prototypes=self.prototypes, weight=weight),)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return a function to class scores: negative squared distances to prototypes, or the network's outputs."""
@@ -208,7 +208,7 @@ def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> 
     return weight * entropies.sum() / known.sum().clamp(min=1)
 
 
-class FedGH(OneWidth[FedGHOptions]):
+class FedGH(OneWidth[LearnerOptions]):
     """Replaces the client's head by the server's head, then trains with the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:

@@ -34,7 +34,6 @@ from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, chec
 from fedhet.methods.included.prototypes import (
     FDOptions,
     FedGenOptions,
-    FedGHOptions,
     FedProtoOptions,
     FedTGPOptions,
     LearnerOptions,
@@ -66,14 +65,15 @@ C = TypeVar("C", bound=ClassState)
 
 
 class ByClass(FederatedStrategy[P, C]):
-    """Averages the clients' vectors of each class.
-
-    `vectors` is their name in error messages, and `way_out` the advice for a client whose vectors have another width.
-    """
+    """Averages the clients' vectors of each class. `vectors` is their name in error messages."""
 
     state_class = ClassState
-    vectors: ClassVar[str]
-    way_out: ClassVar[str]
+    vectors: ClassVar[str] = "representation"
+
+    @property
+    def way_out(self) -> str:
+        """Advice for a client whose vectors have another width, for error messages."""
+        return f"set {self.method.name}.width, to which all representations are then projected"
 
     def payload_for(self, client: str) -> Payload:
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
@@ -99,15 +99,19 @@ class ByClass(FederatedStrategy[P, C]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the vectors of class j by numbers of examples n_ij; a class that no client sent keeps its vector."""
-        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
-        means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
-        bounded = [arrays | means[client] for client, arrays in sent.items()]
-        vectors = bounded if self.aggregator.plain else [self.combined(sent)]
+        vectors = self.bounded(replies) if self.aggregator.plain else [self.combined(replies)]
         self.state.prototypes = class_means(vectors, self.state.prototypes)
         return {}
 
-    def combined(self, sent: Mapping[str, Arrays]) -> Arrays:
+    def bounded(self, replies: Mapping[str, Reply]) -> list[Arrays]:
+        """Return the vectors that each client sent, limited in their norm, with classes and numbers of examples."""
+        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
+        means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
+        return [arrays | means[client] for client, arrays in sent.items()]
+
+    def combined(self, replies: Mapping[str, Reply]) -> Arrays:
         """Return the vector of each class, aggregated by the rule `aggregation` with all clients weighted equally."""
+        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
             client: dict(zip(arrays["classes"].tolist(), arrays["means"], strict=True))
             for client, arrays in sent.items()
@@ -115,8 +119,7 @@ class ByClass(FederatedStrategy[P, C]):
         averages = self.aggregator.average_arrays(by_class)
         classes = np.array(sorted(averages), np.int64)
         means = np.array([averages[number] for number in classes.tolist()], np.float32)
-        width = next(iter(sent.values()))["means"].shape[1]
-        return {"classes": classes, "means": means.reshape(-1, width), "counts": np.ones_like(classes)}
+        return {"classes": classes, "means": means.reshape(-1, self.state.width), "counts": np.ones_like(classes)}
 
 
 def _width(reply: Reply) -> int:
@@ -127,8 +130,6 @@ class FedProto(ByClass[FedProtoOptions, ClassState]):
     """Averages the clients' prototype (mean representation) of each class."""
 
     method = fedproto
-    vectors = "representation"
-    way_out = "set fedproto.width, to which all representations are then projected"
 
 
 @dataclass
@@ -144,7 +145,7 @@ class FD(ByClass[FDOptions, FDState]):
     method = fd
     state_class = FDState
     vectors = "prediction"
-    way_out = "all clients need the same classes"
+    way_out = "all clients need the same classes"  # type: ignore[assignment]
 
     def payload_for(self, client: str) -> Payload:
         peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
@@ -177,12 +178,6 @@ class Learner(ByClass[L, LearnerState]):
     """Trains a network at the server on the clients' mean representations, each used as an example of its class."""
 
     state_class = LearnerState
-    vectors = "representation"
-
-    @property
-    def way_out(self) -> str:  # type: ignore[override]
-        """Advice for clients whose representations have another width, for error messages."""
-        return f"set {self.method.name}.width, to which all representations are then projected"
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -223,10 +218,9 @@ class Learner(ByClass[L, LearnerState]):
         return network
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
-        means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
-        inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in means.values()])).double()
-        labels = torch.from_numpy(np.concatenate([arrays["classes"] for arrays in sent.values()]))
+        sent = self.bounded(replies)
+        inputs = torch.from_numpy(np.concatenate([arrays["means"] for arrays in sent])).double()
+        labels = torch.from_numpy(np.concatenate([arrays["classes"] for arrays in sent]))
         keys, terms, examples = self.options, self.terms(inputs, labels), Examples(inputs, labels)
         steps = Optimisation(learning_rate=keys.server_learning_rate, batch_size=self.config.batch_size)
         phase = Phase(keys.server_epochs, steps, terms=terms, task_weight=0.0 if terms else 1.0)
@@ -235,7 +229,7 @@ class Learner(ByClass[L, LearnerState]):
         return metrics
 
 
-class FedGH(Learner[FedGHOptions]):
+class FedGH(Learner[LearnerOptions]):
     """Trains a linear head at the server, and sends it to the clients."""
 
     method = fedgh

@@ -78,26 +78,17 @@ fd = Method(
 
 @dataclass(frozen=True)
 class LearnerOptions(WidthOptions):
-    """Configuration keys of methods whose server trains a network on clients' mean representations of classes."""
-
-    server_epochs: int = option(
-        1, "number of epochs per round on the clients' mean representations of classes", at_least=1
-    )
-    server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
-
-
-@dataclass(frozen=True)
-class FedGHOptions(LearnerOptions):
-    """Configuration keys of FedGH."""
+    """Configuration keys of methods whose server trains a network on clients' mean representations, such as FedGH."""
 
     server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
+    server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
 
 
 _learner = Traits(
     keeps="model", scored="trained", other_arrays="whole", sends={"prototypes": "prototypes", "width": STRUCTURE}
 )
 
-fedgh = Method("fedgh", _learner, FedGHOptions, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1})
+fedgh = Method("fedgh", _learner, LearnerOptions, own={"fedgh.width": 32, "fedgh.server-learning-rate": 0.1})
 
 
 @dataclass(frozen=True)
