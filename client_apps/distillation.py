@@ -54,6 +54,8 @@ class AuxiliaryModel(ClientSide[P]):
     network's architecture, and `reason`, a clause of a message, says why the method needs class scores.
     """
 
+    together = False
+
     key: ClassVar[str]
     reason: ClassVar[str]
 

@@ -33,6 +33,8 @@ class FedHARM(ClientSide[FedHARMOptions]):
     descriptors and the global descriptors.
     """
 
+    together = False
+
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """Name of the last module in each block of the network; raises a ModelError if there are too few blocks."""

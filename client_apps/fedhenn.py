@@ -128,7 +128,8 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
             return {"inputs": client.transform(rad.inputs[rows]), "tokens": tokens, "target": alignment.target(rows)}
 
         weight, phi = eta * settings.rad_every, client.representation
-        return (Term(on_rad, draw=drawn, weight=weight, representation=phi, stream=stream, kind=alignment.kind),)
+        own = {"weight": weight, "representation": phi, "stream": stream, "kind": alignment.kind}
+        return (Term(on_rad, draw=drawn, weighted=True, **own),)
 
     def end(self, payload: Payload) -> Payload:
         """Return shared weights, the mean distance to the target, and outputs for the next alignment examples."""

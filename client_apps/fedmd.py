@@ -27,6 +27,8 @@ Q = TypeVar("Q", bound=ScoresOptions)
 class Scores(ClientSide[Q]):
     """Client side that learns received class scores of public examples, trains, and sends its own scores."""
 
+    together = False
+
     @staticmethod
     @abstractmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ REFINE_RATE = 0.001
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
     """Trains the hypernetwork, which generates the network except for statistics and layers of unknown types."""
 
+    together = False
+
     reads_starts = True
 
     def __init__(self, client: Client) -> None:

@@ -27,7 +27,7 @@ from fedhet.methods.options import Config
 from fedhet.models import place_before
 from fedhet.models.generator import Generator, draw
 from fedhet.models.representation import Representation, head_name
-from fedhet.training import BATCH, Loss, Step, Term, forward
+from fedhet.training import BATCH, Loss, Prediction, Step, Term
 from fedhet.utils.text import log
 
 from .matching import class_counts
@@ -140,7 +140,8 @@ class FedProto(OneWidth[FedProtoOptions]):
         if not len(self.classes):
             return ()
         phi, rows, weight = {"phi": self.client.representation}, self.rows(), self.options.weight
-        return (Term(distance, captures=phi, row_of=rows, prototypes=self.prototypes, weight=weight),)
+        term = Term(distance, captures=phi, weighted=True, row_of=rows, prototypes=self.prototypes, weight=weight)
+        return (term,)
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return a function to class scores: negative squared distances to prototypes, or the network's outputs."""
@@ -153,15 +154,14 @@ class FedProto(OneWidth[FedProtoOptions]):
         # At least two, since a single column would be one logit for two classes.
         classes = max(2, self.client.outputs, 1 + int(torch.cat([candidates, *evaluated]).max()))
 
-        def nearest(inputs: Tensor) -> Tensor:
-            phi, _ = forward(self.client.model, inputs, until=self.until, learns=False)
+        def nearest(phi: Tensor) -> Tensor:
             distances = torch.cdist(phi.float(), prototypes).square()
             # Other classes are far below all candidates, yet finite, so that the loss is a number.
-            scores = torch.full((len(phi), classes), -1e4, device=phi.device)
+            scores = distances.new_full((len(phi), classes), -1e4)
             scores[:, candidates] = -distances
             return scores
 
-        return nearest
+        return Prediction(self.client.model, self.until, nearest)
 
     def candidates(self) -> Tensor:
         """Return the rows of `prototypes` to predict by, (candidates,) int64; empty to predict by the head."""
@@ -174,10 +174,9 @@ class FedProto(OneWidth[FedProtoOptions]):
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
     """Return the weighted mean squared distance of Phi to the prototypes of the labels, in the rows `row_of`."""
     rows = row_of[step.labels]
-    known = (rows >= 0).float()[:, None]
-    share = known.mean().clamp(min=1 / len(rows))
-    apart = ((step.captured["phi"] - prototypes[rows]) * known).square().mean()
-    return weight * (apart / share)
+    known = (rows >= 0).float()
+    apart = step.mean(((step.captured["phi"] - prototypes[rows]) * known[:, None]).square().mean(1))
+    return weight * (apart / step.mean(known).clamp(min=1 / len(rows)))
 
 
 class FedTGP(FedProto):
@@ -197,7 +196,8 @@ class FD(ByClass[FDOptions]):
         if not len(self.classes):
             return ()
         teacher = self.prototypes.softmax(1)
-        return (Term(distillation, row_of=self.rows(), teacher=teacher, weight=self.options.weight),)
+        own = {"row_of": self.rows(), "teacher": teacher, "weight": self.options.weight}
+        return (Term(distillation, weighted=True, **own),)
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
@@ -205,7 +205,7 @@ def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> 
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
     entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known
-    return weight * entropies.sum() / known.sum().clamp(min=1)
+    return weight * step.mean(entropies) / step.mean(known).clamp(min=1 / len(rows))
 
 
 class FedGH(OneWidth[LearnerOptions]):
@@ -221,6 +221,8 @@ class FedGH(OneWidth[LearnerOptions]):
 
 class FedGen(SameWidth[FedGenOptions]):
     """Adds the head's loss on generated representations to the task's loss."""
+
+    together = False
 
     def handshake(self, payload: Payload) -> Payload:
         self.check_linear_head("the server generates its inputs")

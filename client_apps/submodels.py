@@ -74,6 +74,8 @@ class Scaled(Submodel):
 class HeteroFL(ClientSide[SizedOptions]):
     """Trains the client's part of the network with the masked loss."""
 
+    together = False
+
     parts = Scaled
 
     @cached_property
@@ -121,6 +123,8 @@ def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -
 
 class FjORD(ClientSide[FjORDOptions]):
     """Trains the client's network in randomly drawn widths."""
+
+    together = False
 
     parts = Submodel
 
@@ -231,6 +235,8 @@ class ByDepth(ClientSide[D]):
 
 class DepthFL(ByDepth[DepthFLOptions]):
     """Trains all exits of the client's part of the network."""
+
+    together = False
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_scores("which its exits exchange")

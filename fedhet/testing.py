@@ -48,6 +48,7 @@ COMMON: dict[str, Value] = {
     "closing-epochs": 0,
     "fraction-train": 1.0,
     "workers": 1,
+    "client-batching": "off",  # as in a run with an app of its own, such as `Tampering`
 }
 """Settings of all runs, each of which takes a fraction of a second."""
 

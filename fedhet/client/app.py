@@ -9,17 +9,18 @@ import torch
 
 from fedhet.client import work
 from fedhet.client.clients import Clients
+from fedhet.client.job import Job, Loop, Work, done
 from fedhet.client.memory import memory_limited, with_measured_size
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, name_of, opened
 from fedhet.client.state import LostState
-from fedhet.client.work import Job, Loop
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError
-from fedhet.flower import ClientApp, Context, Message, decode, write_reply
+from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_reply
+from fedhet.flower.grid import TOGETHER
 from fedhet.flower.insides import failure
 from fedhet.flower.mods import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import Payload, Refusal, Reply, Report, spec_of
@@ -31,8 +32,12 @@ from fedhet.models.copies import kinds_of
 from fedhet.tasks import Task, as_task
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
-from fedhet.utils.statistics import Work
+from fedhet.utils.randomness import seeded
+from fedhet.utils.statistics import Work as Steps
 from fedhet.utils.text import log, log_once, traceback_in_file
+
+Answer = Callable[[Job], Work[Payload]]
+"""Does a client's work for a message, and returns the payload of the reply."""
 
 
 def make_client_app(
@@ -104,10 +109,24 @@ class Answers:
         app.query()(partial(self, self.question))
         app.train(mods=[*self._clipping])(partial(self, work.train))
         app.evaluate()(partial(self, work.evaluate))
+        if not (mods or self._clipping or self._loop):
+            answers = {MessageType.TRAIN: work.train, MessageType.EVALUATE: work.evaluate}
+            setattr(app, TOGETHER, {kind: partial(self.together, answer) for kind, answer in answers.items()})
         return app
 
-    def __call__(self, answer: Callable[[Job], Payload], message: Message, context: Context) -> Message:
+    def __call__(self, answer: Answer, message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload from `answer` and the client's report, or a refusal."""
+        reply = self.together(answer, [(message, context)])[0]
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    def together(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
+        """Return the replies to messages, or exceptions; what clients compute at the same time is computed together."""
+        with seeded(0, "messages"):  # restores the global generators
+            return done([self._steps(answer, message, context) for message, context in messages])
+
+    def _steps(self, answer: Answer, message: Message, context: Context) -> Work[Message]:
         name, policy, machine = name_of(context), Policy(), cluster_machine()
         asked, refused = message.metadata.message_type, False
         try:
@@ -122,7 +141,8 @@ class Answers:
                     if self._clipping:
                         specs = [spec_of(job.side.shared())]
                         check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
-                    reply = self._reply(job, policy.outgoing(answer(job), job.side), info)
+                    answered = yield from answer(job)
+                    reply = self._reply(job, policy.outgoing(answered, job.side), info)
                     record = write_reply(reply, flower=request.flower or self._flower)
                     outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
             if request.final:
@@ -147,13 +167,13 @@ class Answers:
             log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)
 
-    def question(self, job: Job) -> Payload:
+    def question(self, job: Job) -> Work[Payload]:
         """Answer a query: handshake, request for initial weights, joining of a new client, or a query of the method."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)
         if question == JOIN:
-            return work.join(job)
+            return (yield from work.join(job))
         work.restore(job)
         if question != HANDSHAKE:
             return side.answer(question, job.payload)
@@ -191,7 +211,7 @@ class Answers:
             train_loss=policy.rounded(loss) if tells and loss is not None else None,
             measured=job.measured if tells else {},
             validation_examples=len(client.data.validation) if client.data.validation else 0,
-            work=client.trained.work if client.secret is None else Work(),  # steps depend on the classes
+            work=client.trained.work if client.secret is None else Steps(),  # steps depend on the classes
             further={name: policy.rounded(value) for name, value in job.further.items()} if tells else {},
             evaluated={name: policy.rounded(value) for name, value in job.evaluated.items()} if tells else {},
         )

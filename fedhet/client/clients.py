@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client import checkpoints
 from fedhet.client.client import Client
+from fedhet.client.job import Job, Loop
 from fedhet.client.model_check import ModelCheck, check_model
 from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, NodeSecret
 from fedhet.client.state import ClientStore
 from fedhet.client.submodel import Submodel
-from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, resident, with_drawn_test_part, with_validation
@@ -32,7 +32,7 @@ from fedhet.tasks import Task
 from fedhet.training import Privacy
 from fedhet.utils.files import state_folder
 from fedhet.utils.machine import cores, device_of, keep_freed_memory
-from fedhet.utils.randomness import seeded
+from fedhet.utils.randomness import derive_seed, seed_everything, seeded
 from fedhet.utils.text import log
 
 KEPT = 64
@@ -73,7 +73,10 @@ class Clients:
     def job(
         self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
     ) -> Iterator[Job]:
-        """Create the client for a message, and yield its `Job`; no other client uses its network in the meantime."""
+        """Create the client for a message, and yield its `Job`; no other client uses its network in the meantime.
+
+        Global generators are seeded for the message.
+        """
         config = info.config
         self._serve(info, request)
         keep_freed_memory()
@@ -119,8 +122,8 @@ class Clients:
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
-            with seeded(client.root, "message", info.name, request.round, request.question):
-                yield Job(side, payload, policy, build, redraw, checked.note, loop)
+            seed_everything(derive_seed(client.root, "message", info.name, request.round, request.question))
+            yield Job(side, payload, policy, build, redraw, checked.note, loop)
 
     def forget_networks(self) -> None:
         """Free the networks that are kept for later clients."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedhet import training
 from fedhet.client.clients import Clients
+from fedhet.client.job import Job
 from fedhet.client.policy import SIZE, Policy, number_in
-from fedhet.client.work import Job
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, Refused
 from fedhet.flower import ConfigRecord, Context

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.client.client import Client
-from fedhet.client.work import Job
+from fedhet.client.job import Job
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ModelFunction
 from fedhet.data import ClientData, Examples

@@ -7,8 +7,8 @@ import torch
 
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
+from fedhet.client.job import Job
 from fedhet.client.policy import Policy
-from fedhet.client.work import Job
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.flower_names import OURS

@@ -1,115 +1,56 @@
-"""A client's work for one message: restore, begin, evaluate, train in phases, end, evaluate, keep."""
+"""A client's work for one message: restore, begin, evaluate, train in phases, end, evaluate, keep.
+
+The work is a generator, which yields each phase of training and each evaluation before it is computed, so that several
+clients can compute theirs together (`fedhet.training.vectorised`). After that, global generators are seeded anew.
+"""
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedhet import training
 from fedhet.client.client import AnySide, Client
-from fedhet.client.policy import Policy
+from fedhet.client.job import Job, Work
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError, Refused
 from fedhet.messages import Payload, to_arrays
-from fedhet.messages.protocol import STARTS, WHOLE, Measured
+from fedhet.messages.protocol import STARTS, WHOLE
 from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST
-from fedhet.training import Phase
-from fedhet.utils.randomness import derive_seed, seed_everything, seeded, torch_generator
+from fedhet.training import Evaluation, Phase, Training
+from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.utils.text import log
-
-
-class Loop(Protocol):
-    """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
-
-    def train(self, job: "Job") -> None:
-        """Train the client's network."""
-
-    def measure(self, job: "Job", when: str) -> None:
-        """Evaluate the client's network as `received` or as `trained` (`when`)."""
-
-
-@dataclass
-class Job:
-    """A client and the message that it answers.
-
-    Attributes:
-        build: builds the whole configured network, with the initial weights of the named client, or of `all` clients.
-        redraw: loads the initial weights of the named client, or of `all` clients, into this client's network.
-        note: a warning about the network for the log; may be empty.
-        loop: the user's own training and evaluation; None for fedhet's training loop.
-        measured: the client's evaluations so far, by name.
-        lost: whether the state that the server expects is missing.
-        further, evaluated: metrics of the user's own train and evaluate functions, by name.
-        scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
-        examples, test_examples: numbers of examples from the user's own functions; None to count the client's data.
-        weight: the client's weight from the user's own train function; 0 for the number of training examples.
-        remarks: messages about the user's own functions, for the server's log.
-        batches: the random generator for the order of examples.
-    """
-
-    side: AnySide
-    payload: Payload
-    policy: Policy
-    build: Callable[[str], nn.Module]
-    redraw: Callable[[str], None]
-    note: str = ""
-    loop: Loop | None = None
-    measured: dict[str, Measured] = field(default_factory=dict)
-    lost: bool = False
-    further: dict[str, float] = field(default_factory=dict)
-    evaluated: dict[str, float] = field(default_factory=dict)
-    scored: dict[str, Tensor] = field(default_factory=dict)
-    examples: int | None = None
-    test_examples: int | None = None
-    weight: float = 0.0
-    remarks: list[str] = field(default_factory=list)
-    batches: torch.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.batches = self.client.generator("batches")
-
-    def say(self, remark: str) -> None:
-        """Add a remark for the server's log."""
-        if remark not in self.remarks:
-            self.remarks.append(remark)
-
-    @property
-    def client(self) -> Client:
-        """The client that answers the message."""
-        return self.side.client
-
 
 # ---- what a message asks for
 
 
-def train(job: Job) -> Payload:
+def train(job: Job) -> Work[Payload]:
     """Answer a training message: do one client's work of a round, and return the reply's payload."""
     side, client = job.side, job.client
     restore(job)
     begin(job)
     if client.request.evaluate:
-        measure(job, "received")
+        yield from measure(job, "received")
+    seed_everything(client.seed("dropout"))
     phases = [] if job.loop else side.phases(job.payload)
     if client.privacy and not phases:
         raise Refused(
             f"this node trains with differential privacy (dp-noise), but {client.config.method_name} does not train by "
             "fedhet's training loop: choose another method or app"
         )
-    seed_everything(client.seed("dropout"))
     if job.loop:
         job.loop.train(job)
-    run_phases(job, phases)
+    yield from run_phases(job, phases, client.seed("dropout"))
+    seed_everything(client.seed("end"))
     if client.privacy:
         job.further["epsilon"] = client.privacy.epsilon
     reply = side.end(job.payload)
     if client.request.evaluate:
-        measure(job, "trained")
+        yield from measure(job, "trained")
     keep(job)
     every, round = client.config.save_every, client.request.round
     if every and round % every == 0 and _has_own_model(side):
@@ -117,7 +58,7 @@ def train(job: Job) -> Payload:
     return reply
 
 
-def evaluate(job: Job) -> Payload:
+def evaluate(job: Job) -> Work[Payload]:
     """Answer an evaluation message: evaluate the received model and, if clients keep models, the client's own model.
 
     At the end of a run, the client's personal model is saved.
@@ -129,11 +70,11 @@ def evaluate(job: Job) -> Payload:
     trained = personal and client.request.expected >= 0 and not job.lost
     weights = {name: tensor.clone() for name, tensor in client.tensors.items()} if trained else {}
     begin(job)
-    measure(job, "received")
+    yield from measure(job, "received")
     if personal:
         if trained:
             load_state(client.model, weights)
-        measure(job, "trained")
+        yield from measure(job, "trained")
     if not client.request.final:
         return Payload()
     if _has_own_model(side):
@@ -141,7 +82,7 @@ def evaluate(job: Job) -> Payload:
     return side.finish(job.payload)
 
 
-def join(job: Job) -> Payload:
+def join(job: Job) -> Work[Payload]:
     """Train and evaluate a client that joins after the last round, from received weights and from new weights.
 
     From each start, BatchNorm's statistics are re-estimated, and the network is trained for `unseen-epochs` on the same
@@ -160,12 +101,11 @@ def join(job: Job) -> Payload:
             job.side.begin(job.payload)
         client.reestimate()
         job.batches = torch_generator(client.root, "newcomer", client.name)
-        seed_everything(derive_seed(client.root, "newcomer dropout", client.name))
         for epoch in range(config.unseen_epochs + 1):
             if epoch:
-                run_phases(job, [Phase(1, optimisation, continues=epoch > 1)])
-            with seeded(client.root, "evaluation", client.name):
-                _score(job, f"{start}-{epoch}", client.model)
+                seed = derive_seed(client.root, "newcomer dropout", client.name, epoch)
+                yield from run_phases(job, [Phase(1, optimisation, continues=epoch > 1)], seed)
+            yield from _score(job, f"{start}-{epoch}", client.model)
     return Payload()
 
 
@@ -214,21 +154,26 @@ def begin(job: Job) -> None:
         job.client.reestimate()
 
 
-def run_phases(job: Job, phases: Iterable[Phase]) -> None:
-    """Train the client's network in the given phases, in order."""
-    client = job.client
-    for phase in phases:
-        if phase.epochs or phase.steps:
-            client.trained = training.train(
-                client.model,
-                phase,
-                client.data.train,
-                client.task,
-                client.prepare,
-                generator=job.batches,
-                before=client.trained,
-                privacy=client.privacy,
-            )
+def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> Work[None]:
+    """Train the client's network in the given phases, in order; `seed` is for random numbers such as dropout's."""
+    client, phases = job.client, [phase for phase in phases if phase.epochs or phase.steps]
+    for number, phase in enumerate(phases):
+        computation = Training(
+            model=client.model,
+            phase=phase,
+            examples=client.data.train,
+            task=client.task,
+            prepare=client.prepare,
+            generator=job.batches,
+            seed=derive_seed(seed, number) if number else seed,
+            before=client.trained,
+            privacy=client.privacy,
+            alone=any(each.continues for each in phases)
+            or (client.augment is not None and phase.examples is None)
+            or phase.augmented,
+        )
+        yield computation
+        client.trained = computation.result()
 
 
 def keep(job: Job) -> None:
@@ -263,7 +208,7 @@ def _has_own_model(side: AnySide) -> bool:
 # ---- evaluation
 
 
-def measure(job: Job, when: str) -> None:
+def measure(job: Job, when: str) -> Work[None]:
     """Evaluate the network as `received` or as `trained` (`when`), unless the node's policy allows no metrics.
 
     Evaluation does not influence training: it has its own random numbers, which are equal in every round, and buffers
@@ -272,30 +217,30 @@ def measure(job: Job, when: str) -> None:
     client = job.client
     if not job.policy.tells_metrics:
         return
-    with seeded(client.root, "evaluation", client.name), isolated(client.model):
+    seed_everything(derive_seed(client.root, "evaluation", client.name))
+    with isolated(client.model):
         if job.loop:
             job.loop.measure(job, when)
         elif (outputs := job.side.evaluate(when)) is not None:
             if phases := job.side.refine(when):
-                _score_refined(job, when, outputs, phases)
+                yield from _score_refined(job, when, outputs, phases)
             else:
-                _score(job, when, outputs)
+                yield from _score(job, when, outputs)
 
 
-def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> None:
+def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> Work[None]:
     client = job.client
     before = {name: tensor.clone() for name, tensor in client.tensors.items()}
     batches, trained, job.batches = job.batches, client.trained, client.generator("refinement", when)
-    seed_everything(client.seed("refinement dropout", when))
-    run_phases(job, phases)
-    _score(job, when, outputs)
+    yield from run_phases(job, phases, client.seed("refinement dropout", when))
+    yield from _score(job, when, outputs)
     if client.request.final and when == job.side.traits.scored:
         job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
     job.batches, client.trained = batches, trained
     load_state(client.model, before)
 
 
-def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
+def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Work[None]:
     """Evaluate the function `outputs` on the configured sets of examples: test, common test and validation."""
     client, policy = job.client, job.policy
     if outputs is not client.model:
@@ -312,7 +257,10 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> None:
                 *(client.name, len(examples), prefix, when, policy.least),
             )
             continue
-        score = training.evaluate(outputs, examples, client.task, client.transform, client.model)
+        seed = derive_seed(client.root, "evaluation", client.name)
+        computation = Evaluation(outputs, examples, client.task, client.transform, client.model, seed)
+        yield computation
+        score = computation.result()
         if score is not None:
             _check_loss(client, score.loss, when)
             behind, ranked = score.examples_behind, client.task.metric == "auc"

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from fedhet import models
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
@@ -30,12 +34,20 @@ from fedhet.results.tables import headline
 from fedhet.server.app import serve
 from fedhet.server.run import new_folder
 from fedhet.tasks import Task
+from fedhet.training import multiply_adds
 from fedhet.utils import text
 from fedhet.utils.files import check_place
 from fedhet.utils.machine import cores, device_of, process_restored, room_on
+from fedhet.utils.randomness import seeded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+BATCH = 20
+"""Number of clients in a batch by default."""
+
+MOST = 10_000_000
+"""Multiply-adds of a client's training step up to which a batch of clients takes less time on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +238,8 @@ def run_locally(
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
+    kinds = _kinds(config, device, functions)
+    batch = int(config.client_batching) if config.client_batching.isdecimal() else BATCH
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
         stack.enter_context(process_restored())
@@ -240,10 +254,12 @@ def run_locally(
                 at_once=config.timeout < Config().timeout,
                 datasets=(config.dataset, config.public_dataset) if functions.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
+                kinds=kinds,
+                batch=batch,
             )
             grid: LocalGrid = stack.enter_context(workers_grid)
         else:
-            grid = LocalGrid(app, config.clients)
+            grid = LocalGrid(app, config.clients, kinds=kinds, batch=batch)
         serve(
             config,
             grid,
@@ -254,6 +270,25 @@ def run_locally(
             functions=functions,
             observers=observers,
         )
+
+
+def _kinds(config: Config, device: torch.device, functions: UserFunctions) -> Sequence[str]:
+    """Return the kind of each client's network for `client-batching`, its architecture; "" if it is in no batch.
+
+    By default, a batch needs a method whose loss terms allow it and, on a CPU, few multiply-adds in a training step.
+    """
+    chosen = config.client_batching
+    if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
+        raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
+    if chosen == "off" or functions.model is not None or not registry.client_side(config.method_name).together:
+        return ()
+    names, dataset = client_setup.architectures(config, config.clients), client_setup.dataset_of(config)
+    most = MOST / config.batch_size if chosen == "auto" and device.type == "cpu" else sys.float_info.max
+    with seeded(0, "batches"):
+        built = {name: models.build(name, dataset.input_shape, dataset.classes) for name in {*names}}
+        example = dataset.transform(dataset.train.inputs[:1])
+        small = {name for name, model in built.items() if multiply_adds(model, example) <= most}
+    return [name if name in small else "" for name in names]
 
 
 def shake_hands(

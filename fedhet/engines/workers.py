@@ -56,8 +56,10 @@ class WorkerGrid(LocalGrid):
         at_once: bool = False,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
+        kinds: Sequence[str] = (),
+        batch: int = 1,
     ) -> None:
-        super().__init__(client_app, clients)
+        super().__init__(client_app, clients, kinds=kinds, batch=batch)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         if at_once:
             self.patience = 0.0
@@ -71,7 +73,6 @@ class WorkerGrid(LocalGrid):
         self._changed = threading.Condition()  # guards what follows, and the messages that wait
         self._wanted: Sequence[str] = ()
         self._under_way: dict[str, Message] = {}
-        self._done: dict[str, Message] = {}
 
     def __enter__(self) -> "WorkerGrid":
         return self
@@ -113,17 +114,19 @@ class WorkerGrid(LocalGrid):
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not wanted or any(key in self._done for key in wanted), timeout=1.0)
                 return [self._done.pop(key) for key in wanted if key in self._done]
-            message, started = self._waiting.pop(here), time.monotonic()
-        reply = self._handle(message)
-        self._note(message, started)
-        return [reply]
+            messages, started = self._taken(here), time.monotonic()
+        self._done.update(zip(messages, self._handle([*messages.values()]), strict=True))
+        self._note(messages.values(), started)
+        return [self._done.pop(key) for key in wanted if key in messages]
 
-    def _note(self, message: Message, started: float) -> None:
-        """Record the time that a node took for a message; the new value is at least half of the recorded one."""
-        seconds, node = time.monotonic() - started, message.metadata.dst_node_id
-        if message.metadata.message_type == MessageType.TRAIN:
-            self._spent += seconds
-        self._seconds[node] = max(seconds, 0.5 * self._seconds.get(node, 0.0))
+    def _note(self, messages: Collection[Message], started: float) -> None:
+        """Record the time that nodes took for messages; a new value is at least half of the recorded one."""
+        seconds = time.monotonic() - started
+        for message in messages:
+            if message.metadata.message_type == MessageType.TRAIN:
+                self._spent += seconds / len(messages)
+            node = message.metadata.dst_node_id
+            self._seconds[node] = max(seconds, 0.5 * self._seconds.get(node, 0.0))
 
     # ---- workers
 
@@ -171,38 +174,48 @@ class WorkerGrid(LocalGrid):
                 self._changed.notify_all()
             if not ready:
                 return
-            while (key := self._next(worker)) and self._handled_by(worker, key):
+            while (keys := self._next(worker)) and self._handled_by(worker, keys):
                 pass
             if not self._closed:
                 worker.start()
 
-    def _handled_by(self, worker: "Worker", key: str) -> bool:
-        """Pass a message to a worker; if the worker ends, store an error as the client's reply and return False."""
-        message, started = self._under_way[key], time.monotonic()
-        node, lives = message.metadata.dst_node_id, True
+    def _handled_by(self, worker: "Worker", keys: Sequence[str]) -> bool:
+        """Pass messages to a worker; if it ends, return False.
+
+        Then an error is stored as the client's reply; several messages wait again, each alone.
+        """
+        messages, started = [self._under_way[key] for key in keys], time.monotonic()
+        nodes, replies, lives = [message.metadata.dst_node_id for message in messages], list[Message](), True
         try:
-            reply, self._contexts[node] = worker.handle(message, self._contexts[node], self._timeout)
-            self._note(message, started)
+            pairs = [(message, self._contexts[node]) for message, node in zip(messages, nodes, strict=True)]
+            replies, contexts = worker.handle(pairs, self._timeout * len(messages))
+            self._contexts.update(zip(nodes, contexts, strict=True))
+            self._note(messages, started)
         except Exception as error:  # another one than a ChildError would end this thread, and the run would wait
-            reply, lives = failure(message, str(error)), False
+            replies, lives = [failure(messages[0], str(error))] if len(messages) == 1 else [], False
             worker.child.end()
-        identify(reply, self._ids)
+        for reply in replies:
+            identify(reply, self._ids)
         with self._changed:
-            del self._under_way[key]
-            self._done[key] = reply
+            under_way = {key: self._under_way.pop(key) for key in keys}
+            self._done.update(zip(keys, replies, strict=False))
+            if not replies:
+                self._waiting |= under_way
+                self._mates |= {key: (key,) for key in keys}
             self._changed.notify_all()
         return lives
 
-    def _next(self, worker: "Worker") -> str:
-        """Wait for a message that a worker should handle, and return its id; empty if the grid is closed."""
+    def _next(self, worker: "Worker") -> list[str]:
+        """Wait for messages that a worker should handle together, and return their ids; empty if the grid is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._candidates())
             if self._closed:
-                return ""
+                return []
             key = max(self._candidates(), key=lambda key: self._preference(worker, self._waiting[key]))
-            self._under_way[key] = self._waiting.pop(key)
-            self._had_by[self._under_way[key].metadata.dst_node_id] = worker
-            return key
+            messages = self._taken(key)
+            self._under_way |= messages
+            self._had_by |= {message.metadata.dst_node_id: worker for message in messages.values()}
+            return [*messages]
 
     def _candidates(self) -> list[str]:
         """Return the ids of messages with awaited replies, or else of all messages unless many replies are waiting."""
@@ -234,11 +247,13 @@ class Worker:
         except ChildError:
             return False
 
-    def handle(self, message: Message, context: Context, timeout: float) -> tuple[Message, Context]:
-        """Return a message's reply and the node's new context; raises a ChildError if the process ends or is late."""
-        self.child.send((message, context))
-        reply: tuple[Message, Context] = self.child.receive(timeout)
-        return reply
+    def handle(
+        self, messages: Sequence[tuple[Message, Context]], timeout: float
+    ) -> tuple[list[Message], list[Context]]:
+        """Return messages' replies and the nodes' new contexts; raises a ChildError if the process ends or is late."""
+        self.child.send(messages)
+        replies: tuple[list[Message], list[Context]] = self.child.receive(timeout)
+        return replies
 
 
 def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
@@ -262,5 +277,5 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int) ->
     logged: set[str] = set()
     send(connection, True)
     while True:
-        message, context = receive(connection)
-        send(connection, (handled(app, message, context, logged), context))
+        messages = receive(connection)
+        send(connection, (handled(app, messages, logged), [context for _, context in messages]))

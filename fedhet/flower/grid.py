@@ -5,7 +5,9 @@ client raises.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,20 +15,37 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedhet.flower.insides import RUN_ID, be_server, failure, filled, identify, no_handler
+from fedhet.utils.machine import cores
 from fedhet.utils.text import log
 
 FIRST_NODE = 100
 
+Messages = Sequence[tuple[Message, Context]]
+
+TOGETHER = "together"
+"""Attribute of a ClientApp: functions that handle several messages, by type of message; they return exceptions."""
+
+LEAST = 4
+"""Minimum number of clients in a batch, unless batches are smaller."""
+
 
 class LocalGrid(Grid):
-    """A Flower Grid that answers messages by calling a ClientApp in this process, for one message at a time.
+    """A Flower Grid that answers messages by calling a ClientApp in this process.
 
-    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`.
+    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`. Up to
+    `batch` messages to nodes with the same of `kinds`, by partition id, are handled together; "" is a kind for none.
     """
 
-    def __init__(self, client_app: ClientApp, clients: int, node_config: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        node_config: Mapping[str, str] | None = None,
+        kinds: Sequence[str] = (),
+        batch: int = 1,
+    ) -> None:
         be_server()
-        self._client_app = client_app
+        self._client_app, self._kinds, self._batch = client_app, kinds, batch
         self._contexts = {
             FIRST_NODE + index: Context(
                 run_id=RUN_ID,
@@ -39,6 +58,8 @@ class LocalGrid(Grid):
         }
         self._ids = itertools.count(1)
         self._waiting: dict[str, Message] = {}
+        self._mates: dict[str, tuple[str, ...]] = {}  # which messages are handled with a message
+        self._done: dict[str, Message] = {}
         self._logged: set[str] = set()
 
     @property
@@ -61,37 +82,76 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages and return their ids; a message is handled when its reply is pulled."""
-        ids = []
+        pushed = {}
         for message in messages:
-            ids.append(identify(message, self._ids))
+            pushed[identify(message, self._ids)] = message
             message.content = _records_for_one(message.content)
-            self._waiting[ids[-1]] = message
-        return ids
+        self._waiting |= pushed
+        self._deal(pushed)
+        return [*pushed]
+
+    def _deal(self, messages: Mapping[str, Message]) -> None:
+        """Decide which messages are handled together, which does not depend on the number of workers."""
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for key, message in messages.items():
+            kind = self._kinds[message.metadata.dst_node_id - FIRST_NODE] if self._kinds else ""
+            groups[message.metadata.message_type, kind].append(key)
+        for (_, kind), keys in groups.items():
+            number, least = len(keys), min(LEAST, self._batch)
+            if kind and number >= least:
+                number = max(ceil(number / self._batch), min(cores(), number // least))
+            self._mates |= {key: tuple(keys[place % number :: number]) for place, key in enumerate(keys)}
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Handle the stored messages with these ids, one after the other, and return the replies."""
-        return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
+        """Handle the stored messages with these ids, batch by batch, and return the replies."""
+        keys = [*message_ids]
+        for key in keys:
+            if key in self._waiting:
+                messages = self._taken(key)
+                self._done.update(zip(messages, self._handle([*messages.values()]), strict=True))
+        return [self._done.pop(key) for key in keys if key in self._done]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Handle messages and return the replies; `timeout` is ignored."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _handle(self, message: Message) -> Message:
-        reply = handled(self._client_app, message, self._contexts[message.metadata.dst_node_id], self._logged)
-        identify(reply, self._ids)
+    def _taken(self, key: str) -> dict[str, Message]:
+        """Remove a message, and those that are handled with it, from the messages that wait, and return them."""
+        keys = self._mates[key]
+        for each in keys:
+            del self._mates[each]
+        return {each: self._waiting.pop(each) for each in keys}
+
+    def _handle(self, messages: Sequence[Message]) -> list[Message]:
+        contexts = [self._contexts[message.metadata.dst_node_id] for message in messages]
+        replies = handled(self._client_app, [*zip(messages, contexts, strict=True)], self._logged)
+        for reply in replies:
+            identify(reply, self._ids)
+        return replies
+
+
+def handled(app: ClientApp, messages: Messages, logged: set[str]) -> list[Message]:
+    """Call the ClientApp and return its replies, or an error if it raises, which is logged unless it is in `logged`."""
+    together = getattr(app, TOGETHER, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
+    replies = together(messages) if together else [_called(app, *each) for each in messages]
+    return [_checked(*each, reply, logged) for each, reply in zip(messages, replies, strict=True)]
+
+
+def _checked(message: Message, context: Context, reply: Message | BaseException, logged: set[str]) -> Message:
+    if isinstance(reply, Message):
         return reply
+    reason = f"{type(reply).__name__}: {reply}"
+    if not no_handler(reason) and reason not in logged:
+        logged.add(reason)
+        log.error("client at node %d failed", context.node_id, exc_info=reply)
+    return failure(message, reason)
 
 
-def handled(app: ClientApp, message: Message, context: Context, logged: set[str]) -> Message:
-    """Call the ClientApp and return its reply, or an error if it raises, which is logged unless it is in `logged`."""
+def _called(app: ClientApp, message: Message, context: Context) -> Message | BaseException:
     try:
         return app(message, context)
     except (Exception, SystemExit) as error:  # a user's code may call sys.exit
-        reason = f"{type(error).__name__}: {error}"
-        if not no_handler(reason) and reason not in logged:
-            logged.add(reason)
-            log.error("client at node %d failed", context.node_id, exc_info=error)
-        return failure(message, reason)
+        return error
 
 
 def _records_for_one(content: RecordDict) -> RecordDict:

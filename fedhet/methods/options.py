@@ -261,6 +261,11 @@ class Config:
         at_least=0,
         needs={"engine": ("local",)},
     )
+    client_batching: str = _place(
+        "auto",
+        "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
+        needs={"engine": ("local",)},
+    )
     state_dir: str = _place(
         "", "folder for the clients' state; empty: in the run directory, or ~/.fedhet/state", at_node=True, path=True
     )

@@ -52,6 +52,10 @@ class Outputs(ABC):
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch, a scalar, with optional class weights (classes,)."""
 
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss (n,) of each example, for outputs with one prediction for each example."""
+        return F.cross_entropy(self.scores(outputs), labels, reduction="none")
+
     @abstractmethod
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
         """Return the sum of a batch's losses, the number of predictions, and the values that `measure` needs."""
@@ -267,6 +271,9 @@ class MultiLabel(Vectors):
     def numbers(self, labels: Tensor, classes: int) -> int:
         return labels.shape[1]
 
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(*self.pair(outputs, labels), reduction="none").flatten(1).mean(1)
+
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.binary_cross_entropy_with_logits(*self.pair(outputs, labels), pos_weight=weights)
 
@@ -307,6 +314,9 @@ class Regression(Vectors):
 
     def numbers(self, labels: Tensor, classes: int) -> int:
         return labels.shape[1] if labels.ndim == 2 else 1
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.mse_loss(*self.pair(outputs, labels), reduction="none").flatten(1).mean(1)
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.mse_loss(*self.pair(outputs, labels))

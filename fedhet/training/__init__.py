@@ -18,3 +18,9 @@ from fedhet.training.phases import Trained as Trained
 from fedhet.training.privacy import Privacy as Privacy
 from fedhet.training.training import batches as batches
 from fedhet.training.training import train as train
+from fedhet.training.vectorised import Computation as Computation
+from fedhet.training.vectorised import Evaluation as Evaluation
+from fedhet.training.vectorised import Prediction as Prediction
+from fedhet.training.vectorised import Training as Training
+from fedhet.training.vectorised import multiply_adds as multiply_adds
+from fedhet.training.vectorised import together as together

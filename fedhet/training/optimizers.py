@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -43,13 +43,13 @@ class Optimisation:
         """Return a copy with the constant learning rate `rate`, or this object if `rate` is 0."""
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
-    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a new optimiser for the parameters."""
+    def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
+        """Return a new optimiser for the parameters, or for `stacked` parameters of several networks."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
-                {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
-                {"params": [p for p in parameters if p.ndim <= 1]},
+                {"params": [p for p in parameters if p.ndim > 1 + stacked], "weight_decay": self.weight_decay},
+                {"params": [p for p in parameters if p.ndim <= 1 + stacked]},
             ]
         if self.optimizer == "sgd":
             return eager(torch.optim.SGD)(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)

@@ -37,6 +37,7 @@ class Step:
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
         further: number of other examples that loss terms have passed through the network.
+        weights: (n,) weights of the examples in means if some only fill the batch; None for equal weights.
     """
 
     number: int
@@ -50,10 +51,18 @@ class Step:
     bf16: bool = False
     task: Task = Task("classification")  # noqa: RUF009 - it is not changed
     further: int = 0
+    weights: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the batch of the values (n,) of its examples."""
+        return values.mean() if self.weights is None else (values * self.weights).sum()
 
     def loss(self, outputs: Tensor) -> Tensor:
         """Return the task's loss of `outputs` (n, ...) for the step's inputs, in the dtype of the step's outputs."""
-        return self.task.loss(outputs.to(self.outputs.dtype), self.labels)
+        outputs = outputs.to(self.outputs.dtype)
+        if self.weights is None:
+            return self.task.loss(outputs, self.labels)
+        return self.mean(self.task.outputs.losses(outputs, self.labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
         """Return the divergence between two networks' outputs (n, ...) for the inputs (see `soft_divergence`)."""
@@ -85,6 +94,7 @@ class Term:
         draw: function from a step's number and number of examples to further constants, such as drawn examples, or to
             None to skip the step.
         captures: inner values of the network to capture in each step, by their names in `Step.captured`.
+        weighted: whether the function averages over examples by `Step.mean` only, so that a batch can be filled up.
         constants: tensors and nested tensors, which can differ between clients, and other values.
     """
 
@@ -94,9 +104,11 @@ class Term:
         *,
         draw: Callable[[int, int], Mapping[str, Any] | None] | None = None,
         captures: Mapping[str, Capturing] | None = None,
+        weighted: bool = False,
         **constants: Any,
     ) -> None:
         self.function, self.draw, self.captures, self.constants = function, draw, captures or {}, constants
+        self.weighted = weighted
 
     def __call__(self, step: Step) -> Value:
         """Return the value of the term in a step."""

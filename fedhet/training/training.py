@@ -50,17 +50,17 @@ def train(
     """
     private, before = phase.examples is None, before or Trained()
     model, examples = phase.module or model, phase.examples or examples
-    rows, total = _rows(model.train(), phase, examples, generator, privacy)
+    rows, total = mini_batches(model.train(), phase, examples, generator, privacy)
     named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
     augmenting = generator if private or phase.augmented else None
     losses: list[Tensor] = []
     sizes: list[int] = []
     recorded, further = dict(before.recorded), 0
-    with _only_trained(model, named, phase.trains) as parameters:
+    with only_trained(model, named, phase.trains) as parameters:
         optimizer = _optimizer(phase, parameters, before)
         steps = _passes(model, named, phase, examples, task, lambda inputs: prepare(inputs, augmenting), rows, privacy)
         for step in steps:
-            loss = _loss(step, phase, recorded)
+            loss = loss_of(step, phase, recorded)
             if privacy is None or loss.requires_grad:  # or its gradients are set already
                 _backward(loss)
             if phase.optimisation.clip_gradients:
@@ -76,10 +76,31 @@ def train(
     if not losses:
         return before
     values = torch.stack(losses).tolist()
-    _check_losses(values, sizes, len(examples), parameters, phase, first=not before.work.steps)
-    mean = math.fsum(map(operator.mul, values, sizes)) / sum(sizes)
-    epochs = phase.epochs if not phase.steps else sum(sizes) / len(examples)
-    work = before.work + Work(len(losses) if private else 0, len(losses), sum(sizes) + further)
+    with torch.inference_mode():
+        norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
+    return outcome(phase, before, len(examples), values, sizes, norm, further, recorded, optimizer)
+
+
+def outcome(
+    phase: Phase,
+    before: Trained,
+    examples: int,
+    losses: list[float],
+    sizes: list[int],
+    norm: float,
+    further: int,
+    recorded: dict[str, tuple[Tensor, int]],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Trained:
+    """Return the combined result of a phase on so many `examples` and the phases `before`, or raise a ModelError.
+
+    Each step has a loss and a size (number of examples); `norm` is the largest norm of a parameter after the last one.
+    """
+    _check_losses(losses, sizes, examples, norm, phase, first=not before.work.steps)
+    mean = math.fsum(map(operator.mul, losses, sizes)) / sum(sizes)
+    epochs = phase.epochs if not phase.steps else sum(sizes) / examples
+    steps = len(losses)
+    work = before.work + Work(steps if phase.examples is None else 0, steps, sum(sizes) + further)
     return Trained(before.loss + mean * epochs, before.epochs + epochs, recorded, optimizer, work)
 
 
@@ -125,28 +146,33 @@ def _passes(
         yield Step(number, model, parameters, inputs, labels, index, outputs, captured, phase.optimisation.bf16, task)
 
 
-def _loss(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
+def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
     """Return the sum of the task's loss and the loss terms; add the values that terms record to `recorded`."""
     if isinstance(step.outputs, Hidden):
         loss = step.outputs.loss
     else:
-        loss = step.task.loss(step.outputs, step.labels) if phase.task_weight else 0 * step.outputs.sum()
+        loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
         if phase.task_weight != 1:
             loss = phase.task_weight * loss
     for term in phase.terms:
         value = term(step)
         if isinstance(value, tuple):
             value, values = value
-            for name, each in values.items():
-                total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
-                recorded[name] = (total + each.detach(), steps + 1)
+            record(recorded, values)
         if value is not None:
             loss = loss + value
     return loss
 
 
+def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]) -> None:
+    """Add the values of a step to the sums and numbers of recorded values."""
+    for name, each in values.items():
+        total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
+        recorded[name] = (total + each.detach(), steps + 1)
+
+
 def _check_losses(
-    losses: list[float], sizes: list[int], examples: int, parameters: list[nn.Parameter], phase: Phase, *, first: bool
+    losses: list[float], sizes: list[int], examples: int, norm: float, phase: Phase, *, first: bool
 ) -> None:
     """Raise `ModelError` if the first loss is not finite, or if losses or weights show that training diverged."""
     if first and not math.isfinite(losses[0]):
@@ -155,8 +181,6 @@ def _check_losses(
             "whether the network or the augmentation returns values that are not finite"
         )
     step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
-    with torch.inference_mode():
-        norm = torch.stack(torch._foreach_norm(tuple(parameters))).max().item()
     if step is None and norm <= LARGEST:
         return
     epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
@@ -177,7 +201,7 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
 
 
 @contextmanager
-def _only_trained(
+def only_trained(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
 ) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters to train, with cleared gradients; all other parameters are frozen within the context."""
@@ -213,7 +237,7 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def _rows(
+def mini_batches(
     model: nn.Module, phase: Phase, examples: Examples, generator: torch.Generator, privacy: Privacy | None
 ) -> tuple[Iterator[Tensor], int]:
     """Return a phase's mini-batches of examples, as index tensors, and their number."""

@@ -15,7 +15,7 @@ from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
 from fedhet.models.representation import head_name
 from fedhet.server import Hooks
-from fedhet.testing import PARTIAL, Case
+from fedhet.testing import PARTIAL, Case, Run, run
 from fedhet.utils.files import read_tensors
 
 from .runs import RecordedRuns, differing
@@ -86,6 +86,27 @@ class NormalRuns:
             head = config.head or head_name(model)
             assert decode_arrays(result.arrays)[f"{head}.weight"].dtype == np.float32
 
+    def test_batches_of_clients_compute_what_each_client_computes(self, case: Case, tmp_path: Path) -> None:
+        """In float64, with missing clients and unequal sizes; weights are sent as float32."""
+        if not registry.client_side(case.method.name).together:
+            return
+        unequal: dict[str, Any] = {
+            "clients": 8,
+            "fraction-train": 0.75,
+            "partition": "dirichlet",
+            "samples-per-client": 0,
+        }
+        torch.set_default_dtype(torch.float64)
+        try:
+            alone, batches = (
+                run(tmp_path / size, case.settings(unequal, client_batching=size)) for size in ("off", "4")
+            )
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert batches.summary["work"] == alone.summary["work"]
+        for mine, other in zip(_tensors(batches), _tensors(alone), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
+
     # ---- on disk and over the wire
 
     def test_the_state_is_the_same_from_disk(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
@@ -97,6 +118,10 @@ class NormalRuns:
         assert differing(done.state, loaded) == []
         loaded.save(tmp_path / name)
         assert (tmp_path / name).read_bytes() == saved
+
+
+def _tensors(done: Run) -> list[dict[str, torch.Tensor] | None]:
+    return [read_tensors(path) for path in sorted(done.folder.rglob("*.safetensors"))]
 
 
 def _number(value: Any) -> float:

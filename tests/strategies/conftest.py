@@ -190,7 +190,7 @@ def phases(monkeypatch):
         seen.append((phase, before, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
         return trained
 
-    monkeypatch.setattr(training, "train", spying)
+    monkeypatch.setattr("fedhet.training.vectorised.train", spying)
     return seen
 
 

@@ -1,0 +1,99 @@
+"""A client with the message that it answers, and work of several clients that is done together."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.client.client import AnySide, Client
+from fedhet.client.policy import Policy
+from fedhet.messages import Payload
+from fedhet.messages.protocol import Measured
+from fedhet.training import Computation, together
+
+T = TypeVar("T")
+
+Work = Generator[Computation, None, T]
+"""A client's work, which yields what it is about to compute and returns its result."""
+
+
+def done(works: Sequence[Work[T]]) -> list[T | BaseException]:
+    """Do the work of clients, and compute together what they are about to compute; return results or exceptions."""
+    results: dict[int, T | BaseException] = {}
+    while len(results) < len(works):
+        computations = []
+        for place, work in enumerate(works):
+            if place in results:
+                continue
+            torch.set_grad_enabled(True)
+            try:
+                computations.append(next(work))
+            except StopIteration as end:
+                results[place] = end.value
+            except (Exception, SystemExit) as error:  # a user's code may raise anything, and call sys.exit
+                results[place] = error
+        together(computations)
+    return [results[place] for place in range(len(works))]
+
+
+class Loop(Protocol):
+    """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
+
+    def train(self, job: "Job") -> None:
+        """Train the client's network."""
+
+    def measure(self, job: "Job", when: str) -> None:
+        """Evaluate the client's network as `received` or as `trained` (`when`)."""
+
+
+@dataclass
+class Job:
+    """A client and the message that it answers.
+
+    Attributes:
+        build: builds the whole configured network, with the initial weights of the named client, or of `all` clients.
+        redraw: loads the initial weights of the named client, or of `all` clients, into this client's network.
+        note: a warning about the network for the log; may be empty.
+        loop: the user's own training and evaluation; None for fedhet's training loop.
+        measured: the client's evaluations so far, by name.
+        lost: whether the state that the server expects is missing.
+        further, evaluated: metrics of the user's own train and evaluate functions, by name.
+        scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
+        examples, test_examples: numbers of examples from the user's own functions; None to count the client's data.
+        weight: the client's weight from the user's own train function; 0 for the number of training examples.
+        remarks: messages about the user's own functions, for the server's log.
+        batches: the random generator for the order of examples.
+    """
+
+    side: AnySide
+    payload: Payload
+    policy: Policy
+    build: Callable[[str], nn.Module]
+    redraw: Callable[[str], None]
+    note: str = ""
+    loop: Loop | None = None
+    measured: dict[str, Measured] = field(default_factory=dict)
+    lost: bool = False
+    further: dict[str, float] = field(default_factory=dict)
+    evaluated: dict[str, float] = field(default_factory=dict)
+    scored: dict[str, Tensor] = field(default_factory=dict)
+    examples: int | None = None
+    test_examples: int | None = None
+    weight: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+    batches: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batches = self.client.generator("batches")
+
+    def say(self, remark: str) -> None:
+        """Add a remark for the server's log."""
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+    @property
+    def client(self) -> Client:
+        """The client that answers the message."""
+        return self.side.client

@@ -1,0 +1,343 @@
+"""Training and evaluation of several clients' networks as one batch of networks, by `torch.func.vmap`.
+
+    work = Training(...)
+    together([work, ...])       # stacks the networks of those that are alike
+    trained = work.result()     # trains this network alone if it was in no batch, or if its batch raised an exception
+
+One forward pass, one backward pass and one step of an optimiser serve all networks, since the loss is a sum over
+clients and optimisers work elementwise. Mini-batches are padded to one size, by examples of weight 0.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.rnn import pad_sequence
+
+from fedhet.data import Examples
+from fedhet.errors import ModelError
+from fedhet.models.representation import RandomStream, Representation, in_precision, precision
+from fedhet.tasks import Score, Task
+from fedhet.training.evaluation import evaluate, forward
+from fedhet.training.phases import Phase, Step, Term, Trained
+from fedhet.training.privacy import Privacy
+from fedhet.training.training import loss_of, mini_batches, only_trained, outcome, record, train
+from fedhet.utils.randomness import seed_everything
+from fedhet.utils.text import log
+
+Transform = Callable[[Tensor], Tensor]
+
+MOST = 512
+"""Largest number of a client's examples that are evaluated together with those of other clients."""
+
+
+@dataclass
+class Prediction:
+    """Outputs for inputs: `then`, for each example separately, of the representation `until` or a network's outputs."""
+
+    model: nn.Module
+    until: Representation | None = None
+    then: Transform = lambda outputs: outputs
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the outputs for transformed inputs."""
+        return self.then(forward(self.model, inputs, until=self.until, learns=False)[0])
+
+
+@dataclass(eq=False)
+class Training:
+    """One phase of a client's training (see `train`), in no batch if it is `alone`; `seed` is dropout's."""
+
+    model: nn.Module
+    phase: Phase
+    examples: Examples
+    task: Task
+    prepare: Callable[[Tensor, torch.Generator | None], Tensor]
+    generator: torch.Generator
+    seed: int
+    before: Trained
+    privacy: Privacy | None = None
+    alone: bool = False
+    found: Trained | ModelError | None = None
+
+    def result(self) -> Trained:
+        """Return the result; raises a ModelError if training diverged."""
+        if self.found is None:
+            seed_everything(self.seed)
+            options: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
+            self.found = train(self.model, self.phase, self.examples, self.task, self.prepare, **options)
+        if isinstance(self.found, ModelError):
+            raise self.found
+        return self.found
+
+    @property
+    def rows(self) -> Examples:
+        """The examples of the phase."""
+        return self.examples if self.phase.examples is None else self.phase.examples
+
+    def kind(self) -> tuple[Any, ...] | None:
+        """Return a key that is equal for phases that can be a batch; None if this phase is in no batch."""
+        phase, own = self.phase, self.phase.optimisation
+        terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
+        alone = self.alone or self.privacy or phase.module or own.bf16 or own.schedule
+        if alone or len(terms) < len(phase.terms) or not (data := _kind_of(self.model, self.rows, self.task)):
+            return None
+        constants = (each for term in terms for each in term.constants.items() if isinstance(each[1], int | float))
+        return own, phase.task_weight, *phase.captures, *(term.function for term in terms), *constants, data
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """The evaluation of a client's predictions (see `evaluate`); `seed` is for random numbers."""
+
+    predict: Transform
+    examples: Examples
+    task: Task
+    transform: Transform
+    model: nn.Module
+    seed: int
+    found: Score | None = None
+
+    def result(self) -> Score | None:
+        """Return the score, or None without examples."""
+        if self.found is None:
+            seed_everything(self.seed)
+            self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
+        return self.found
+
+    def kind(self) -> tuple[Any, ...] | None:
+        """Return a key that is equal for evaluations that can be a batch; None if this one is in no batch."""
+        count, prediction = len(self.examples), self.prediction
+        if not prediction or not 0 < count <= MOST:
+            return None
+        data = _kind_of(prediction.model, self.examples, self.task)
+        return data and (data, prediction.until and prediction.until.site, count.bit_length())
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """The network that is evaluated, and what follows it; None for other functions."""
+        known = Prediction(self.predict) if isinstance(self.predict, nn.Module) else self.predict
+        return known if isinstance(known, Prediction) else None
+
+
+Computation = Training | Evaluation
+
+
+def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...] | None:
+    inputs, labels = examples.inputs, examples.labels
+    if type(inputs) is not Tensor or not task.plain or task.outputs.places != "one":
+        return None
+    shapes = [array.shape for arrays, key in places_of(model) if (array := arrays[key]) is not None]
+    return type(model), *shapes, inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype
+
+
+def together(computations: Iterable[Computation]) -> None:
+    """Compute phases of training and evaluations of networks of one architecture as batches, as far as possible."""
+    groups: dict[Any, list[Any]] = {}
+    for each in computations:
+        groups.setdefault((type(each), each.kind()), []).append(each)
+    for (_, kind), group in groups.items():
+        states = [each.generator.get_state() for each in group if isinstance(each, Training)]
+        try:
+            if kind is not None and len(group) > 1:
+                (_train if states else _evaluate)(group)
+        except Exception as error:  # whatever it was, each client then finds out whether it is its own
+            log.info("some clients are trained one by one: %s", error)
+            for each in group:
+                each.found = None
+            for each, state in zip(group, states, strict=False):
+                each.generator.set_state(state)
+
+
+def _evaluate(group: Sequence[Evaluation]) -> None:
+    predictions: list[Any] = [each.prediction for each in group]
+    model, until, sizes = predictions[0].model.eval(), predictions[0].until, [len(each.examples) for each in group]
+    with torch.no_grad():
+        padded = pad_sequence([each.transform(each.examples.inputs[:]) for each in group], batch_first=True)
+        outputs = _batched(model, until or model)(_stacked([each.model for each in predictions]), padded)
+        for each, prediction, values, size in zip(group, predictions, outputs, sizes, strict=True):
+            each.found = each.task.evaluate(prediction.then(values[:size]), each.examples.labels)
+
+
+def _train(group: Sequence[Training]) -> None:
+    drawn = [[*mini_batches(each.model, each.phase, each.rows, each.generator, None)[0]] for each in group]
+    # Clients with more steps come first, so that those that still train are the first ones.
+    order = sorted((place for place in range(len(group)) if drawn[place]), key=lambda place: -len(drawn[place]))
+    group, drawn = [group[place] for place in order], [drawn[place] for place in order]
+    model, phase = group[0].model.train(), group[0].phase
+    losses, recorded = list[Tensor](), [dict(each.before.recorded) for each in group]
+    ended: dict[int, list[Tensor]] = {}
+    further, terms, stacked = [0] * len(group), list[Term](), 0
+    draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
+    with only_trained(model, dict(model.named_parameters()), phase.trains):
+        state = _stacked(each.model for each in group)
+        held = [[arrays[key] for arrays, key in places_of(each.model)] for each in group]
+        live = [place for place, each in enumerate(held[0]) if isinstance(each, nn.Parameter) and each.requires_grad]
+        leaves = [state[place].requires_grad_() for place in live]
+        optimizer = phase.optimisation.build(leaves, stacked=True)
+        for number, batch in enumerate(_padded(group, drawn, leaves[0].dtype)):
+            active = len(batch[0])
+            if active != stacked or draws:
+                terms, stacked = _terms(group[:active], number, batch[3]), active
+            now = state if active == len(group) else [each[:active] for each in state]
+            constants, passed = tuple(term.constants for term in terms), list[int]()
+            run = _batched(model, _loss(group[0], number, terms, passed), (_dims(constants), 0, 0, 0, 0))
+            loss, values = run(now, constants, *batch)
+            loss.sum().backward()
+            if phase.optimisation.clip_gradients:
+                _clip([each.grad for each in leaves if each.grad is not None], phase.optimisation.clip_gradients)
+            optimizer.step()
+            for each in leaves:
+                each.grad = None
+            losses.append(loss.detach())
+            for place in range(active):
+                further[place] += passed[0]
+                record(recorded[place], {name: each[place] for name, each in values.items()})
+                if len(drawn[place]) == number + 1:  # its last step
+                    ended[place] = [each[place].detach().clone() for each in leaves]
+    with torch.no_grad():  # only now, since after an exception each client is trained alone
+        for place, weights in ended.items():
+            torch._foreach_copy_([held[place][array] for array in live], weights)
+    norms = torch.stack([each.detach().flatten(1).norm(dim=1) for each in leaves]).amax(0).tolist()
+    for place, (client, values) in enumerate(zip(group, pad_sequence(losses).tolist(), strict=True)):
+        sizes = [len(rows) for rows in drawn[place]]
+        results = (values[: len(sizes)], sizes, norms[place], further[place], recorded[place])
+        try:
+            client.found = outcome(client.phase, client.before, len(client.rows), *results)
+        except ModelError as error:
+            client.found = error
+
+
+def _padded(
+    group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield inputs, labels, rows and weights (clients, n, ...) of each step, for the clients that take it.
+
+    Mini-batches are filled up with a client's first example.
+    """
+    inputs = torch.cat([each.prepare(each.rows.inputs[:], None) for each in group])
+    labels = torch.cat([each.rows.labels for each in group])
+    starts = torch.tensor([0, *[len(each.rows) for each in group][:-1]], device=labels.device).cumsum(0)[:, None]
+    for step in range(len(drawn[0])):
+        chosen = [rows[step] for rows in drawn if len(rows) > step]
+        rows, sizes = pad_sequence(chosen, batch_first=True), torch.tensor([len(each) for each in chosen])[:, None]
+        weights = ((torch.arange(rows.shape[1]) < sizes).to(dtype) / sizes).to(labels.device)
+        places = (rows + starts[: len(rows)]).flatten()
+        yield *(each.index_select(0, places).unflatten(0, rows.shape) for each in (inputs, labels)), rows, weights
+
+
+def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
+    """Return the function of one client's mini-batch and its terms' constants to its loss and what terms record.
+
+    It adds the number of other examples that it passes through the network to `passed`.
+    """
+
+    def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
+        model, recorded = client.model, dict[str, tuple[Tensor, int]]()
+        outputs, captured = forward(model, inputs, client.phase.captures)
+        parameters = dict(model.named_parameters())
+        step = Step(number, model, parameters, inputs, labels, rows, outputs, captured, task=client.task, weights=w)
+        filled = [Term(term.function, **own) for term, own in zip(terms, constants, strict=True)]
+        loss = loss_of(step, replace(client.phase, terms=tuple(filled)), recorded)
+        passed.append(step.further)
+        return loss, {name: value for name, (value, _) in recorded.items()}
+
+    return of_one
+
+
+def _terms(group: Sequence[Training], number: int, weights: Tensor) -> list[Term]:
+    """Return the loss terms of a step, with the stacked constants of all clients."""
+    counts, terms = (weights > 0).sum(1).tolist(), []
+    for several in zip(*(each.phase.terms for each in group), strict=True):
+        first: Any = several[0]
+        constants = [term.constants for term in several]
+        if first.draw:
+            drawn = [term.draw(number, count) for term, count in zip(several, counts, strict=True)]
+            if all(each is None for each in drawn):
+                continue
+            constants = [{**own, **each} for own, each in zip(constants, drawn, strict=True)]
+        terms.append(Term(first.function, draw=first.draw, captures=first.captures, **_stack(constants)))
+    return terms
+
+
+# ---- stacked tensors
+
+
+def places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Return the dictionary that holds each parameter and buffer of a network, and its key there."""
+    arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
+    return [(each, key) for each in arrays for key, array in each.items() if array is not None]
+
+
+def _batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
+    """Return a function of stacked arrays and other arguments that calls `function` with the arrays of each network."""
+    places = places_of(model)
+    before = [arrays[key] for arrays, key in places]
+
+    def of_one(state: Sequence[Tensor], *args: Any) -> Any:
+        try:
+            for (arrays, key), each in zip(places, state, strict=True):
+                arrays[key] = each
+            return function(*args)
+        finally:
+            for (arrays, key), each in zip(places, before, strict=True):
+                arrays[key] = each
+
+    return vmap(of_one, in_dims=(0, *dims), randomness="error")
+
+
+def _stacked(models: Iterable[nn.Module]) -> list[Tensor]:
+    held = [[arrays[key].detach() for arrays, key in places_of(model)] for model in models]
+    return [torch.stack(each) for each in zip(*held, strict=True)]
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    """Return nested containers with the tensors of all `values` stacked, and other values of the first."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _stack([each[name] for each in values]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(_stack(each) for each in zip(*values, strict=True))
+    return torch.stack([*values]) if isinstance(first, Tensor) else first
+
+
+def _dims(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _dims(each) for name, each in value.items()}
+    return tuple(map(_dims, value)) if isinstance(value, tuple) else 0 if isinstance(value, Tensor) else None
+
+
+def _clip(gradients: Sequence[Tensor], most: float) -> None:
+    """Limit the norm of each client's gradients, as `nn.utils.clip_grad_norm_` does."""
+    norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients]).norm(dim=0)
+    factors = (most / (norms + 1e-6)).clamp(max=1.0)
+    for each in gradients:
+        each.mul_(factors.view(-1, *[1] * (each.ndim - 1)))
+
+
+def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
+    """Return the number of multiply-adds of linear layers and convolutions in a forward pass.
+
+    It is infinite for networks that are in no batch, since they have random layers, BatchNorm or other kinds of layers.
+    """
+    works: list[float] = []
+
+    def count(module: nn.Module, _args: object, output: Tensor) -> None:
+        works.append(module.get_parameter("weight")[0].numel() * output.numel())
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, nn.Linear | _ConvNd):
+                stack.enter_context(module.register_forward_hook(count))
+            elif isinstance(module, _BatchNorm | _DropoutNd) or module._parameters:
+                return math.inf
+        forward(model, in_precision(inputs, precision(model)), learns=False, stream=RandomStream(0))
+    return sum(works)

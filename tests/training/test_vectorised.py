@@ -1,0 +1,130 @@
+"""Clients' networks as one batch compute what each of them computes alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.data import Examples
+from fedhet.errors import ModelError
+from fedhet.models.representation import RandomStream, Representation
+from fedhet.tasks import Task
+from fedhet.training import Evaluation, Optimisation, Phase, Term, Trained, Training, together
+
+CLIENTS = (21, 8, 17, 30)
+"""Numbers of examples."""
+
+LABELS = {
+    "classification": lambda values: values.argmax(1),
+    "binary": lambda values: (values[:, 0] > 0).long(),
+    "multi-label": lambda values: (values > 0).float(),
+    "regression": lambda values: values,
+}
+
+
+def plainly(inputs, generator=None):
+    return inputs.double()
+
+
+def near(step, start, weight, representation, stream):
+    """A loss term with captured values, an own pass, and a value to record."""
+    apart = step.mean((step.captured["phi"] - start).square().mean(1))
+    other = step.represent(step.inputs.new_ones(2, 1, 5), representation, stream).square().mean()
+    return weight * (apart + other), {"apart": apart}
+
+
+def clients(task="classification", own=None, spoilt=None):
+    """Phases of training of clients with unequal data."""
+    outputs = 1 if task == "binary" else 3
+    for client, count in enumerate(CLIENTS):
+        torch.manual_seed(client)
+        model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, outputs)).double()
+        inputs = torch.randn(count, 1, 5)
+        if client == spoilt:
+            inputs[0] = torch.nan
+        labels = LABELS[task](torch.randn(count, 3))
+        phi = Representation(model)
+        start = torch.full((12,), float(client)).double()
+        constants = {"start": start, "weight": 0.1, "representation": phi, "stream": RandomStream(0)}
+        term = Term(near, captures={"phi": phi}, weighted=True, **constants)
+        phase = Phase(2, own or Optimisation(batch_size=8), terms=(term,))
+        stream = torch.Generator().manual_seed(client)
+        yield Training(model, phase, Examples(inputs, labels), Task(task), plainly, stream, client, Trained())
+
+
+def results(trainings):
+    for each in trainings:
+        try:
+            done = each.result()
+            yield done.mean_loss, done.means["apart"], done.work, done.epochs
+        except ModelError as error:
+            yield str(error)
+
+
+def states(trainings):
+    return [tensor for each in trainings for tensor in each.model.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        ("classification", Optimisation("sgd", 0.1, momentum=0.9, weight_decay=0.1, batch_size=8)),
+        ("binary", Optimisation("adam", 0.01, weight_decay=0.1, batch_size=8, clip_gradients=0.1)),
+        ("multi-label", Optimisation("adamw", 0.01, weight_decay=0.1, batch_size=8)),
+        ("regression", Optimisation("amsgrad", 0.01, batch_size=7)),
+    ],
+)
+def test_training_in_a_batch(task, own):
+    alone, batch = [*clients(task, own)], [*clients(task, own)]
+    together(batch)
+    assert all(each.found for each in batch)
+    for mine, other in zip(results(batch), results(alone), strict=True):
+        assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
+        assert mine[2:] == other[2:]
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12)
+    assert all(torch.equal(a.generator.get_state(), b.generator.get_state()) for a, b in zip(alone, batch, strict=True))
+
+
+def test_a_client_that_diverges_fails_alone():
+    alone, batch = [*clients(spoilt=2)], [*clients(spoilt=2)]
+    together(batch)
+    assert [isinstance(each.found, ModelError) for each in batch] == [False, False, True, False]
+    assert [*results(batch)][2] == [*results(alone)][2]
+    torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def late(step):
+    """A loss term that fails after some clients have taken their last step."""
+    return step.inputs.sum().item() if step.number > 6 else None
+
+
+@pytest.mark.parametrize("where", ["prepare", "term"])
+def test_an_exception_in_a_batch_leaves_all_clients_alone(where):
+    def fail(inputs, generator=None):
+        raise ZeroDivisionError
+
+    alone, batch = [*clients()], [*clients()]
+    if where == "prepare":
+        batch[1].prepare = fail
+    else:
+        for each in alone + batch:
+            each.phase = replace(each.phase, terms=(*each.phase.terms, Term(late, weighted=True)))
+    together(batch)
+    assert not any(each.found for each in batch)
+    if where == "prepare":
+        del alone[1]
+        with pytest.raises(ZeroDivisionError):
+            batch.pop(1).result()
+    assert [*results(batch)] == [*results(alone)]
+    assert all(map(torch.equal, states(batch), states(alone)))
+
+
+@pytest.mark.parametrize("task", LABELS)
+def test_evaluation_in_a_batch(task):
+    alone, batch = ([Evaluation(c.model, c.examples, c.task, plainly, c.model, 0) for c in clients(task)] for _ in "ab")
+    together(batch)
+    assert all(each.found for each in batch[:1] + batch[2:]), "sizes are alike"
+    for mine, other in zip(batch, alone, strict=True):
+        assert mine.result().loss == pytest.approx(other.result().loss, rel=1e-12)
+        assert mine.result().metric.values == pytest.approx(other.result().metric.values)
