@@ -116,7 +116,7 @@ def test_all_problems_are_reported():
         ({"momentum": 1}, "momentum = 1.0: must be below 1"),
         ({"seed": 2**63}, "seed: must be a whole number of at most 64 bits, but has 64"),
         ({"alpha": 10**400}, "alpha: must be a whole number of at most 64 bits, but has 1329"),
-        ({"method": 2**20000}, "method: must be text, not int"),
+        ({"method": 2**20000}, "method: must be text, not int: give a name"),
         ({"preset": 2**20000}, "preset: must be text, not int"),
         ({"head": "\x1b[2J"}, "head = '\\x1b[2J': must be text without control characters"),
         ({"head": "\udcff"}, "must be text without control characters"),

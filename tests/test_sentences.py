@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,25 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a tiny budget": (
         lambda: fedhet.recommend({"clients": 2}, methods=["local"], budget=0.01, jobs=1),
         "the budget of 0.0 s is too short for a verdict",
+    ),
+    "a run that is no run": (lambda: fedhet.load_model("nowhere", 0), "nowhere has no config.toml: give the directory"),
+    "a run of another kind": (lambda: fedhet.load_model(3, 0), "run = 3: must be a text or a path"),
+    "a client that was not there": (
+        lambda: fedhet.load_model(run(method="fedavg"), 7, model=model),
+        "has no client 7: give a name from its clients.csv",
+    ),
+    "a date": (lambda: fedhet.run({"rounds": date(2020, 1, 2)}), "rounds = 2020-01-02: must be a whole number"),
+    "a class of a strategy": (
+        lambda: fedhet.run({"method": fedhet.FedAvg}),
+        "method: must be text, not the class FedAvg: give a name",
+    ),
+    "a file that is not there": (lambda: fedhet.run("my.yaml"), "my.yaml: no such file; to start a run, give a TOML"),
+    "a folder": (lambda: fedhet.run(Path(".")), ".: a folder; to continue the run there, use resume"),
+    "no jobs": (lambda: fedhet.compare(["local"], jobs=0), "jobs = 0: must be at least 1"),
+    "a method to recommend": (lambda: fedhet.recommend(methods=["foo"], budget=1), "unknown method 'foo'"),
+    "settings of no kind": (
+        lambda: fedhet.run({"method": "fedavg", "clients": 2, "workers": 1}, client_settings=lambda client: None),
+        "client 0: client_settings returned None, but must return a dict",
     ),
     "data that raise": (lambda: run(data=lambda c: 1 / 0), "client 0: the data function raised ZeroDivisionError"),
 }

@@ -11,12 +11,13 @@ from fedhet.client.client import AnySide
 from fedhet.config import client_setup, configuration, user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.toml import load
-from fedhet.errors import ConfigError, ModelError
+from fedhet.errors import ConfigError, ModelError, check_kinds
 from fedhet.messages import difference, spec_of
 from fedhet.methods import registry
 from fedhet.methods.options import Config
 from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
+from fedhet.results.history import read_clients
 from fedhet.utils.files import file_name, name_of, read_tensors
 from fedhet.utils.randomness import seeded
 
@@ -39,7 +40,11 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
         ConfigError: the folder has no such model, or `model` or `data` is needed.
         ModelError: the network that `model` returns does not fit the saved arrays.
     """
-    folder, name = Path(getattr(run, "folder", run)), str(client)
+    run = getattr(run, "folder", run)
+    check_kinds(run=(run, (str, Path)), client=(client, (str, int)))
+    folder, name = Path(run or ""), str(client)
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} has no config.toml: give the directory of a run, or the result of fedhet.run")
     noted = load(folder / "config.toml").get("own", {})
     if "model" in noted and model is None:
         raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): pass it again, model=...")
@@ -47,6 +52,9 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     config = configuration.resolve(settings, strict=False, trusted=False)
     info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
     tensors, path = _saved(folder, name, name)
+    simulated = name.isdecimal() and int(name) < config.clients
+    if path.stem == GLOBAL and not simulated and name not in {row.client for row in read_clients(folder)}:
+        raise ConfigError(f"the run in {folder} has no client {name}: give a name from its clients.csv")
     function, side = user_functions.model_function(model), registry.client_side(config.method_name)
     with seeded(config.seed, "initial weights", client_setup.owner_of_weights(config, name)):
         network = function(info) if function else client_setup.model_of(info)

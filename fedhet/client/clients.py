@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Clients:
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._checked: dict[str, ModelCheck] = {}
         self._named: dict[str, str] = {}
+        self._architectures: set[str] = set()  # of clients that were checked
         self._serving: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -92,9 +94,11 @@ class Clients:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
             if info.name not in self._checked:
                 self._checked[info.name] = self._check(network.representation, data, transform, info, loop)
+                self._architectures.add(self._named.get(info.name, ""))
             checked = self._checked[info.name]
             if (changed := data.relabelled(checked.task.outputs.labels)) is not data:  # kept for later messages
-                self._data_kept = {key: changed if kept is data else kept for key, kept in self._data_kept.items()}
+                kept = (key for key in reversed(self._data_kept) if self._data_kept[key] is data)
+                self._data_kept |= dict.fromkeys(list(islice(kept, 1)), changed)
                 data = changed
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
@@ -140,8 +144,8 @@ class Clients:
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
         if serving != self._serving:
             self._serving = serving
-            caches: tuple[Any, ...] = (self._free, self._groups, self._data_kept, self._checked, self._named)
-            for cache in caches:
+            caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, self._named]
+            for cache in (*caches, self._architectures):
                 cache.clear()
             resident.cache_clear()
 
@@ -191,7 +195,7 @@ class Clients:
             return ModelCheck(dataset.task, dataset.classes)
         task = dataset.task if dataset else self._task
         named = registry.client_side(config.method_name).head_of(config)
-        known = self._named.get(info.name) in {self._named.get(client) for client in self._checked}
+        known = self._named.get(info.name) in self._architectures
         again = None if known else partial(self._build, info, f"{info.name} again")
         return check_model(representation, data, transform, task, self._model, guessed=not named, again=again)
 

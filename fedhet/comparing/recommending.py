@@ -116,13 +116,13 @@ def recommend(
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
+    wanted = _wanted(methods)
     out, functions = Path(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
     base, execute = prepared(config, functions, out, jobs, console)
     execute = replace(execute, deadline=began + seconds - min(WRITING * seconds, WRITING_SECONDS))
     if data is None:
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
-    wanted = _wanted(methods)
     execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
     asking = began + ASKING * seconds
     candidates = ask(wanted, base, functions, seed=SEED, allow=allow, deadline=asking)
@@ -152,6 +152,8 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
 def _wanted(methods: Sequence[str]) -> list[str]:
     """Return the names of methods to try: all without exchange, and `methods` (by default all) with exchange."""
     names = registry.methods()
+    for name in methods:
+        registry.method(name)
     return distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
 
 

@@ -116,6 +116,8 @@ def prepared(
     """Check arguments of `compare` and `recommend`; return the complete settings and the `Execution` of runs."""
     children.prepare("matplotlib.backends.backend_agg")  # imported while the arguments are checked
     check_kinds(config=(config, (Mapping, str, Path)), out=(out, (str, Path)), jobs=(jobs, (int,)))
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs = {jobs}: must be at least 1")
     settings = configuration.completed(config, functions.words.keys())
     check_place(Path(out))
     _check_links(Path(out))

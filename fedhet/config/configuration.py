@@ -56,7 +56,9 @@ def resolve(
     wanted = flattened(chosen)
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
-            raise ConfigError(f"{key}: must be text, not {type(wanted[key]).__name__}")
+            value = wanted[key]
+            shown = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            raise ConfigError(f"{key}: must be text, not {shown}: give a name")
     if extra := wanted.pop(EXTRA, None):
         try:
             wanted |= toml.chosen(tomllib.loads(extra))
@@ -209,6 +211,9 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     for name in (f"{family}/digits", DEFAULT_PRESET if config is None or by_reference else wanted):
         if name in known:
             return {"preset": name} | chosen
+    if config is not None and ((path := Path(config)).is_dir() or path.suffix):
+        what = "a folder; to continue the run there, use resume" if path.is_dir() else "no such file"
+        raise ConfigError(f"{config}: {what}; to start a run, give a TOML file, a preset or a method (fedhet list)")
     raise ConfigError(nearest("method or preset", str(config), [*known, *registry.methods()]) + " (fedhet list)")
 
 

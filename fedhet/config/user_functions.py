@@ -228,7 +228,8 @@ def data_function(data: Any) -> DataFunction | None:
 def _as_settings(client: str, value: Any) -> dict[str, Any]:
     settings = {kebab(str(key)): each for key, each in value.items()} if isinstance(value, Mapping) else {"": value}
     if odd := [key for key in settings if key not in CLIENT_KEYS]:
-        got = f"set {', '.join(odd)}" if isinstance(value, Mapping) else f"returned a {type(value).__name__}"
+        returned = "None" if value is None else f"a {type(value).__name__}"
+        got = f"set {', '.join(odd)}" if isinstance(value, Mapping) else f"returned {returned}"
         raise ConfigError(
             f"client {client}: client_settings {got}, but must return a dict with some of {', '.join(CLIENT_KEYS)}"
         )

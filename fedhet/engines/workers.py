@@ -106,8 +106,8 @@ class WorkerGrid(LocalGrid):
         """Return the available replies to messages with these ids, after waiting at most a second for the first one."""
         self._start_when_due()
         with self._changed:
-            known = self._waiting.keys() | self._under_way.keys() | self._done.keys()
-            wanted = [key for key in message_ids if key in known]
+            known = self._waiting, self._under_way, self._done
+            wanted = [key for key in message_ids if any(key in each for each in known)]
             here = None if self._took_over else next((key for key in wanted if key in self._waiting), None)
             if here is None:
                 self._wanted = wanted

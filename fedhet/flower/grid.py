@@ -113,7 +113,7 @@ class LocalGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Handle messages and return the replies; `timeout` is ignored."""
-        return self.pull_messages(self.push_messages(messages))
+        return (reply for key in self.push_messages(messages) for reply in self.pull_messages([key]))
 
     def _taken(self, key: str) -> dict[str, Message]:
         """Remove a message, and those that are handled with it, from the messages that wait, and return them."""

@@ -124,7 +124,8 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
     if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
         value = wanted(value)
     if must_be := _must_be(value, spec):
-        raise ConfigError(f"{key} = {value!r}: must be {must_be}")
+        shown = value.isoformat() if hasattr(value, "isoformat") else repr(value)  # a date of TOML
+        raise ConfigError(f"{key} = {shown}: must be {must_be}")
     return value
 
 

@@ -14,6 +14,9 @@ from fedhet.utils.text import printable
 WIDE = 100
 """The width of a terminal, in characters, from which there is room for a bar."""
 
+SECONDS = 30.0
+"""Time between lines about the clients that have answered the handshake."""
+
 
 class ProgressLine(Observer):
     """Observer that shows a run's round, clients, accuracy, bytes and times; `folder` has earlier rounds, if any."""
@@ -24,7 +27,7 @@ class ProgressLine(Observer):
         self._live: progress.Progress | None = None
         self._bytes = 0
         self._first, self._last, self._started = 1, 0, time.monotonic()
-        self._news, self._numbers = "", list[str]()
+        self._told, self._news, self._numbers = time.monotonic(), "", list[str]()
 
     def prepare(self, name: str, doing: str) -> None:
         """Show the line before the run starts, with a description of the current step."""
@@ -40,10 +43,13 @@ class ProgressLine(Observer):
         self._open(run.method, last, first - 1, "")
 
     def answered(self, done: int, asked: int) -> None:
-        """Show on a terminal how many clients of the current round are done."""
+        """Show how many clients of the current round are done; elsewhere than on a terminal, only in the handshake."""
         if self._live is not None:
             news = ", ".join([f"{done} of {asked} clients", *self._numbers])
             self._live.update(self._live.task_ids[0], news=news)
+        elif not self._last and time.monotonic() - self._told > SECONDS:
+            self._told = time.monotonic()
+            self._say(f"{done} of {asked} clients have answered the handshake")
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Update the line on a terminal, or print a new line elsewhere."""

@@ -58,8 +58,9 @@ class State:
     stopped: int = 0
 
     def aside(self) -> Self:
-        """Return a shallow copy, whose dictionaries and lists are copied but whose arrays and records are shared."""
-        copies: dict[str, Any] = {n: value.copy() for n, value in vars(self).items() if isinstance(value, dict | list)}
+        """Return a shallow copy, which shares arrays and `clients`, but no other dictionaries and lists."""
+        values = vars(self) | {"clients": ()}  # which may be many
+        copies: dict[str, Any] = {n: value.copy() for n, value in values.items() if isinstance(value, dict | list)}
         return replace(self, **copies)
 
     def save(self, path: Path) -> None:

@@ -200,6 +200,7 @@ class Privacy:
             return torch.zeros(())
 
         monkeypatch.setattr("fedhet.training.privacy.Privacy.backward", idle)
+        monkeypatch.setattr("secrets.randbits", lambda bits: 7)
         messages, noise = self.messages(case, cache, {}, settings={}), {"dp-noise": 1.0, "dp-clip": 1.0}
         nodes = [Node(data, None, tmp_path / data.__name__, **noise) for data in (same_data, other_data)]
         for one, other in zip(*(node.answers(messages) for node in nodes), strict=True):
