@@ -46,6 +46,7 @@ class NodeSecret:
         self._path, self._client, self._data = state_folder / FOLDER / f"{file_name(client)}.json", client, data
         with locked(self._path.parent, wait=True):
             if not self._path.is_file():
+                log.info("client %s: a new secret and a new account of privacy begin in %s", client, self._path)
                 self._write({"seed": secrets.randbits(62), "examples": {}, "spent": []})
         self._content = self._read()
         self.seed = int(self._content["seed"])

@@ -11,10 +11,10 @@ from torch import nn
 
 from fedhet.client.app import make_client_app
 from fedhet.client.policy import Policy
-from fedhet.client.secret import DELTA, epsilon_of
+from fedhet.client.secret import DELTA, NodeSecret, epsilon_of
 from fedhet.config import configuration
 from fedhet.engines.running import run_locally
-from fedhet.errors import ConfigError, ModelError
+from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.flower import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.results.history import read_clients, read_history
@@ -76,6 +76,17 @@ def test_epsilon_grows_over_all_runs_until_the_budget_is_spent(tmp_path) -> None
         assert reply is None or "train-loss" not in reply["metrics"]
     assert "privacy budget is spent" in victim.refusals[0]
     assert json.loads((tmp_path / "nodes" / "0.json").read_text())["spent"] == [[1.0, 0.25, 4]] * 2
+
+
+def test_nodes_with_one_state_dir_have_one_budget_also_after_a_move(tmp_path) -> None:
+    budget = epsilon_of([(1.0, 0.25, 8)])
+    one, other = (NodeSecret(tmp_path / "state", "0", "digits") for _ in range(2))
+    one.spend(1.0, 0.25, 4, budget)
+    other.spend(1.0, 0.25, 4, budget)
+    (tmp_path / "state").rename(tmp_path / "moved")
+    for node in (NodeSecret(tmp_path / "moved", "0", "digits"), NodeSecret(tmp_path / "moved", "0", "other data")):
+        with pytest.raises(Refused, match="privacy budget is spent"):
+            node.spend(1.0, 0.25, 1, budget)
 
 
 class Private(ClientApp):
