@@ -133,6 +133,16 @@ class TestPathsThatLeadOutOfAFolder:
         self.refused(outside, "is a link to", "run", "--resume", folder, "--set", "rounds=3")
         self.refused(outside, "is a link to", "report", folder)
 
+    @pytest.mark.parametrize("name", ["config.toml", "history.jsonl", "models/0.safetensors"])
+    def test_are_refused_where_files_are_pipes(self, runs: dict[str, Path], name: str) -> None:
+        folder = copied(runs["finished"])
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert answered("report", folder).exit_code == 2
+        assert answered("run", "--resume", folder).exit_code == 2
+        if name == "config.toml":
+            assert "it is a pipe or a device" in answered("run", folder / name).stderr
+
     def test_are_refused_in_a_comparison(self, outside: Path) -> None:
         for part in ("logs", "local-seed0", "tuning"):
             shutil.rmtree("compared", ignore_errors=True)

@@ -22,13 +22,16 @@ DEEPEST = 16
 def load(path: Path) -> dict[str, Any]:
     """Return the nested tables of a TOML file; raises a ConfigError if it is missing or is not TOML."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # reading it may never end
+            raise OSError("it is a pipe or a device")
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if _depth(table) > DEEPEST:
             raise RecursionError
     except FileNotFoundError as error:
         raise ConfigError(f"the configuration file {path} does not exist: give the path of a TOML file") from error
     except (ValueError, OSError) as error:  # ValueError also for numbers with thousands of digits
-        raise ConfigError(f"{path} is not a TOML file: {error}; correct the file") from error
+        reason = str(error).partition(";")[0]  # without Python's advice
+        raise ConfigError(f"{path} is not a TOML file: {reason}; correct the file") from error
     except RecursionError:
         raise ConfigError(
             f"{path} is nested too deeply: write settings as KEY = VALUE, with a table per method"

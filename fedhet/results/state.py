@@ -93,11 +93,14 @@ class State:
                 group, _, name = key.partition("/")
                 state._place(group)[name] = arrays[key]
             state.round = saved["round"]
-            if state.run and not plain_name(state.run):  # a folder of clients' states goes by it
-                raise ValueError(f"run = {state.run!r} is not a valid folder name")
+            for name in filter(None, (state.run, *saved["clients"])):  # folders and files are named after them
+                if not plain_name(name):
+                    raise ValueError(f"{name!r} is not a valid name of a run or client")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
+                _check_types(state.clients[name], ClientRecord(0))
+            _check_types(state, State())
             return state
         except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = error if isinstance(error, FedhetError) else f"{error!r}; restore it from a copy"
@@ -121,6 +124,14 @@ def _kinds(state: type[State]) -> dict[str, Any]:
     hints = get_type_hints(state)
     names = [each.name for each in fields(state) if each.name not in ("round", "clients")]
     return {name: hints[name] if hints[name] in (Arrays, ArraysBy) else None for name in names}
+
+
+def _check_types(record: object, default: object) -> None:
+    """Raise a TypeError unless the values of `record` have the types of those in `default`; None stands for a pair."""
+    for name, expected in vars(default).items():
+        value = vars(record)[name]
+        if value is not expected and not isinstance(value, tuple if expected is None else type(expected)):
+            raise TypeError(f"{name} = {value!r}")
 
 
 def _saved(name: str) -> str:

@@ -75,6 +75,8 @@ def check_links(folder: Path, root: Path | None = None) -> None:
             raise ConfigError(
                 f"{path} is a link to {target}, outside of {root}: replace the link by the file or folder itself"
             )
+        if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe or a device may never end
+            raise ConfigError(f"{path} is neither a file nor a folder: remove it")
 
 
 def check_place(folder: Path) -> None:

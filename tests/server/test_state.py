@@ -135,3 +135,19 @@ def test_run_identity_is_a_plain_name(tmp_path, run):
     State(run=run).save(tmp_path / "state")
     with pytest.raises(FedhetError, match="cannot be read as a checkpoint"):
         State.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"clients": {"../0": ClientRecord(3)}},
+        {"clients": {"0": ClientRecord("many")}},
+        {"clients": {"0": ClientRecord(3, trained="1")}},
+        {"common": [1]},
+        {"stopped": "2"},
+    ],
+)
+def test_values_of_other_kinds_are_refused(tmp_path, values):
+    State(**values).save(tmp_path / "state")
+    with pytest.raises(FedhetError, match="cannot be read as a checkpoint"):
+        State.load(tmp_path / "state")
