@@ -196,6 +196,8 @@ class Federation:
         ):
             if count != before and not wrapped:
                 raise WireError(f"the client has {count} {kind} examples now, but had {before} in its handshake")
+        if reply.given_weight and not wrapped:
+            raise WireError("the client sends a weight of its own: only a train function in fedhet.wrap may return one")
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples

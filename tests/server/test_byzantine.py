@@ -44,6 +44,16 @@ def test_numbers_that_are_far_too_large_do_not_end_a_run(method, own, tmp_path):
     assert [cut["client"] for cut in done.row(3)["cut"]] == ["1"]
 
 
+def test_a_weight_of_its_own_is_refused(tmp_path):
+    def after(message, name, reply):
+        if name == "1" and message.metadata.message_type == "train":
+            reply.content["metrics"]["weight"] = 1e9
+
+    done = run(tmp_path / "run", Case.of("fedavg", {}).settings(rounds=1), app=Tampering(after=after))
+    (failure,) = done.row(1)["failures"]
+    assert (failure["client"], failure["reason"][:38]) == ("1", "the client sends a weight of its own: ")
+
+
 def saying(byzantine, /, **said):
     """A client app in which one client's handshake says something else of it."""
 
