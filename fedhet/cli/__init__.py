@@ -282,7 +282,8 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
         return
     console.print(closing_table(result.folder))
     page = "report.html, " * (result.folder / "report.html").is_file()
-    typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv, models/")
+    models = ", models/" * (result.folder / "models").is_dir()  # of a deployment, at the nodes
+    typer.echo(f"{result.folder}: {page}summary.json, history.jsonl, clients.csv{models}")
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
