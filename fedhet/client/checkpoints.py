@@ -108,6 +108,11 @@ def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
 
 def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client: str) -> None:
     if odd := _misfit(network, tensors):
+        if set(network.state_dict()) < set(tensors):
+            raise ModelError(
+                f"{path} has networks beside client {client}'s ({odd}), which load_model cannot join: read the arrays "
+                "with safetensors.torch.load_file"
+            )
         raise ModelError(
             f"client {client}'s {network._get_name()} does not fit {path}: {odd}; use the model of that run"
         )

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from fedhet.config import configuration
@@ -29,9 +30,12 @@ from fedhet.methods.options import Config
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import State
-from fedhet.utils.machine import cores, device_of, ended_by_signals
+from fedhet.utils.machine import cores, device_of, ended_by_signals, runs_at_once
 from fedhet.utils.statistics import client_order
 from fedhet.utils.text import __version__, log
+
+CLIENT_MEMORY = 10**9
+"""Bytes of memory that a client's process needs for torch, Flower and fedhet."""
 
 PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""
@@ -220,10 +224,14 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 
 
 def _federation(clients: int, threads: int, device: str) -> list[str]:
-    share = 0.0
-    if device_of(device).type == "cuda":
-        at_once = max(1, min(clients, cores() // threads))
-        share = int(1000 * torch.cuda.device_count() / at_once) / 1000
+    """Return options of `flwr run`: as many clients at a time as cores, memory and GPUs allow, each on one GPU."""
+    share, on_gpu = 0.0, device_of(device).type == "cuda"
+    at_once = max(1, min(clients, cores() // threads, psutil.virtual_memory().available // CLIENT_MEMORY))
+    if on_gpu:
+        gpus = torch.cuda.device_count()
+        at_once = min(at_once, gpus * runs_at_once(device_of(device)))
+        share = min(1.0, max(1, 1000 * gpus // at_once) / 1000)
+    threads = max(threads, cores() // at_once if at_once < clients else threads)
     return [
         "--federation-config",
         f"num-supernodes={clients} client-resources-num-cpus={threads} client-resources-num-gpus={share}",

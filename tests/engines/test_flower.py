@@ -12,9 +12,11 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
@@ -144,6 +146,30 @@ class TestApp:
 
 
 class TestConnections:
+    @pytest.mark.parametrize(
+        ("clients", "cores", "gigabytes", "gpus", "expected"),
+        [
+            (3, 8, 64, 0, "3 1 0.0"),
+            (100, 8, 64, 0, "100 1 0.0"),
+            (100, 8, 4.5, 0, "100 2 0.0"),
+            (5000, 2048, 4096, 1, "5000 102 0.05"),
+            (5000, 16, 128, 1, "5000 1 0.062"),
+            (1, 16, 128, 2, "1 1 1.0"),
+            (8, 1, 128, 2, "8 1 1.0"),
+        ],
+    )
+    def test_a_simulation_fits_cores_memory_and_gpus(
+        self, monkeypatch: pytest.MonkeyPatch, clients: int, cores: int, gigabytes: float, gpus: int, expected: str
+    ) -> None:
+        monkeypatch.setattr(flower, "cores", lambda: cores)
+        monkeypatch.setattr(flower, "runs_at_once", lambda device: min(cores, 20))
+        memory = SimpleNamespace(available=int(gigabytes * 10**9))
+        monkeypatch.setattr(flower.psutil, "virtual_memory", lambda: memory)
+        monkeypatch.setattr(flower, "device_of", lambda name: torch.device("cuda" if gpus else "cpu"))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        given = flower._federation(clients, 1, "auto")[1]
+        assert [word.split("=")[1] for word in given.split()] == expected.split()
+
     def test_unknown_engines_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FLWR_HOME", str(tmp_path))
         (tmp_path / "config.toml").write_text('[superlink]\ndefault = "hospital"\n[superlink.hospital]\naddress = ""\n')
