@@ -11,9 +11,6 @@ from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.tables import format_bytes
 from fedhet.utils.text import printable
 
-WIDE = 100
-"""The width of a terminal, in characters, from which there is room for a bar."""
-
 SECONDS = 30.0
 """Time between lines about the clients that have answered the handshake."""
 
@@ -23,10 +20,9 @@ class ProgressLine(Observer):
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
         self._console, self._folder = console, folder
-        self._earlier = 0.0  # seconds
         self._live: progress.Progress | None = None
         self._bytes = 0
-        self._first, self._last, self._started = 1, 0, time.monotonic()
+        self._last, self._started = 0, time.monotonic()
         self._told, self._news, self._numbers = time.monotonic(), "", list[str]()
 
     def prepare(self, name: str, doing: str) -> None:
@@ -35,11 +31,11 @@ class ProgressLine(Observer):
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """Show the line with the progress of rounds."""
-        self._first, self._last, self._started = first, last, time.monotonic()
-        if self._folder and first > 1:
-            rows = read_history(self._folder)
-            self._earlier = sum(row["timing"]["seconds"] for row in rows)
-            self._bytes = sum(row["bytes_up"] + row["bytes_down"] for row in rows)
+        self._last, self._started = last, time.monotonic()
+        earlier = read_history(self._folder) if self._folder and first > 1 else []
+        for row in (row for row in earlier if row["round"] < first):
+            self._started -= row["timing"]["seconds"]
+            self._bytes += row["bytes_up"] + row["bytes_down"]
         self._open(run.method, last, first - 1, "")
 
     def answered(self, done: int, asked: int) -> None:
@@ -66,8 +62,7 @@ class ProgressLine(Observer):
         if self._live is not None:
             self._live.update(self._live.task_ids[0], completed=min(row["round"], self._last), news=news)
         elif row["round"] and not row.get("final"):
-            done = row["round"] - self._first + 1
-            left = (time.monotonic() - self._started) / done * (self._last - row["round"])
+            left = (time.monotonic() - self._started) / row["round"] * (self._last - row["round"])
             self._say(f"round {row['round']}/{self._last}: {news}, {left:.0f} s left")
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
@@ -78,7 +73,7 @@ class ProgressLine(Observer):
         """Replace the line by a summary."""
         self.close()
         rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
-        self._say(f"{run.method}: {rounds} in {self._earlier + time.monotonic() - self._started:.0f} s, {self._news}")
+        self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
 
     def close(self) -> None:
         """Remove the progress line."""
@@ -91,7 +86,7 @@ class ProgressLine(Observer):
             return
         if self._live is None:
             text = [progress.TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[news]}")]
-            bar = [progress.BarColumn()] if self._console.width >= WIDE else []
+            bar = [progress.BarColumn()] if self._console.width >= 100 else []
             times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
             columns = text[0], *bar, progress.MofNCompleteColumn(), text[1], *times
             self._live = progress.Progress(*columns, console=self._console, transient=True)
