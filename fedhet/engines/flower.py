@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import tomllib
@@ -39,6 +40,10 @@ CLIENT_MEMORY = 10**9
 
 PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""
+
+RAY_FAILED = "crashed during start"
+"""What Ray prints, after `RAY_PATIENCE` seconds, about worker processes that do not start; it tries again for ever."""
+RAY_PATIENCE = "40"
 
 _TOP_LEVEL = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
@@ -71,6 +76,11 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
             "that passes it to make_client_app and make_server_app"
         )
     if simulated:
+        if " " in sys.executable:
+            raise ConfigError(
+                f"Ray cannot start {sys.executable}, since its path has a space: set engine = 'local', or move the "
+                "environment to another folder"
+            )
         federation = _federation(config.clients, config.threads_per_client, config.device)
         (folder / "summary.json").unlink(missing_ok=True)  # of an earlier, failed attempt
     else:
@@ -88,6 +98,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         if simulated:
             home, place = work / "flower", work / "empty"
             environment |= {"FLWR_HOME": str(home), "OMP_NUM_THREADS": str(config.threads_per_client)}
+            environment.setdefault("RAY_worker_register_timeout_seconds", RAY_PATIENCE)
             environment.setdefault("RAY_ADDRESS", "local")  # else Ray joins whatever cluster it finds on this machine
             stack.enter_context(superlink.superlink(home, place, environment, work / "superlink.log"))
         run = RunInfo(config.method_name, registry.traits(config), State())
@@ -124,6 +135,9 @@ def _follow(
         while process.poll() is None:
             watch.look()
             time.sleep(0.2)
+            if not watch.began and RAY_FAILED in output.read_text(encoding="utf-8", errors="replace"):
+                why = superlink.tail(output)
+                raise FedhetError(f"Ray cannot start clients' processes: set engine = 'local', or correct this:\n{why}")
             if time.monotonic() > asked and (run := started()) is not None:
                 asked = math.inf
                 if status(run)[0] == "pending":
@@ -159,6 +173,11 @@ class _Watch:
         self._started, self._size, self._seen = False, -1, 0
         self._history = folder / "history.jsonl"
         self._earlier = self._history.stat() if self._history.is_file() else None
+
+    @property
+    def began(self) -> bool:
+        """Whether a round is recorded."""
+        return self._history.is_file() and self._history.stat().st_size > 0
 
     def look(self) -> None:
         """Notify observers of rounds that are new in the history."""

@@ -345,7 +345,7 @@ PRINTED = "Successfully started run 7\n\x1b[93mWARNING \x1b[0m:     1 of 3 clien
 def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Follows a run of which `flwr run` prints a text, and whose status is given."""
 
-    def follow(status: str) -> None:
+    def follow(status: str, printed: str = PRINTED) -> None:
         listed = json.dumps({"runs": [{"status": status, "status-details": ""}]})
         monkeypatch.setattr(flower, "PENDING", 0.0)
         monkeypatch.setattr(flower.superlink, "command", lambda name: sys.executable)
@@ -354,7 +354,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
         )
 
         def begin(words: Sequence[str], place: Path, environment: object, output: Path) -> subprocess.Popen[bytes]:
-            code = f"import time; print({PRINTED!r}, flush=True); time.sleep(0.5)"
+            code = f"import time; print({printed!r}, flush=True); time.sleep(0.5)"
             return subprocess.Popen([sys.executable, "-c", code], stdout=output.open("wb"))
 
         monkeypatch.setattr(flower.superlink, "begin", begin)
@@ -379,3 +379,15 @@ def test_pending_and_failed_runs_are_reported(
     assert caplog.messages[0].startswith("run 7 is still pending: the SuperLink of 'hospitals' has not started")
     assert str(failed.value).endswith(f"continue with: fedhet run --resume {tmp_path}")
     assert "\x1b" not in str(failed.value)
+
+
+def test_a_ray_that_cannot_start_ends_the_run(
+    follow: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        FedhetError, match=r"Ray cannot start clients' processes.* engine = 'local'.*:\n.*crashed during start"
+    ):
+        follow("running", "(raylet) The process is dead, probably it crashed during start.\n")
+    monkeypatch.setattr(sys, "executable", "/opt/my python/bin/python")
+    with pytest.raises(ConfigError, match=r"my python/bin/python, since its path has a space"):
+        flower.run_on_flower(configuration.resolve({"engine": "ray"}), tmp_path / "run", resume=False)
