@@ -173,8 +173,8 @@ def _compared(
         execute.tell(said)
     *first, last = done.tables()
     for lines in first:
-        execute.show(tables.terminal_table(lines))
-    execute.show(tables.terminal_table(last, [note for note in notes if note not in shared.notes]))
+        execute.show(tables.TerminalTable(lines))
+    execute.show(tables.TerminalTable(last, [note for note in notes if note not in shared.notes]))
     execute.tell(f"{out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)

@@ -19,7 +19,7 @@ from fedhet.comparing.candidates import CONTROL, UNASKED, Candidates, ask
 from fedhet.comparing.measures import FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
 from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
-from fedhet.comparing.tables import notes_below, terminal_table
+from fedhet.comparing.tables import TerminalTable, notes_below
 from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
@@ -239,7 +239,7 @@ def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> t
             left[name] = "there was no time to try it within the budget"
         elif not search.completed:
             left[name] = search.reasons
-    tuner.execute.show(terminal_table(_standing(searches)))
+    tuner.execute.show(TerminalTable(_standing(searches)))
     for name, why in left.items():
         tuner.execute.tell(f"{name} left: {why}")
     return searches, left
@@ -318,7 +318,7 @@ def _conclude(
     outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused}
     write_text(out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
     for table in done.tables():
-        execute.show(terminal_table(table))
+        execute.show(TerminalTable(table))
     execute.tell(f"{said}\nGo on with these settings ({file}):\n{to_toml(settings).rstrip()}")
     return Recommendation(out, method, beats, said, settings, refused, done)
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedhet.comparing.settings import FILES, PLACES, PlannedRun
 from fedhet.config import client_setup, configuration
@@ -152,7 +152,7 @@ class Execution:
         jobs = (self._job(run) for run in runs if run.name not in ended)
         by_name = {run.name: run for run in runs}
         failed: dict[str, str] = {}
-        columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
             task = bar.add_task("runs", total=len(runs), completed=len(ended))
             for name, error in run_jobs(jobs, self.at_once, self.deadline):
@@ -173,7 +173,7 @@ class Execution:
     def show(self, table: RenderableType) -> None:
         """Print a table, without a limit on its width if the output is a file."""
         whole = self.console if self.console.is_terminal else text.console(file=self.console.file, width=WIDEST)
-        whole.print(table, soft_wrap=True)
+        whole.print(table, soft_wrap=not self.console.is_terminal)
 
     def _job(self, run: PlannedRun) -> "Job":
         settings: dict[str, object] = {**run.settings.flat(), "preset": ""}

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from fedhet.comparing.measures import (
     ACCURACIES,
@@ -24,29 +28,36 @@ from fedhet.comparing.tuning import Search, Tuning
 from fedhet.results.plotting import INK, draw_line, label_axes, look, new_figure
 from fedhet.results.tables import format_bytes, format_seconds, format_value
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 _WORDS = ("method", "models")
 _LEFT = (*_WORDS, "settings")
+_LEAST = ("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global")
+"""Headings of the columns that a narrow terminal does not show, the least important first."""
 _COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "examples seen"), strict=True))
 """Measures that are counts, and their headings."""
 _GAINS = dict(zip(GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
 _Cell = Callable[[VariantResult], str]
 
 
-def terminal_table(lines: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> "Table":
-    """Return a table for a terminal with headings (the first line), rows, and notes below."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+@dataclass(frozen=True)
+class TerminalTable:
+    """A table with headings (the first line) and notes below, without its least important columns where it is wide."""
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, caption="\n".join(notes), caption_justify="left")
-    for heading in lines[0]:
-        left, whole = heading in _LEFT, heading in _WORDS
-        table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=whole)
-    for line in lines[1:]:
-        table.add_row(*line)
-    return table
+    lines: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = list(zip(*self.lines, strict=True))
+        for heading in _LEAST:
+            if sum(max(map(len, column)) + 3 for column in columns) - 3 > options.max_width:
+                columns = [column for column in columns if column[0] != heading]
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for heading, *_ in columns:
+            left, whole = heading in _LEFT, heading in _WORDS
+            table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=whole)
+        for line in list(zip(*columns, strict=True))[1:]:
+            table.add_row(*line)
+        yield table
+        yield from map(Text, self.notes)
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:

@@ -25,13 +25,13 @@ from fedhet.comparing.measures import (
 )
 from fedhet.comparing.runs import Execution
 from fedhet.comparing.tables import (
+    TerminalTable,
     _in_markdown,
     gains_figure,
     markdown,
     notes_below,
     number_rows,
     separate_tables,
-    terminal_table,
 )
 from fedhet.config import configuration
 from fedhet.results.history import RunFiles
@@ -171,11 +171,12 @@ def test_a_cell_of_markdown_is_text():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_names_stay_whole_in_narrow_tables(terminal):
     results = [LOCAL, result("nearest-neighbour", {0: 0.6, 1: 0.65, 2: 0.9})]
-    console = Console(file=StringIO(), width=50, force_terminal=terminal)
-    Execution(print, 1, console).show(terminal_table(separate_tables(results, LOCAL)[0]))
-    lines = console.file.getvalue().splitlines()
-    assert any("nearest-neighbour" in line for line in lines)
-    assert (len(lines) == 4) == (not terminal)
+    console = Console(file=StringIO(), width=60, force_terminal=terminal)
+    Execution(print, 1, console).show(TerminalTable(separate_tables(results, LOCAL)[0]))
+    heading, _, *lines = console.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["local", "nearest-neighbour"]
+    assert (max(map(len, lines)) <= 60) == terminal
+    assert ("models" in heading) == (not terminal)
 
 
 def with_clients(name, accuracies):
