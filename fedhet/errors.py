@@ -1,9 +1,20 @@
 """Errors with messages for users: the command line prints them without a traceback."""
 
+import reprlib
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+_OURS = [_ROOT / each for each in ("fedhet", "client_apps", "strategies")]
+_LIBRARIES = [Path(sysconfig.get_path(each)) for each in ("stdlib", "purelib", "platlib")]
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 200
+shown = _repr.repr
+"""Return a text for any value, even if its `repr` is long or raises an exception."""
 
 
 class FedhetError(Exception):
@@ -39,10 +50,21 @@ class UserCodeError(DataError, ModelError):
     @classmethod
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
         """Create the error from a user's exception; `doing` (the activity) starts the message, and `after` ends it."""
-        frames = traceback.extract_tb(error.__traceback__)
-        own = next((each for each in frames if not Path(each.filename).is_relative_to(Path(__file__).parent)), None)
+        own = _users(error)
         where = f" ({Path(own.filename).name}, line {own.lineno})" if own else ""
         return cls(f"{doing} raised {type(error).__name__}: {error}{where}{after}")
+
+    @classmethod
+    def within(cls, error: Exception) -> Exception:
+        """Return the error for an exception that the user's code raised, and any other exception itself."""
+        own = None if isinstance(error, FedhetError | OSError) else _users(error)
+        return cls.of(error, f"the client's {own.name}") if own else error
+
+
+def _users(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the last line of the user's code in the traceback of an exception, or None."""
+    frames, others = reversed(traceback.extract_tb(error.__traceback__)), [*_OURS, *_LIBRARIES]
+    return next((each for each in frames if not any(map(Path(each.filename).is_relative_to, others))), None)
 
 
 def in_words(error: OSError) -> str:
@@ -52,7 +74,7 @@ def in_words(error: OSError) -> str:
     return f"{error.filename} cannot be written or read: {error.strerror or error}"
 
 
-KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "Sequence": "a list", "Path": "a path"}
+KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "float": "a number", "Path": "a path"}
 """Descriptions of classes for messages."""
 
 
@@ -61,15 +83,15 @@ def check_kinds(**arguments: tuple[object, tuple[type, ...]]) -> None:
     for name, (value, kinds) in arguments.items():
         if value is not None and not isinstance(value, kinds):
             words = " or ".join(KINDS.get(kind.__name__, f"a {kind.__name__}") for kind in kinds)
-            raise ConfigError(f"{name} = {value!r}: must be {words}")
+            raise ConfigError(f"{name} = {shown(value)}: must be {words}")
         if isinstance(value, str | Path) and "\0" in str(value):
-            raise ConfigError(f"{name} = {value!r}: must not contain the character NUL: remove it")
+            raise ConfigError(f"{name} = {shown(value)}: must not contain the character NUL: remove it")
 
 
 def check_list(name: str, value: object, kind: type, example: str) -> None:
     """Raise a ConfigError unless the argument `name` is a list whose elements are instances of `kind`."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(each, kind) for each in value):
-        raise ConfigError(f"{name} = {value!r}: must be a list, such as {example}")
+        raise ConfigError(f"{name} = {shown(value)}: must be a list, such as {example}")
 
 
 MOST, NEIGHBOURS = 20, 5

@@ -259,6 +259,9 @@ def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, r
         ({"unseen-epochs": 10}, "unseen-epochs", "unseen-clients = 0"),
         ({"public-data": "here", "public-dataset": "mnist"}, "public-data", "public-samples = 0"),
         ({"method": "local", "wire-dtype": "float32"}, "wire-dtype", "method = local"),
+        ({"method": "fedhenn", "shared-init": False}, "shared-init", "method = fedhenn"),
+        ({"method": "fedmd", "batch-norm": "local"}, "batch-norm", "method = fedmd"),
+        ({"method": "fedproto", "wire-dtype": "float16"}, "wire-dtype", "method = fedproto"),
         ({"method": "fedhenn", "fedhenn.kernel": "linear"}, "fedhenn.kernel", "fedhenn.target = spectral"),
     ],
 )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedhet
 from fedhet.config import configuration
@@ -92,11 +92,17 @@ def focal3(outputs, labels):
     return focal(outputs, labels, 3)
 
 
+PARTS = ("train", "test", "augment")
+
+
 def tanh():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("changed", ["training examples", "test examples", "network", "task"])
+CHANGED = ("training examples", "test examples", "network", "task", "settings", "augmentation")
+
+
+@pytest.mark.parametrize("changed", CHANGED)
 def test_resuming_needs_the_same_task_model_and_data(run, tiny, changed):
     def data(client):  # of client 1 alone others
         (x, y), (tested, right) = tiny.data(client)
@@ -104,7 +110,13 @@ def test_resuming_needs_the_same_task_model_and_data(run, tiny, changed):
         return (x, y), (tested + (changed == "test examples" and client.name == "1"), right)
 
     own = {"model": tiny.model, "data": tiny.data, "task": Task(loss=lambda outputs, labels: focal(outputs, labels))}
-    other = {"network": {"model": tanh}, "task": {"task": Task(loss=lambda outputs, labels: focal3(outputs, labels))}}
+    own["client_settings"] = lambda client: {}
+    other = {
+        "network": {"model": tanh},
+        "task": {"task": Task(loss=lambda outputs, labels: focal3(outputs, labels))},
+        "settings": {"client_settings": lambda client: {"learning-rate": 0.01}},
+        "augmentation": {"data": lambda client: dict(zip(PARTS, (*tiny.data(client), Tensor.neg), strict=True))},
+    }
     done = run({"workers": 1, "rounds": 1}, **own)
     who = "client 1" if "examples" in changed else "3 clients .*"
     with pytest.raises(FedhetError, match=rf"{who}: the client's {changed} changed since this run began"):

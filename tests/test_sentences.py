@@ -114,6 +114,23 @@ class Ordered(Head):
         return self.head(self.body(inputs[:, self.order]).relu())
 
 
+class Frozen(Head):
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+
+
+class Failing(Head):
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            raise RuntimeError("in training")
+        return super().forward(inputs)
+
+
+class NoText:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
 def endless() -> dict[str, Any]:
     settings: dict[str, Any] = {}
     settings["rounds"] = settings
@@ -143,11 +160,14 @@ class Table:
         return self._values.astype(object)
 
 
-def run(model: Any = model, data: Any = data, **settings: Any) -> fedhet.RunResult:
+BCE = fedhet.Task("binary", loss=nn.BCELoss())
+
+
+def run(model: Any = model, data: Any = data, task: Any = None, **settings: Any) -> fedhet.RunResult:
     common = {"clients": 2, "workers": 1, "report": False, "method": "fedavg", "rounds": 1}
     if settings.get("method") == "nearest-neighbour":
         del common["rounds"]
-    return fedhet.run(common | settings, model=model, data=data, progress=False)
+    return fedhet.run(common | settings, model=model, data=data, task=task, progress=False)
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
@@ -271,6 +291,29 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fedhet.run({"method": "fedavg", "clients": 2, "workers": 1}, client_settings=lambda client: None),
         "client 0: client_settings returned None, but must return a dict",
     ),
+    "a sigmoid": (
+        lambda: run(lambda client: nn.Sequential(nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0)), task=BCE),
+        "returns probabilities, but the metric of binary reads logits",
+    ),
+    "a mask from a sigmoid": (
+        lambda: run(
+            lambda client: nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sigmoid()),
+            lambda client: ((torch.rand(8, 1, 2, 2), torch.ones(8, 2, 2)),) * 2,
+            task=fedhet.Task("segmentation", loss=nn.BCELoss()),
+        ),
+        "returns probabilities, but the metric of segmentation reads logits",
+    ),
+    "class weights in two axes": (lambda: fedhet.Task(class_weights=torch.ones(2, 2)), "must be a list of positive"),  # type: ignore[arg-type]
+    "a value without a text": (lambda: run(rounds=NoText()), "rounds = <NoText instance at "),
+    "train() without self": (lambda: run(Frozen), "whose train() or eval() returns nothing: return self"),
+    "sparse gradients": (
+        lambda: run(lambda client: nn.Sequential(nn.Embedding(3, 4, sparse=True), nn.Linear(4, 2))),
+        "whose 0 has sparse gradients",
+    ),
+    "a forward that fails in training": (
+        lambda: run(Failing),
+        "the client's forward raised RuntimeError: in training (test_sentences.py, line",
+    ),
     "data that raise": (lambda: run(data=lambda c: 1 / 0), "client 0: the data function raised ZeroDivisionError"),
 }
 
@@ -362,14 +405,14 @@ def test_tables_of_inputs_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tables.history[-1]["received"] == run().history[-1]["received"]
 
 
-@pytest.mark.parametrize(("last", "outputs"), [(nn.Softmax(1), 2), (nn.Sigmoid(), 1)])
-def test_a_network_that_returns_probabilities(
-    last: nn.Module, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_comparison_tells_its_runs_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedhet.utils.text.log.propagate", True)
-    run(lambda client: nn.Sequential(nn.Linear(4, outputs), last))
-    assert caplog.text.count("the client's Sequential returns probabilities, but the loss of") == 1
+    settings = {"clients": 2, "report": False, "rounds": 1, "batch-norm": "local"}
+    network = nn.Sequential(nn.Linear(4, 2), nn.Softmax(1))
+    done = fedhet.compare(["fedavg", "local"], settings, seeds=[0, 1], model=network, data=data, out=tmp_path / "out")
+    page = (done.folder / "comparison.md").read_text()
+    assert page.count("fedavg, local: the client's Sequential returns probabilities, but the loss of") == 1
+    assert page.count("fedavg: batch-norm = local has no effect, since no client's") == 1
 
 
 def test_a_full_disk_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

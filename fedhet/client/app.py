@@ -18,7 +18,7 @@ from fedhet.config.client_setup import ClientInfo
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
-from fedhet.errors import FedhetError
+from fedhet.errors import FedhetError, UserCodeError
 from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_reply
 from fedhet.flower.grid import TOGETHER
 from fedhet.flower.insides import failure
@@ -149,7 +149,8 @@ class Answers:
                 self._clients.forget_data(job.client)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
-        except Exception as error:  # elsewhere Flower would tell the server what was raised
+        except Exception as raised:  # elsewhere Flower would tell the server what was raised
+            error = UserCodeError.within(raised)
             if not isinstance(error, FedhetError | OSError) and not policy.deployed:
                 if in_ray():  # Flower and Ray print the traceback of every client several times
                     return failure(message, traceback_in_file(error, f"client {name}: {asked}"))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from fedhet.data.own import check_scale
 from fedhet.data.reading import LazyInputs, not_finite
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
-from fedhet.models.copies import copied
+from fedhet.models.copies import unsaved_state
 from fedhet.models.representation import Captured, Representation
 from fedhet.tasks import Task
 from fedhet.training.evaluation import forward
@@ -107,6 +108,12 @@ def check_model(
         if problem := task.problem(outputs, task.outputs.labels(examples.labels)):
             raise DataError(problem if part == "train" else f"{part}: {problem}")
     task.check_loss(outputs, task.outputs.labels(data.train.labels[: len(outputs)]))
+    one_logit = task.name == "binary" or (task.name == "segmentation" and outputs.shape[1] == 1)
+    if one_logit and _from_sigmoid(model, inputs):
+        raise ModelError(
+            f"the client's {name} returns probabilities, but the metric of {task.name} reads logits, which are above 0 "
+            f"for class 1: remove the final sigmoid, and use BCEWithLogitsLoss in place of BCELoss{origin}"
+        )
     note = _note(representation, captured if guessed else None, outputs, task, origin)
     if not note and task is not asked and task.name == "multi-label" and bool((data.train.labels.sum(1) == 1).all()):
         note = (
@@ -181,11 +188,21 @@ def _probabilities(model: nn.Module, task: Task, outputs: Tensor) -> bool:
     """Return whether a network seems to return probabilities although the task's loss expects logits."""
     if task.own_loss is not None or task.outputs.meaning == "numbers":
         return False
-    if task.name in ("binary", "multi-label"):
+    if task.name == "multi-label":
         return isinstance([*model.modules()][-1], nn.Sigmoid)
     scores = task.outputs.scores(outputs)
     sums = scores.sum(-1)
     return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+
+
+def _from_sigmoid(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether a network's outputs come from a sigmoid, possibly reshaped or cast."""
+    with torch.enable_grad():
+        node: Any = forward(model, inputs[:2])[0].grad_fn
+    moving = ("View", "Squeeze", "Unsqueeze", "Select", "Slice", "Permute", "Transpose", "Clone", "ToCopy", "Clamp")
+    while type(node).__name__.startswith(moving):
+        node = node.next_functions[0][0]
+    return type(node).__name__.startswith("Sigmoid")
 
 
 def _makes(head: Captured, outputs: Tensor) -> bool:
@@ -201,63 +218,6 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
     if scores.shape != outputs.shape:
         return scores.numel() == outputs.numel()
     return bool((scores.argsort(-1) == outputs.argsort(-1)).all())
-
-
-# ---- does the network keep state that files and other processes lack?
-
-
-@torch.no_grad()
-def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Module] | None = None) -> str:
-    """Return a warning if a network has state that its state dict lacks, or an empty string.
-
-    A copy of the network runs in training mode. It is compared with a second copy that loads its state dict, and the
-    second copy with a network that `again` builds. Checks are skipped if a network cannot be copied, built or run.
-
-    Args:
-        model: the network, which is not changed.
-        inputs: (n, ...) transformed examples.
-        again: builds the network with other random numbers, if given.
-    """
-
-    def alike(one: nn.Module, other: nn.Module, *training: bool) -> bool:
-        other.load_state_dict(one.state_dict())
-        passes = ((_pass(one.train(mode), inputs), _pass(other.train(mode), inputs)) for mode in training)
-        return all(torch.allclose(*both, equal_nan=True) for both in passes)
-
-    owner = f"the client's {model._get_name()}"
-    with suppress(Exception):  # whatever a user's network raises; training itself will tell
-        used, fresh = copied(model), copied(model)
-        for _ in range(2):
-            _pass(used.train(), inputs)
-        if not alike(used, fresh, True, False):
-            return (
-                f"training changes {_differing(used, fresh)} in {owner}, which is not in the state dict: files and "
-                "other processes lack it, so results depend on the number of workers; register it as a buffer "
-                "(register_buffer)"
-            )
-        if again is not None and not alike(fresh, other := again().to(inputs.device), False):
-            return (
-                f"{owner} draws {_differing(fresh, other)} at random, which is not in the state dict: files lack it "
-                "and give other outputs; register it as a persistent buffer (register_buffer)"
-            )
-    return ""
-
-
-def _differing(model: nn.Module, like: nn.Module) -> str:
-    """Return the names of attributes and buffers that differ between two networks of one structure, for a message."""
-    names = [
-        f"{prefix}.{name}".lstrip(".")
-        for (prefix, one), other in zip(model.named_modules(), like.modules(), strict=True)
-        for name, value in (vars(one) | one._buffers).items()
-        if isinstance(value, Tensor | int | float | str) and str(value) != str((vars(other) | other._buffers).get(name))
-    ]
-    return ", ".join(names) or "something"
-
-
-def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
-    with seeded(0, "unsaved state"):
-        outputs: Tensor = network(inputs.clone())
-    return outputs
 
 
 def check_public_dataset(client: Client, *, labelled: bool) -> None:
@@ -310,10 +270,31 @@ def _digests(job: Job) -> dict[str, str]:
             if len(part) and job.loop is None:  # a user's own loop reads its examples itself
                 rows = [part.inputs[:ROWS]]
                 if isinstance(part.inputs, LazyInputs) and not torch.equal(rows[0], part.inputs[:ROWS]):
-                    rows = []  # random transforms give others each time
+                    rows = _seeded(job, f"reading its {words}", partial(part.inputs.__getitem__, slice(ROWS)))
             found[words] = digest(len(part), part.labels, *rows)
+    config, augmented = client.config, list[Tensor]()
+    if (augment := client.augment) and client.own_data and len(client.data.train) and job.loop is None:
+        batch = client.data.train.inputs[:ROWS]
+        augmented = _seeded(job, "its augment function", lambda: augment(batch, torch.Generator().manual_seed(0)))
+    found["augmentation"] = digest(client.own_data and augment is not None, *augmented)
+    found["settings"] = digest(config.local_epochs, config.learning_rate, config.batch_size, client.data.batch_size)
     structure = _structure(client.model, sized=client.part is not None)
     return {"task": digest(_task(job)), "network": digest(structure, client.config.head), **found}
+
+
+def _seeded(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
+    """Return what a user's code gives under seeded generators; nothing, and a remark, if a second call differs."""
+    values = []
+    for _ in range(2):
+        with seeded(0, "repeats"):
+            values.append(read())
+    if torch.equal(*values):
+        return values[:1]
+    job.say(
+        f"{doing} gives other values each time, although torch, NumPy and Python are seeded: it has a state or a "
+        "generator of its own, so results depend on the number of workers; draw from the global generators instead"
+    )
+    return []
 
 
 def _task(job: Job) -> str:

@@ -25,7 +25,7 @@ from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
-from fedhet.errors import ConfigError, FedhetError, check_list
+from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.methods import registry
 from fedhet.methods.options import Value
 from fedhet.results.history import read_run
@@ -142,6 +142,7 @@ def recommend(
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
     """Convert a number with one of the `units`, such as `30m`, to the basic unit; raises a ConfigError if invalid."""
+    check_kinds(**{name: (given, (str, float, int))})
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):

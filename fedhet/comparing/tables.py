@@ -27,6 +27,7 @@ from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.comparing.tuning import Search, Tuning
 from fedhet.results.plotting import INK, draw_line, label_axes, look, new_figure
 from fedhet.results.tables import format_bytes, format_seconds, format_value
+from fedhet.utils.statistics import grouped
 
 _WORDS = ("method", "models")
 _LEFT = (*_WORDS, "settings")
@@ -189,7 +190,7 @@ def notes_below(
         )
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
-    notes += [*_absent(results), *settings]
+    notes += [*_absent(results), *_warnings(results), *settings]
     if tuning:
         seeds = ", ".join(map(str, tuning.seeds))
         notes.append(
@@ -222,6 +223,18 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
                 f"{result.variant} lacks {count} of {short[0].run.settings.clients} clients (seeds {seeds}), so its "
                 f"numbers are of fewer clients: client {client}: {reason}."
             )
+
+
+def _warnings(results: Sequence[VariantResult]) -> Iterator[str]:
+    """Yield each warning of the runs once, after the names of the variants that it concerns."""
+    told = (
+        (line, each)
+        for each in results
+        for run in each.outcomes
+        for line in (run.files.summary or {}).get("warnings", ())
+    )
+    for line, variants in grouped(told).items():
+        yield f"{', '.join(dict.fromkeys(each.variant for each in variants))}: {line}"
 
 
 def _validation(results: Sequence[VariantResult]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, shown
 from fedhet.methods.keys import Value, fits, kebab
 
 NOTED = ("versions", "ran", "own")
@@ -73,7 +73,7 @@ def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str):
-            raise ConfigError(f"config has the key {key!r}: keys must be text, such as 'rounds'")
+            raise ConfigError(f"config has the key {shown(key)}: keys must be text, such as 'rounds'")
         if isinstance(value, Mapping) and depth > DEEPEST:
             raise ConfigError(f"config is nested too deeply at {key!r}: write settings as KEY: VALUE")
         if isinstance(value, Mapping):

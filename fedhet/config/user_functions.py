@@ -8,9 +8,7 @@ from inspect import Parameter
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from fedhet.config.client_setup import ClientInfo, ModelFunction, public_dataset
 from fedhet.config.toml import toml_value
@@ -21,10 +19,10 @@ from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserC
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart, kebab
 from fedhet.methods.options import Config
-from fedhet.models.copies import in_use, separated
+from fedhet.models.copies import held_by, in_use, separated, unusable
 from fedhet.tasks import Task, as_task
 from fedhet.utils.inputs import Inputs
-from fedhet.utils.randomness import seeded
+from fedhet.utils.randomness import reseeded, seeded
 
 DataFunction = Callable[[ClientInfo], ClientData]
 
@@ -163,21 +161,26 @@ class Function:
     """A function that a user passed as the argument `model`, `data` or `examples`, to be called with a client.
 
     `accept` receives the client's name and the returned value, and converts it or raises an error. Global random
-    generators are seeded during the call, so that a client's split is the same in every run; for `model`, the caller
-    seeds them.
+    generators (for `model`, by the caller) and those that the function `given` refers to are seeded during the call, so
+    that a client's split is the same in every process and run.
     """
 
     argument: str
-    name: str
+    given: Any
     call: Callable[[ClientInfo], Any]
     accept: Callable[[str, Any], Any]
+
+    @property
+    def name(self) -> str:
+        """The function's name, for messages."""
+        return described(self.given)
 
     def __call__(self, client: ClientInfo) -> Any:
         """Return the converted value; raises a `UserCodeError` if the function raised an exception."""
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:
-            with seeds:
+            with seeds, reseeded(held_by(self.given)):
                 value = self.call(client)
                 doing = f"client {client.name}: reading what the {self.argument} function returned"
                 return self.accept(client.name, value)
@@ -204,7 +207,7 @@ def model_function(model: Any) -> ModelFunction | None:
         )
     if isinstance(model, nn.Module):
         in_use(model)  # by the user; clients get copies
-        return Function("model", described(model), lambda client: model, _as_network)
+        return Function("model", model, lambda client: model, _as_network)
     return of_client("model", model, _as_network)
 
 
@@ -238,7 +241,7 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
 
 def of_client(argument: str, function: Callable[..., Any], accept: Callable[[str, Any], Any]) -> Function:
     """Return a user's function, passed as `argument`, as a function of a client; `accept` converts its value."""
-    return Function(argument, described(function), _taking_client(function, argument), accept)
+    return Function(argument, function, _taking_client(function, argument), accept)
 
 
 def origin(function: Callable[..., Any] | None) -> str:
@@ -286,12 +289,16 @@ def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[Cli
 def _as_network(client: str, model: Any) -> nn.Module:
     """Check and copy a user's network for a client; make it take inputs of several tensors and return a tensor."""
     name = "None" if model is None else f"a {type(model).__name__}"
-    if problem := _unusable(model):
+    if problem := unusable(model):
         raise ModelError(f"client {client}: the model function returned {name}{problem}")
     try:
         model = separated(model)
     except ModelError as error:
         raise ModelError(f"client {client}: the model function returned {name} that cannot be used: {error}") from error
+    if model.eval() is not model or model.train() is not model:
+        raise ModelError(
+            f"client {client}: the model function returned {name} whose train() or eval() returns nothing: return self"
+        )
     model.register_forward_pre_hook(_copied, with_kwargs=True)
     model.register_forward_hook(_plain)
     return model
@@ -303,30 +310,6 @@ def as_given(model: nn.Module) -> nn.Module:
         for key in [key for key, hook in hooks.items() if hook in (_copied, _plain)]:
             del hooks[key]
     return model
-
-
-def _unusable(model: Any) -> str:
-    """Return why a model cannot be used, as the end of a sentence that starts with its class; empty if it can."""
-    if not isinstance(model, nn.Module):
-        return ", not an nn.Module"
-    if isinstance(model, torch.jit.ScriptModule):
-        return ", whose modules TorchScript hides: return the nn.Module from which it was compiled"
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    if lazy := next((each for each, tensor in tensors if is_lazy(tensor)), None):
-        return (
-            f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
-            "function returns it"
-        )
-    if meta := next((each for each, tensor in tensors if tensor.is_meta), None):
-        return f" whose {meta} is on the device meta, which has no values: create it on the CPU"
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        return " without a parameter that requires gradients: leave at least the head to train"
-    for each, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            return f" whose {each}, from get_extra_state, is not a tensor and cannot be sent: register it as a buffer"
-        if not value.numel():
-            return f" whose {each} is empty, of shape {tuple(value.shape)}, and cannot be sent: remove it"
-    return ""
 
 
 def _copied(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -85,7 +85,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
     flat, found = config.flat(), dict[str, Reason]()
     for key, spec in config.specs().items():
         replaced, trait = spec.metadata["replaced_by"], spec.metadata["trait"]
-        gives = getattr(traits, trait) if trait else True
+        gives = key in config.options.uses or not trait or getattr(traits, trait)
         if key == "augment" and "augmentation" in own:
             found[key] = Reason("augmentation", SUPPLIED["augmentation"])
         elif replaced and own >= {*replaced} and key not in config.options.uses:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
 from typing import Any, Literal
 
-from fedhet.errors import ConfigError
+from fedhet.errors import ConfigError, shown
 
 Value = bool | int | float | str
 
@@ -124,8 +124,8 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
     if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
         value = wanted(value)
     if must_be := _must_be(value, spec):
-        shown = value.isoformat() if hasattr(value, "isoformat") else repr(value)  # a date of TOML
-        raise ConfigError(f"{key} = {shown}: must be {must_be}")
+        said = value.isoformat() if hasattr(value, "isoformat") else shown(value)  # a date of TOML
+        raise ConfigError(f"{key} = {said}: must be {must_be}")
     return value
 
 

@@ -89,6 +89,11 @@ class Traits:
         return frozenset({*self.sends.values()} | weights)
 
     @property
+    def exchanges_weights(self) -> bool:
+        """Return whether clients send weights of networks, or receive generated weights."""
+        return not self.kinds.isdisjoint({"weights", "hypernetwork"})
+
+    @property
     def averages_model(self) -> bool:
         """Return whether clients share arrays of their networks, which the server averages."""
         return self.shares.averaged and self.shares.keys != "nothing"

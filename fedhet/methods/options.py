@@ -38,7 +38,7 @@ class Options:
     size_name = "width"
     """Name of the setting by which a node chooses its client's size, if clients have parts of one network."""
     uses: ClassVar[Collection[str]] = ()
-    """Common keys that keep their effect if the user's data or models replace them (`option(replaced_by=...)`)."""
+    """Common keys with an effect, whatever the method's traits are and the user's data or models replace."""
     without: ClassVar[Collection[str]] = ()
     """Common keys without effect on the method."""
 
@@ -175,7 +175,9 @@ class Config:
         choices=("own", "common"),
         needs={"validation": ()},
     )
-    shared_init: bool = option(True, "all clients start from the same initialization of what is shared")
+    shared_init: bool = option(
+        True, "all clients start from the same initialization of what is shared", trait="common_init"
+    )
     start_from: str = option(
         "",
         "folder of a run whose models clients start from: their own (models/CLIENT), or models/global",
@@ -205,7 +207,7 @@ class Config:
     batch_norm: str = option(
         "aggregate",
         "BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average",
-        trait="communicates",
+        trait="exchanges_weights",
         choices=("aggregate", "local", "re-estimate"),
     )
     aggregation: str = option(
@@ -228,7 +230,7 @@ class Config:
         trait="bounded",
     )
     wire_dtype: str = option(
-        "float32", "data type of weights in messages", choices=("float32", "float16"), trait="communicates"
+        "float32", "data type of weights in messages", choices=("float32", "float16"), trait="exchanges_weights"
     )
     timeout: float = _server(3600.0, "seconds to wait for the replies of a round", above=0)
     min_clients: int = _server(1, "minimum number of clients to start a run and to complete a round", at_least=1)

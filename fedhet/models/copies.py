@@ -1,20 +1,25 @@
-"""Copies of networks without shared memory or wrappers, and the kinds of their arrays."""
+"""Copies of networks without shared memory or wrappers, the kinds of their arrays, and state that files lack."""
 
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from inspect import getclosurevars
+from contextlib import suppress
+from functools import partial
+from inspect import getclosurevars, unwrap
 from types import FunctionType
 from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
 from fedhet.errors import ModelError
+from fedhet.utils.randomness import seeded
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 
@@ -108,6 +113,46 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
                 yield from _outside(value, seen)
 
 
+def held_by(function: Any) -> Iterator[Any]:
+    """Yield what a user's function refers to: variables, defaults, set arguments, and attributes of its object."""
+    function = unwrap(function)
+    if isinstance(function, partial):
+        yield from (*function.args, *function.keywords.values())
+        function = function.func
+    yield from getattr(getattr(function, "__self__", function), "__dict__", {}).values()
+    function = getattr(function, "__func__", function)
+    function = function if isinstance(function, FunctionType) else vars(type(function)).get("__call__")
+    yield from getattr(function, "__defaults__", None) or ()
+    yield from (value for _, value in _outside(function, set()))
+
+
+def unusable(model: Any) -> str:
+    """Return why a model cannot be used, as the end of a sentence that starts with its class; empty if it can."""
+    if not isinstance(model, nn.Module):
+        return ", not an nn.Module"
+    if isinstance(model, torch.jit.ScriptModule):
+        return ", whose modules TorchScript hides: return the nn.Module from which it was compiled"
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if lazy := next((each for each, tensor in tensors if is_lazy(tensor)), None):
+        return (
+            f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
+            "function returns it"
+        )
+    if meta := next((each for each, tensor in tensors if tensor.is_meta), None):
+        return f" whose {meta} is on the device meta, which has no values: create it on the CPU"
+    modules = model.named_modules()
+    if sparse := next((each for each, module in modules if getattr(module, "sparse", False) is True), None):
+        return f" whose {sparse} has sparse gradients, which optimisers and averages do not take: set sparse=False"
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return " without a parameter that requires gradients: leave at least the head to train"
+    for each, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            return f" whose {each}, from get_extra_state, is not a tensor and cannot be sent: register it as a buffer"
+        if not value.numel():
+            return f" whose {each} is empty, of shape {tuple(value.shape)}, and cannot be sent: remove it"
+    return ""
+
+
 Kind = Literal["trained", "frozen", "statistic", "buffer"]
 
 RUNNING = ("running_", "moving_", "num_batches_tracked")
@@ -190,3 +235,59 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}
+
+
+@torch.no_grad()
+def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Module] | None = None) -> str:
+    """Return a warning if a network has state that its state dict lacks, or an empty string.
+
+    A copy of the network runs in training mode. It is compared with a second copy that loads its state dict, and the
+    second copy with a network that `again` builds. Checks are skipped if a network cannot be copied, built or run.
+
+    Args:
+        model: the network, which is not changed.
+        inputs: (n, ...) transformed examples.
+        again: builds the network with other random numbers, if given.
+    """
+
+    def alike(one: nn.Module, other: nn.Module, *training: bool) -> bool:
+        other.load_state_dict(one.state_dict())
+        passes = ((_pass(one.train(mode), inputs), _pass(other.train(mode), inputs)) for mode in training)
+        return all(torch.allclose(*both, equal_nan=True) for both in passes)
+
+    owner = f"the client's {model._get_name()}"
+    lost = "files and other processes lack it, so results depend on the number of workers"
+    with suppress(Exception):  # whatever a user's network raises; training itself will tell
+        used, fresh = copied(model), copied(model)
+        for _ in range(2):
+            _pass(used.train(), inputs)
+        if later := sorted(used.state_dict().keys() ^ fresh.state_dict().keys()):
+            return f"training adds or removes {', '.join(later)} in {owner}: {lost}; register it in __init__"
+        if not alike(used, fresh, True, False):
+            return (
+                f"training changes {_differing(used, fresh)} in {owner}, which is not in the state dict: {lost}; "
+                "register it as a buffer (register_buffer)"
+            )
+        if again is not None and not alike(fresh, other := again().to(inputs.device), False):
+            return (
+                f"{owner} draws {_differing(fresh, other)} at random, which is not in the state dict: files lack it "
+                "and give other outputs; register it as a persistent buffer (register_buffer)"
+            )
+    return ""
+
+
+def _differing(model: nn.Module, like: nn.Module) -> str:
+    """Return the names of attributes and buffers that differ between two networks of one structure, for a message."""
+    names = [
+        f"{prefix}.{name}".lstrip(".")
+        for (prefix, one), other in zip(model.named_modules(), like.modules(), strict=True)
+        for name, value in (vars(one) | one._buffers).items()
+        if isinstance(value, Tensor | int | float | str) and str(value) != str((vars(other) | other._buffers).get(name))
+    ]
+    return ", ".join(names) or "something"
+
+
+def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
+    with seeded(0, "unsaved state"):
+        outputs: Tensor = network(inputs.clone())
+    return outputs

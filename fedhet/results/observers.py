@@ -33,6 +33,7 @@ class RunInfo:
         test_on: the test sets in use (`Config.test_on`); empty before the handshake.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
         privacy: epsilon and delta under Flower's wrappers or mods; empty without them.
+        warnings: warnings about clients and settings so far.
     """
 
     method: str
@@ -44,6 +45,7 @@ class RunInfo:
     test_on: str = ""
     matrices: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class Observer:

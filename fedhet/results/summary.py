@@ -34,6 +34,8 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
     }
     if run.privacy:
         summary["privacy"] = dict(run.privacy)
+    if run.warnings:
+        summary["warnings"] = [*run.warnings]
     if absent := never_took_part(rows):
         summary["never_took_part"] = absent
     if config.validation:

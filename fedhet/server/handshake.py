@@ -104,15 +104,17 @@ class Handshake:
             self.run.apply_train_config()
         config = self.run.config
         chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
-        if is_complete(config.chosen):
-            return
-        effective(config, self.run.traits, chosen, self._own)
+        if not (complete := is_complete(config.chosen)):
+            effective(config, self.run.traits, chosen, self._own)
         statistics = any(reply.report.normalised for reply in known)
         if "batch-norm" in chosen and config.batch_norm != "aggregate" and not statistics:
-            raise ConfigError(
+            message = (
                 f"batch-norm = {config.batch_norm} has no effect, since no client's network has running statistics, as "
                 "BatchNorm has: leave it out"
             )
+            if not complete:
+                raise ConfigError(message)
+            self.run.warn_once(message)
 
     # ---- admission
 

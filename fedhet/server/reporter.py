@@ -47,7 +47,7 @@ class Reporter:
         """Return the description of the run that observers receive; `matrices` are for the report."""
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
-        return RunInfo(*about, matrices or {}, run.privacy.spent() if run.privacy else {})
+        return RunInfo(*about, matrices or {}, run.privacy.spent() if run.privacy else {}, (*run.told,))
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:

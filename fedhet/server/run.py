@@ -82,7 +82,7 @@ class Run:
         train_config: entries for the clients' train functions and mods, which are sent unchanged.
         evaluate_config: entries for the clients' evaluate functions, which are sent unchanged.
         trains_clients: whether some client trains with fedhet's loop, for which `train_config` sets keys.
-        told: warnings that were logged already.
+        told: warnings that were logged, in order.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
         privacy: record of the privacy budget spent, if Flower's differential privacy is used, or else None.
     """
@@ -102,7 +102,7 @@ class Run:
     train_config: dict[str, Any] = field(default_factory=dict)
     evaluate_config: dict[str, Any] = field(default_factory=dict)
     trains_clients: bool = False
-    told: set[str] = field(default_factory=set)
+    told: list[str] = field(default_factory=list)
     noise: dict[str, float] = field(default_factory=dict)
     privacy: PrivacyLedger | None = None
 
@@ -164,7 +164,7 @@ class Run:
     def warn_once(self, line: str, clients: Sequence[str] = ()) -> None:
         """Log a warning, with the clients that it is about, the first time that it occurs in the run."""
         if line not in self.told:
-            self.told.add(line)
+            self.told.append(line)
             log.warning("%s%s", f"{named(clients)}: " if clients else "", line)
 
     # ---- networks

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhet.errors import ConfigError, check_kinds, nearest
+from fedhet.errors import ConfigError, check_kinds, nearest, shown
 from fedhet.tasks.outputs import (
     IGNORED,
     Binary,
@@ -131,9 +132,13 @@ class Task:
         if name and name not in OUTPUTS:
             raise ConfigError(nearest("task", name, OUTPUTS))
         self.name, self.own_loss, self.ignored = name, loss, _ignored(loss)
-        self.class_weights = tuple(float(weight) for weight in class_weights)
-        if not all(0 < weight < math.inf for weight in self.class_weights):
-            raise ConfigError(f"class_weights must be positive numbers, not {list(self.class_weights)}")
+        try:
+            self.class_weights: tuple[float, ...] = tuple(np.asarray(class_weights, float).tolist())
+            usable = all(0 < weight < math.inf for weight in self.class_weights)
+        except (TypeError, ValueError, RuntimeError):
+            usable = False
+        if not usable:
+            raise ConfigError(f"class_weights must be a list of positive numbers, not {shown(class_weights)}")
         if loss is not None and not callable(loss):
             raise ConfigError(f"loss must be a function of outputs and labels, not a {type(loss).__name__}")
         if self.class_weights and (loss is not None or name == "regression"):

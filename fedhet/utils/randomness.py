@@ -2,8 +2,10 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,3 +68,36 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
         np.random.set_bit_generator(numpy)
         _spare.append(spare)
         torch.set_grad_enabled(gradients)
+
+
+@contextmanager
+def reseeded(values: Iterable[object]) -> Iterator[None]:
+    """Context in which the random generators among `values` are seeded, and then restored.
+
+    Their seeds depend on their states, which a user may have seeded, and on the seed of torch's global generator.
+    """
+    restore = [_reseed(each, torch.initial_seed()) for each in values if isinstance(each, _GENERATORS)]
+    try:
+        yield
+    finally:
+        for each in restore:
+            each()
+
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _reseed(generator: Any, seed: int) -> Callable[[], object]:
+    """Seed a generator; return a function that restores its state."""
+    if isinstance(generator, torch.Generator):
+        before, drawn = generator.get_state(), torch.empty((), dtype=torch.int64, device=generator.device)
+        generator.manual_seed(derive_seed(seed, int(drawn.random_(generator=generator))))
+        return partial(generator.set_state, before)
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+        generator.seed(derive_seed(seed, generator.getrandbits(62)))
+        return partial(generator.setstate, state)
+    bits = generator._bit_generator if isinstance(generator, np.random.RandomState) else generator.bit_generator
+    held = bits.state
+    bits.state = type(bits)(derive_seed(seed, int(bits.random_raw()))).state
+    return partial(setattr, bits, "state", held)

@@ -12,15 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import weight_norm
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, Dataset, random_split
+from torch.utils.data import DataLoader, Dataset
 
+import fedhet
 from fedhet.client.app import make_client_app
-from fedhet.client.model_check import ROWS, unsaved_state
+from fedhet.client.model_check import ROWS
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.running import run_locally
 from fedhet.errors import ModelError
-from fedhet.models.copies import copied, separated
+from fedhet.models.copies import copied, separated, unsaved_state
 
 pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
 
@@ -115,13 +116,24 @@ def test_global_generators(where: str, trained: Callable[..., dict[str, Tensor]]
     assert same(trained(of_client, of_data), trained(of_client, of_data, afresh=True))
 
 
-def test_random_split(trained: Callable[..., dict[str, Tensor]]) -> None:
+GENERATORS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "torch's": (None, lambda generator: torch.randperm(60)),
+    "own, torch": (torch.Generator(), lambda generator: torch.randperm(60, generator=generator)),
+    "own, NumPy": (np.random.default_rng(1), lambda generator: generator.permutation(60)),
+    "own, NumPy's older": (np.random.RandomState(1), lambda generator: generator.permutation(60)),
+    "own, Python": (random.Random(1), lambda generator: generator.sample(range(60), 60)),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_random_split(kind: str, trained: Callable[..., dict[str, Tensor]]) -> None:
     splits: dict[str, set[tuple[int, ...]]] = {}
+    generator, permutation = GENERATORS[kind]
 
     def split(client: ClientInfo) -> Any:
-        train, test = random_split([*zip(INPUTS, LABELS, strict=True)], [0.7, 0.3])  # type: ignore[arg-type, var-annotated]
-        splits.setdefault(f"{client.config.seed} {client.name}", set()).add(tuple(train.indices))
-        return train, test
+        order = torch.tensor(list(permutation(generator)))
+        splits.setdefault(f"{client.config.seed} {client.name}", set()).add(tuple(order.tolist()))
+        return [(INPUTS[rows], LABELS[rows]) for rows in (order[:40], order[40:])]
 
     for method in ("local", "fedavg"):
         trained(data=split, afresh=True, method=method)
@@ -142,6 +154,22 @@ def test_random_rows(trained: Callable[..., dict[str, Tensor]]) -> None:
     assert all(len(set(draws)) >= 6 for draws in train.seen.values())
     later = [draws for row, draws in test.seen.items() if row >= 40 + ROWS]  # the first ones tell whether data changed
     assert all(len(set(draws[1:])) <= 2 for draws in later)  # labels, evaluations, the examples' digests
+
+
+@pytest.mark.parametrize("where", ["rows", "augment"])
+def test_rows_with_a_state(where: str, tmp_path: Path) -> None:
+    own = random.Random(1)
+
+    def of_data(client: ClientInfo) -> Any:
+        train, test = data(client)
+        if where == "rows":
+            return Rows(own.random, 0, 40), test
+        return {"train": train, "test": test, "augment": lambda x: x + own.random()}
+
+    settings = {"method": "local", "rounds": 1, "clients": 2, "workers": 1}
+    done = fedhet.run(settings, model=model, data=of_data, out=tmp_path / "run", progress=False)
+    (warning,) = done.summary["warnings"]
+    assert "gives other values each time, although torch, NumPy and Python are seeded" in warning
 
 
 # ---- networks
@@ -282,6 +310,17 @@ def test_state_outside_the_state_dict() -> None:
     assert "training changes 0.steps in the client's Sequential" in unsaved_state(nn.Sequential(Counting(4, 3)), INPUTS)
     assert "Averaging draws drawn at random, which is not" in unsaved_state(Averaging(), INPUTS, Averaging)
     assert not unsaved_state(model(), INPUTS, model)
+
+    class Later(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("mean", None)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.mean = inputs.mean(0) if self.training else self.mean
+            return super().forward(inputs)
+
+    assert "training adds or removes mean in the client's Later" in unsaved_state(Later(), INPUTS)
     assert "training changes scale in the client's Scaling" in unsaved_state(Scaling(), INPUTS)
     normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
     assert [unsaved_state(each, INPUTS) for each in (normal, Caching())] == ["", ""]

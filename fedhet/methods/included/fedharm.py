@@ -12,6 +12,8 @@ from fedhet.methods.options import Options, option
 class FedHARMOptions(Options):
     """Configuration keys of FedHARM, with the paper's values."""
 
+    uses = ("batch-norm",)  # statistics are re-estimated after the shared phase
+
     align: Literal["cosine", "cka", "spectral"] = option(
         "cosine",
         "what is aligned: descriptors by cosine (the paper's), block outputs by CKA, or spectral targets",

@@ -80,6 +80,8 @@ fd = Method(
 class LearnerOptions(WidthOptions):
     """Configuration keys of methods whose server trains a network on clients' mean representations, such as FedGH."""
 
+    uses = ("wire-dtype",)  # of the head
+
     server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
     server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
 
