@@ -241,8 +241,8 @@ def keys(
 def _filled(text: str, indent: int) -> str:
     """Break lines of text between words at the width of the terminal; without a terminal, at 100 characters."""
     width = min(100, get_terminal_size((100, 0)).columns)
-    whole = {"break_on_hyphens": False, "break_long_words": False}
-    return fill(printable(text), width, subsequent_indent=" " * indent, **whole)
+    after = " " * indent
+    return fill(printable(text), width, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
 
 
 def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | None) -> dict[str, Any]:

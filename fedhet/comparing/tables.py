@@ -106,8 +106,8 @@ def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -
     Each has headings and a line for each variant.
     """
     known = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
-    gains = {name.replace("_", " "): partial(_mean, name, text) for name, text in known.items()}
-    costs = {heading: partial(_mean, name, "{:,.0f}") for name, heading in _COUNTS.items()}
+    gains: dict[str, _Cell] = {name.replace("_", " "): partial(_mean, name, text) for name, text in known.items()}
+    costs: dict[str, _Cell] = {heading: partial(_mean, name, "{:,.0f}") for name, heading in _COUNTS.items()}
     costs |= {"bytes": _bytes, "time": lambda result: format_seconds(result.mean("seconds"))}
     return [
         [["method", *columns], *([result.label, *(cell(result) for cell in columns.values())] for result in results)]

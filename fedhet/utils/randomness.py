@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
@@ -55,9 +56,9 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
-    python, numpy, gradients = random.getstate(), np.random.get_bit_generator(), torch.is_grad_enabled()
+    python, numpy, gradients = random.getstate(), mtrand.get_bit_generator(), torch.is_grad_enabled()
     spare = _spare.pop() if _spare else np.random.MT19937()
-    np.random.set_bit_generator(spare)
+    mtrand.set_bit_generator(spare)
     seed_everything(derive_seed(seed, *purpose))
     try:
         yield
@@ -65,7 +66,7 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         random.setstate(python)
-        np.random.set_bit_generator(numpy)
+        mtrand.set_bit_generator(numpy)
         _spare.append(spare)
         torch.set_grad_enabled(gradients)
 
