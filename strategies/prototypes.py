@@ -145,7 +145,7 @@ class FD(ByClass[FDOptions, FDState]):
     method = fd
     state_class = FDState
     vectors = "prediction"
-    way_out = "all clients need the same classes"  # type: ignore[assignment]
+    way_out = "all clients need the same classes"
 
     def payload_for(self, client: str) -> Payload:
         peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
