@@ -195,9 +195,8 @@ class FD(ByClass[FDOptions]):
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         if not len(self.classes):
             return ()
-        teacher = self.prototypes.softmax(1)
-        own = {"row_of": self.rows(), "teacher": teacher, "weight": self.options.weight}
-        return (Term(distillation, weighted=True, **own),)
+        rows, teacher, weight = self.rows(), self.prototypes.softmax(1), self.options.weight
+        return (Term(distillation, weighted=True, row_of=rows, teacher=teacher, weight=weight),)
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
