@@ -139,6 +139,7 @@ class TestPathsThatLeadOutOfAFolder:
         (folder / name).unlink()
         os.mkfifo(folder / name)
         assert answered("report", folder).exit_code == 2
+        assert answered("report", runs["finished"], folder).exit_code == 2
         assert answered("run", "--resume", folder).exit_code == 2
         if name == "config.toml":
             assert "it is a pipe or a device" in answered("run", folder / name).stderr

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from fedhet.config import toml
 from fedhet.errors import FedhetError
 from fedhet.methods.options import OWN
+from fedhet.utils.files import check_links
 from fedhet.utils.statistics import ClientRow, client_order
 from fedhet.utils.text import all_printable, printable
 
@@ -229,6 +230,7 @@ def read_run(folder: Path | str) -> RunFiles:
     config = folder / "config.toml"
     if not folder.is_dir():
         raise FedhetError(f"{folder}: no such folder; give the directory of a run")
+    check_links(folder)
     if not config.is_file():
         raise FedhetError(f"{folder} is not the directory of a run: it has no config.toml; name another directory")
     settings = all_printable(toml.load(config))

@@ -17,7 +17,7 @@ from fedhet.errors import FedhetError
 from fedhet.methods import registry
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
-from fedhet.utils.files import check_links, write_text
+from fedhet.utils.files import write_text
 from fedhet.utils.statistics import STATISTICS, client_order, grouped
 from fedhet.utils.text import printable
 
@@ -182,7 +182,6 @@ def write_report(folder: Path | str) -> Path:
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png
 
-    check_links(Path(folder))
     run = read_run(folder)
     path = run.folder / "report.html"
     with showing(folder):
