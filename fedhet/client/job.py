@@ -1,4 +1,4 @@
-"""A client with the message that it answers, and work of several clients that is done together."""
+"""`Job`, a client with the message that it answers, and `done`, which does the work of several clients together."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +16,14 @@ from fedhet.training import Computation, together
 T = TypeVar("T")
 
 Work = Generator[Computation, None, T]
-"""A client's work, which yields what it is about to compute and returns its result."""
+"""A client's work as a generator: it yields each training phase and evaluation to compute, and returns its result."""
 
 
 def done(works: Sequence[Work[T]]) -> list[T | BaseException]:
-    """Do the work of clients, and compute together what they are about to compute; return results or exceptions."""
+    """Return the result of each client's work, or the exception that it raised.
+
+    The training phases and evaluations that several clients yield at the same time are computed in batches.
+    """
     results: dict[int, T | BaseException] = {}
     while len(results) < len(works):
         computations = []
@@ -42,10 +45,10 @@ class Loop(Protocol):
     """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
 
     def train(self, job: "Job") -> None:
-        """Train the client's network."""
+        """Train the network of the job's client."""
 
     def measure(self, job: "Job", when: str) -> None:
-        """Evaluate the client's network as `received` or as `trained` (`when`)."""
+        """Evaluate the client's network; `when` is `received` before training, `trained` after training."""
 
 
 @dataclass
@@ -53,15 +56,21 @@ class Job:
     """A client and the message that it answers.
 
     Attributes:
-        build: builds the whole configured network, with the initial weights of the named client, or of `all` clients.
-        redraw: loads the initial weights of the named client, or of `all` clients, into this client's network.
+        side: the method's client side, which has the client.
+        payload: the arrays and values that the server sent.
+        policy: the rules of the client's node.
+        build: builds the whole configured network; its argument names the client whose initial weights it has, or is
+            `all` for the common initial weights.
+        redraw: loads initial weights, named in the same way, into this client's network.
         note: a warning about the network for the log; may be empty.
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name.
         lost: whether the state that the server expects is missing.
-        further, evaluated: metrics of the user's own train and evaluate functions, by name.
-        scored: copies of the personal model's tensors while it was refined for the last evaluation; empty otherwise.
-        examples, test_examples: numbers of examples from the user's own functions; None to count the client's data.
+        further: metrics that the user's own train function returned, by name.
+        evaluated: metrics that the user's own evaluate function returned, by name.
+        scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
+        examples: number of training examples that the user's own functions report; None to count the client's data.
+        test_examples: number of test examples that the user's own functions report; None to count the client's data.
         weight: the client's weight from the user's own train function; 0 for the number of training examples.
         remarks: messages about the user's own functions, for the server's log.
         batches: the random generator for the order of examples.
@@ -89,7 +98,7 @@ class Job:
         self.batches = self.client.generator("batches")
 
     def say(self, remark: str) -> None:
-        """Add a remark for the server's log."""
+        """Add a remark for the server's log, once."""
         if remark not in self.remarks:
             self.remarks.append(remark)
 

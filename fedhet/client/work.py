@@ -1,7 +1,7 @@
-"""A client's work for one message: restore, begin, evaluate, train in phases, end, evaluate, keep.
+"""A client's work for one message: restore its state, load received arrays, evaluate, train, evaluate, save its state.
 
-The work is a generator, which yields each phase of training and each evaluation before it is computed, so that several
-clients can compute theirs together (`fedhet.training.vectorised`). After that, global generators are seeded anew.
+The work is a generator that yields each training phase and each evaluation before it is computed, so that those of
+several clients can be computed in one batch (`fedhet.training.vectorised`). Global generators are seeded after a yield.
 """
 
 import math
@@ -29,7 +29,7 @@ from fedhet.utils.text import log
 
 
 def train(job: Job) -> Work[Payload]:
-    """Answer a training message: do one client's work of a round, and return the reply's payload."""
+    """Answer a training message: do a client's work for one round, and return the reply's payload."""
     side, client = job.side, job.client
     restore(job)
     begin(job)
@@ -83,10 +83,10 @@ def evaluate(job: Job) -> Work[Payload]:
 
 
 def join(job: Job) -> Work[Payload]:
-    """Train and evaluate a client that joins after the last round, from received weights and from new weights.
+    """Train and evaluate a client that joins after the last round, from received weights and from random weights.
 
-    From each start, BatchNorm's statistics are re-estimated, and the network is trained for `unseen-epochs` on the same
-    batches. It is evaluated before the first epoch and after each epoch.
+    Both trainings re-estimate BatchNorm's statistics, then use the same batches for `unseen-epochs` epochs. The network
+    is evaluated before the first epoch and after each epoch.
     """
     client, config = job.client, job.client.config
     if not job.policy.tells_metrics:
@@ -110,7 +110,7 @@ def join(job: Job) -> Work[Payload]:
 
 
 def first(job: Job) -> Payload:
-    """Return the common initial weights of all clients; the whole network's weights if clients train parts of it."""
+    """Return the initial weights of all clients or, if clients train parts of one network, of this whole network."""
     if job.client.part is None:
         job.redraw("all")
         return job.side.share()
@@ -123,7 +123,7 @@ def first(job: Job) -> Payload:
 
 
 def restore(job: Job) -> None:
-    """Restore the network and the method's memory to the saved state that the server expects."""
+    """Restore the network and the tensors that the method keeps to the saved state that the server expects."""
     client, side, expected = job.client, job.side, job.client.request.expected
     saved: dict[str, Tensor] | None = {}
     if expected >= 0 and (side.remembers or _lasting(side)):
@@ -155,7 +155,7 @@ def begin(job: Job) -> None:
 
 
 def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> Work[None]:
-    """Train the client's network in the given phases, in order; `seed` is for random numbers such as dropout's."""
+    """Train the client's network in the given phases, in order; `seed` seeds dropout."""
     client, phases = job.client, [phase for phase in phases if phase.epochs or phase.steps]
     for number, phase in enumerate(phases):
         computation = Training(
@@ -195,7 +195,7 @@ def _lasting(side: AnySide) -> dict[str, Tensor]:
 
 
 def _shares_all(side: AnySide) -> bool:
-    """Return whether all clients have the same global model, including BatchNorm's statistics."""
+    """Return whether clients share all arrays of one global model, including BatchNorm's statistics."""
     return side.traits.whole and len(side.shared_names()) == len(side.client.names)
 
 
@@ -209,9 +209,9 @@ def _has_own_model(side: AnySide) -> bool:
 
 
 def measure(job: Job, when: str) -> Work[None]:
-    """Evaluate the network as `received` or as `trained` (`when`), unless the node's policy allows no metrics.
+    """Evaluate the network, unless the node's policy forbids metrics; `when` is `received` or `trained`.
 
-    Evaluation does not influence training: it has its own random numbers, which are equal in every round, and buffers
+    Evaluation does not influence training: its random numbers have their own seed, the same in every round, and buffers
     that a network changes in evaluation mode are restored.
     """
     client = job.client
@@ -241,7 +241,7 @@ def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], pha
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Work[None]:
-    """Evaluate the function `outputs` on the configured sets of examples: test, common test and validation."""
+    """Evaluate the function `outputs` on the client's test set, the common test set and the validation set."""
     client, policy = job.client, job.policy
     if outputs is not client.model:
         client.model.eval()  # which a method's own function of outputs may use
@@ -285,7 +285,7 @@ def _check_loss(client: Client, loss: float, when: str) -> None:
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the common test set; None if the server evaluates on it, as it does a whole global model."""
+    """Return the common test set; None if the server evaluates the model on it, or if this evaluation is no score."""
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None

@@ -1,11 +1,11 @@
 """Training and evaluation of several clients' networks as one batch of networks, by `torch.func.vmap`.
 
     work = Training(...)
-    together([work, ...])       # stacks the networks of those that are alike
+    together([work, ...])       # stacks the parameters of networks with equal architectures and settings
     trained = work.result()     # trains this network alone if it was in no batch, or if its batch raised an exception
 
-One forward pass, one backward pass and one step of an optimiser serve all networks, since the loss is a sum over
-clients and optimisers work elementwise. Mini-batches are padded to one size, by examples of weight 0.
+One forward pass, one backward pass and one step of an optimiser train all networks of a batch: losses are summed over
+clients, and optimisers work elementwise. Mini-batches are padded to the same size by examples of weight 0.
 """
 
 import math
@@ -36,25 +36,31 @@ from fedhet.utils.text import log
 Transform = Callable[[Tensor], Tensor]
 
 MOST = 512
-"""Largest number of a client's examples that are evaluated together with those of other clients."""
+"""Largest number of test examples of a client whose network is evaluated in a batch with other networks."""
 
 
 @dataclass
 class Prediction:
-    """Outputs for inputs: `then`, for each example separately, of the representation `until` or a network's outputs."""
+    """A function from inputs to predictions: `then` applied to each output of `model`.
+
+    If `until` is given, `then` is applied to the representation (the input of the head) instead.
+    """
 
     model: nn.Module
     until: Representation | None = None
     then: Transform = lambda outputs: outputs
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the outputs for transformed inputs."""
+        """Return the predictions for transformed inputs."""
         return self.then(forward(self.model, inputs, until=self.until, learns=False)[0])
 
 
 @dataclass(eq=False)
 class Training:
-    """One phase of a client's training (see `train`), in no batch if it is `alone`; `seed` is dropout's."""
+    """One phase of a client's training, with the arguments of `train`.
+
+    `seed` seeds torch's global generator, for dropout. With `alone`, the phase is never trained in a batch.
+    """
 
     model: nn.Module
     phase: Phase
@@ -69,7 +75,7 @@ class Training:
     found: Trained | ModelError | None = None
 
     def result(self) -> Trained:
-        """Return the result; raises a ModelError if training diverged."""
+        """Return the result of the phase, trained now unless `together` did; raise a ModelError if it diverged."""
         if self.found is None:
             seed_everything(self.seed)
             options: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
@@ -80,11 +86,11 @@ class Training:
 
     @property
     def rows(self) -> Examples:
-        """The examples of the phase."""
+        """The examples to train on: the phase's own or, by default, the client's."""
         return self.examples if self.phase.examples is None else self.phase.examples
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for phases that can be a batch; None if this phase is in no batch."""
+        """Return a key that is equal for phases that can be trained in one batch; None if this one must train alone."""
         phase, own = self.phase, self.phase.optimisation
         terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
         alone = self.alone or self.privacy or phase.module or own.bf16 or own.schedule
@@ -96,7 +102,7 @@ class Training:
 
 @dataclass(eq=False)
 class Evaluation:
-    """The evaluation of a client's predictions (see `evaluate`); `seed` is for random numbers."""
+    """An evaluation of a client's network, with the arguments of `evaluate`; `seed` seeds torch's global generator."""
 
     predict: Transform
     examples: Examples
@@ -107,14 +113,14 @@ class Evaluation:
     found: Score | None = None
 
     def result(self) -> Score | None:
-        """Return the score, or None without examples."""
+        """Return the score, computed now unless `together` did; None if there are no examples."""
         if self.found is None:
             seed_everything(self.seed)
             self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
         return self.found
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for evaluations that can be a batch; None if this one is in no batch."""
+        """Return a key that is equal for evaluations that can be computed in one batch; None for a separate one."""
         count, prediction = len(self.examples), self.prediction
         if not prediction or not 0 < count <= MOST:
             return None
@@ -123,7 +129,7 @@ class Evaluation:
 
     @property
     def prediction(self) -> Prediction | None:
-        """The network that is evaluated, and what follows it; None for other functions."""
+        """`predict` as a `Prediction`; None if it is neither a network nor a `Prediction`."""
         known = Prediction(self.predict) if isinstance(self.predict, nn.Module) else self.predict
         return known if isinstance(known, Prediction) else None
 
@@ -140,7 +146,10 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
 
 
 def together(computations: Iterable[Computation]) -> None:
-    """Compute phases of training and evaluations of networks of one architecture as batches, as far as possible."""
+    """Compute phases and evaluations in batches of networks with equal architectures and settings.
+
+    A computation that is in no batch, or in a batch that raises an exception, is left to its `result`.
+    """
     groups: dict[Any, list[Any]] = {}
     for each in computations:
         groups.setdefault((type(each), each.kind()), []).append(each)
@@ -219,9 +228,9 @@ def _train(group: Sequence[Training]) -> None:
 def _padded(
     group: Sequence[Training], drawn: Sequence[Sequence[Tensor]], dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield inputs, labels, rows and weights (clients, n, ...) of each step, for the clients that take it.
+    """Yield inputs, labels, rows and weights (clients, n, ...) of each step, for the clients that have this step.
 
-    Mini-batches are filled up with a client's first example.
+    `drawn` has the index tensors of each client's mini-batches. Smaller mini-batches are padded by weight 0.
     """
     inputs = torch.cat([each.prepare(each.rows.inputs[:], None) for each in group])
     labels = torch.cat([each.rows.labels for each in group])
@@ -235,9 +244,9 @@ def _padded(
 
 
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
-    """Return the function of one client's mini-batch and its terms' constants to its loss and what terms record.
+    """Return a function from the terms' constants and a client's mini-batch to the loss and the recorded values.
 
-    It adds the number of other examples that it passes through the network to `passed`.
+    Each call appends to `passed` how many examples outside of the mini-batch loss terms passed through the network.
     """
 
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:
@@ -254,7 +263,7 @@ def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int
 
 
 def _terms(group: Sequence[Training], number: int, weights: Tensor) -> list[Term]:
-    """Return the loss terms of a step, with the stacked constants of all clients."""
+    """Return the loss terms of step `number`, with constants stacked over clients; `weights` are (clients, n)."""
     counts, terms = (weights > 0).sum(1).tolist(), []
     for several in zip(*(each.phase.terms for each in group), strict=True):
         first: Any = several[0]
@@ -272,13 +281,16 @@ def _terms(group: Sequence[Training], number: int, weights: Tensor) -> list[Term
 
 
 def places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return the dictionary that holds each parameter and buffer of a network, and its key there."""
+    """Return, for each parameter and buffer, the dictionary of its module that holds it, and its key there."""
     arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
     return [(each, key) for each in arrays for key, array in each.items() if array is not None]
 
 
 def _batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
-    """Return a function of stacked arrays and other arguments that calls `function` with the arrays of each network."""
+    """Return a function that maps `function` over networks: its first argument is a list of their stacked arrays.
+
+    `dims` are the axes of the other arguments to map over (`in_dims` of `torch.func.vmap`).
+    """
     places = places_of(model)
     before = [arrays[key] for arrays, key in places]
 
@@ -316,7 +328,7 @@ def _dims(value: Any) -> Any:
 
 
 def _clip(gradients: Sequence[Tensor], most: float) -> None:
-    """Limit the norm of each client's gradients, as `nn.utils.clip_grad_norm_` does."""
+    """Scale each client's gradients in place to a norm of at most `most`, as `nn.utils.clip_grad_norm_` does."""
     norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients]).norm(dim=0)
     factors = (most / (norms + 1e-6)).clamp(max=1.0)
     for each in gradients:
@@ -324,9 +336,9 @@ def _clip(gradients: Sequence[Tensor], most: float) -> None:
 
 
 def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
-    """Return the number of multiply-adds of linear layers and convolutions in a forward pass.
+    """Return the number of multiply-adds of linear layers and convolutions in a forward pass of `inputs`.
 
-    It is infinite for networks that are in no batch, since they have random layers, BatchNorm or other kinds of layers.
+    Return infinity for a network with dropout, BatchNorm, or parameters in layers of another type.
     """
     works: list[float] = []
 
