@@ -26,7 +26,7 @@ _downloads = ContextVar("downloads", default=True)
 
 @contextmanager
 def nothing_downloaded(really: bool = True) -> Iterator[None]:
-    """Return a context that forbids downloads of data sets if `really`, so that a server cannot fill a node's disk."""
+    """Context manager that forbids downloads of data sets if `really`, so that a server cannot fill a node's disk."""
     token = _downloads.set(_downloads.get() and not really)
     try:
         yield

@@ -66,7 +66,7 @@ class Output:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Return a context that captures the module's output in forward passes of the whole network."""
+        """Context manager that captures the module's output in forward passes of the whole network."""
         values: list[object] = []
 
         def read() -> Tensor:
@@ -142,7 +142,7 @@ class Representation:
 
     @contextmanager
     def head_output(self) -> Iterator["Captured | None"]:
-        """Return a context that captures the head's output in forward passes; it yields None if there is no head."""
+        """Context manager that captures the head's output in forward passes, or yields None if there is no head."""
         try:
             output = Output(self.model, self.head)
         except ModelError:
@@ -162,7 +162,7 @@ class Representation:
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
-        """Return a context that captures the representation in forward passes of the whole network."""
+        """Context manager that captures the representation in forward passes of the whole network."""
         with self._watched() as seen:
             yield lambda: self._check(*seen[:2])
 
@@ -252,7 +252,7 @@ class RandomStream:
 
     @contextmanager
     def active(self, devices: set[torch.device]) -> Iterator[None]:
-        """Return a context in which the global generators of CPU and CUDA `devices` draw from this stream."""
+        """Context manager in which the global generators of CPU and CUDA `devices` draw from this stream."""
         generators = {device: torch.cuda.default_generators[device.index] for device in devices}
         generators[torch.device("cpu")] = torch.default_generator
         outside = {device: generator.get_state() for device, generator in generators.items()}
@@ -271,7 +271,7 @@ class RandomStream:
 
 @contextmanager
 def isolated(model: nn.Module, stream: RandomStream | None = None) -> Iterator[None]:
-    """Return a context in which forward passes change neither buffers nor, with `stream`, the global generators.
+    """Context manager in which forward passes change neither buffers nor, with `stream`, the global generators.
 
     Dropout draws from `stream`. Buffers are replaced by copies, so that autograd graphs remain valid.
     """

@@ -1,4 +1,4 @@
-"""CKA and the Procrustes distance: how similar two representations of the same examples are, and FedHeNN's distance.
+"""Similarity of two representations of the same examples: CKA, the Procrustes distance, and FedHeNN's distance.
 
 Representations are features `(L, d1)` and `(L, d2)` of the same L examples. All measures centre the features, are
 differentiable and raise a ValueError if the shapes do not fit. CKA does not depend on the scale of features. Features
@@ -117,7 +117,7 @@ def centred_unit(x: Tensor) -> Tensor:
 
 
 def _unit(deviation: Tensor, original: Tensor) -> Tensor:
-    """Divide `deviation` (centred features) by its norm; return zeros if it is only a rounding error of `original`."""
+    """Return the centred features `deviation` divided by their norm; zeros if the features `original` are constant."""
     with torch.no_grad():
         norm = torch.linalg.vector_norm(deviation)
         rounding = 8 * torch.finfo(deviation.dtype).eps * torch.linalg.vector_norm(original)
@@ -198,7 +198,7 @@ def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
 
 
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
-    """Return CKA of two symmetric kernels K and K' `(L, L)`: the scalar `<HKH, HK'H> / (||HKH|| ||HK'H||)`."""
+    """Return CKA, a scalar, of two symmetric kernels `(L, L)`; with `debiased`, from U-centred kernels."""
     x, x_self = unit_kernel(x_kernel, debiased=debiased)
     y, y_self = unit_kernel(y_kernel, debiased=debiased)
     return ratio((x * y).sum(), x_self, y_self)
@@ -211,7 +211,7 @@ Rows = Tensor | slice
 
 
 def blocks(rows: int, block: int) -> list[slice]:
-    """Divide rows into as few slices as possible, with at most `block` rows (0 for no limit) and about equal sizes."""
+    """Divide `rows` rows into the fewest slices of about equal sizes with at most `block` rows each (0: no limit)."""
     if block <= 0 or block >= rows:
         return [slice(0, rows)]
     parts = torch.arange(rows).tensor_split(-(-rows // block))
@@ -227,9 +227,9 @@ class Alignment:
     `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
     (0 for all) it uses the debiased estimate of CKA.
 
-    The `target` are features `(L, d)`, or a factor of the target kernel for the kernel `"linear"`. `"procrustes"`
-    always uses all examples, since no unbiased estimate on a mini-batch is known. Mini-batches of `"rbf"` are the
-    slices of `blocks`, whose kernels are computed once.
+    The `target` is a matrix of features `(L, d)` or, for the kernel `"linear"`, a factor of the target kernel.
+    `"procrustes"` always uses all examples, since no unbiased estimate on a mini-batch is known. For `"rbf"`,
+    mini-batches are fixed slices of the examples, and their kernels are computed once.
     """
 
     def __init__(self, kernel: Kernel, target: Tensor, *, batch: int = 128, generator: torch.Generator) -> None:
@@ -268,7 +268,7 @@ class Alignment:
 
     @property
     def kind(self) -> tuple[Kernel, bool]:
-        """Pair of the kernel and whether CKA is debiased."""
+        """The kernel's name, and whether CKA is debiased."""
         return self._kernel, self._batch > 0 or len(self._slices) > 1
 
 

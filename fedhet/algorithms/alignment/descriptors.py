@@ -1,9 +1,9 @@
 """FedHARM's descriptors of images (Kastellos et al., 2024, equation 1).
 
 The descriptor of image j consists of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, where
-c is the image's class and p_c its predicted probability. The m-th largest is slot m. Clients send the values of the
-activations, not their positions. This module differentiates the log-odds of c instead of p_c. The order of activations
-is the same, and the gradients do not vanish once the network fits the image.
+c is the image's class and p_c its predicted probability. The activation with the m-th largest gradient is slot m.
+Clients send the values of the activations, not their positions. This module differentiates the log-odds of c instead of
+p_c. The order of activations is the same, and the gradients do not vanish once the network fits the image.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +91,7 @@ def _differentiated(
 
 @contextmanager
 def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Return a context that captures the outputs of blocks and makes them require gradients."""
+    """Context manager that captures the outputs of blocks and makes them require gradients."""
     leaves: dict[str, Tensor] = {}
 
     def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
@@ -111,14 +111,14 @@ def gathered(features: Tensor, places: Tensor) -> Tensor:
 
 
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return the cosine similarities (n,) of descriptors (n, k_b) of each block b, over the columns that both have."""
+    """Return the cosine similarities (n,) of descriptors, (n, k_b) for each block b, over their common columns."""
     blocks = zip(descriptors, others, strict=True)
     pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return clients' mean descriptors, (n, K_b) per block; a column is averaged over the clients that have it."""
+    """Return the mean descriptors, (n, K_b) for each block b; a column is averaged over the clients that have it."""
     means = []
     for block in zip(*clients, strict=True):
         sums, counts = _sums(block)
@@ -127,7 +127,7 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
-    """Return mean cosine similarities between clients' descriptors, for equal images and for different images.
+    """Return mean cosine similarities between clients' descriptors of the same image, and of different images.
 
     A client's descriptor is compared with the other clients' mean, without the columns that only one client has. Each
     list has a mean for each block, followed by the mean for whole descriptors.

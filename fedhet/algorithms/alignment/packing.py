@@ -1,7 +1,7 @@
 """Conversion of alignment targets to float16 arrays for messages, scaled by a power of two.
 
-Unpacking accepts only the results of packing. It raises a ValueError that names an array that is missing, unexpected or
-not finite, or that has a wrong dtype or shape.
+Unpacking raises a ValueError with the name of an array that is missing, unexpected or not finite, or that has a wrong
+dtype or shape.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Targets that clients align their representations with.
 
-The paper's target of FedHeNN (Makhija et al., ICML 2022, algorithm 2) is the peers' mean kernel. For the linear kernel
-it is K-bar = 1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred features, so no L x L
-matrix is needed. B is rotated to the eigenvectors of K-bar and truncated to a lower rank.
+FedHeNN's target (Makhija et al., ICML 2022, algorithm 2) is the peers' mean kernel. For the linear kernel it is K-bar =
+1/n sum_j K_j = B B^T with B = 1/sqrt(n) [A_1, A_2, ...] of the n peers' centred features, so no L x L matrix is needed.
+B is rotated to the eigenvectors of K-bar and truncated to a lower rank.
 
 The spectral target, which fedhet introduces, shows how all clients together cluster unlabelled public examples. Each
 client sends the class posteriors P_i `(L, C_i)` of the same L examples, over its own classes. The centred posteriors
@@ -33,8 +33,8 @@ ERROR = 0.01
 def compress(features: Tensor) -> Tensor:
     """Return a low-rank factor (L, r) of the linear kernel K of features (L, d).
 
-    r is the smallest rank with ||K - K_r|| <= `ERROR` ||K||. If r is not smaller than d, the centred features are
-    returned. Raises a ModelError unless features are finite.
+    r is the smallest rank for which the best approximation K_r has an error ||K - K_r|| <= `ERROR` ||K||. If r is not
+    smaller than d, the centred features are returned. Raises a ModelError unless features are finite.
     """
     check_finite_features(features, "features")
     values = centred(features)
@@ -101,11 +101,11 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """Return k, the number of directions on which clients agree more than by chance.
 
-    `eigenvalues` are those of the kernel of `parts`, largest first, and `parts` the centred posteriors `(L, C_i)`.
+    `parts` are the clients' centred posteriors `(L, C_i)`, and `eigenvalues` belong to their kernel, largest first.
     Parallel analysis (Horn, 1965) shuffles each client's rows, and counts the singular values above the largest one of
     the shuffled posteriors. This count is small early in training, so k is at least the median number of classes. It is
     at most half of the number of singular values, since with all of them an example would resemble only itself. With a
-    single client, k is this number.
+    single client, k is this maximum.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:
@@ -134,7 +134,7 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
         kind: `cosine`: the mean of the clients' descriptors; `cka`: a low-rank factor of the mean of their kernels;
             `spectral`: indicators of clusters, from class posteriors (see `cluster_rows`).
         clients: each client's tensors: (n, width) for each block, or posteriors (n, C).
-        generator: draws the clusters' start.
+        generator: random generator for `cluster_rows`.
     """
     blocks = zip(*clients, strict=True)
     if kind == "spectral":
@@ -158,9 +158,9 @@ def distance_of(kind: Kind) -> Distance:
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence[int]) -> None:
-    """Raise a ValueError unless `parts` can be what a client sends for a FedHARM target of these `images`.
+    """Raise a ValueError unless a client's tensors `parts` have the shapes that a FedHARM target requires.
 
-    These are tensors (images, width) for each block, with at most `slots` columns for `cosine`, or posteriors.
+    A tensor has the shape (images, width) for each block, with at most `slots` columns for `cosine`, or has posteriors.
     """
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]

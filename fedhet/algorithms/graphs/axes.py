@@ -1,7 +1,6 @@
 """Axes of arrays, described as sequences of segments.
 
-A segment is a run of entries along an axis. Its entries either belong to hidden units, which *move* when units are
-permuted, or are *fixed*.
+A segment is a run of entries along an axis. Its entries *move* when hidden units are permuted, or are *fixed*.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ VALUE = "value"
 class Segment:
     """Consecutive entries of an axis: ``width`` units of ``block`` entries each.
 
-    They belong to the permutation group with the number ``group``; None if no permutation may move them.
+    ``group`` is the index of the permutation group that moves them, or None if no permutation may move them.
     """
 
     group: int | None
@@ -79,7 +78,7 @@ class _Misfit(Exception):
 
 @dataclass(frozen=True)
 class Split:
-    """A node that divides an axis; `axis` is the part that is assumed to have the hidden units, one of `ways` parts."""
+    """An operator that divides an axis: units are assumed to lie along the part `axis`, one of `ways` candidates."""
 
     node: str
     axis: Axis
@@ -87,13 +86,13 @@ class Split:
 
 
 class Variables:
-    """Constraints on the hidden units along the axes of a graph; ``Segment.group`` is the number of a variable here.
+    """Constraints on the hidden units along the axes of a graph.
 
-    A variable stands for a run of units. Operators add constraints: two variables are equal, several units form one
-    unit, a variable is a sequence of other variables, or a variable is fixed.
+    A variable, given by its number in ``Segment.group``, stands for a run of units. Operators add constraints: two
+    variables are equal, several units form one unit, a variable is a sequence of other variables, or it is fixed.
 
     Attributes:
-        choices: node -> index of the part that has the units where the node divides an axis (0 by default).
+        choices: node that divides an axis -> index of the part along which the units lie (0 by default).
         meaning: variable -> the segments that replace it, according to the constraints.
         refusals: axes that must be fixed, each with the message of the error that is raised if it is not.
         splits: divisions of axes, in the order of the graph.
@@ -115,7 +114,7 @@ class Variables:
         self._count = 0
 
     def new(self, width: int) -> Axis:
-        """Return an axis with `width` hidden units, which are a new variable."""
+        """Return an axis of `width` hidden units, represented by a new variable."""
         self._count += 1
         return (Segment(self._count, width),)
 
@@ -131,17 +130,17 @@ class Variables:
         )
 
     def moves(self, *axes: Axis) -> set[int]:
-        """Return the variables along axes that the current constraints do not fix."""
+        """Return the variables along axes whose hidden units the current constraints allow to be permuted."""
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
-        """Add the constraint that an axis is fixed, so that its entries belong to no hidden unit."""
+        """Add the constraint that an axis is fixed: no permutation moves its entries."""
         for segment in self.known(axis):
             if segment.group is not None:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that axes have no hidden units; otherwise an error with the message `reason` is raised in the end."""
+        """Require that axes are fixed; if operators do not fix them, an error with the message `reason` is raised."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
@@ -153,7 +152,7 @@ class Variables:
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
-        """Add the constraint that each hidden unit has a multiple of `count` consecutive entries; return the axis."""
+        """Return an axis with the constraint that permutations move `count` consecutive entries together."""
         try:
             self._coarsen(axis, count)
         except _Misfit:
@@ -188,16 +187,16 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis with the same hidden units; None if this would divide units."""
+        """Return one of `count` equal parts of an axis with the same hidden units; None if a unit would be divided."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Set the segments of an axis of a node's parameter, given by its role, and return them.
+        """Set the segments of axis number `axis` of a node's parameter (its `role`: ``weight``), and return them.
 
-        Without a `layout`, the axis is a new variable. A parameter that is used twice has equal segments. With
+        `layout` has the segments, by default a new variable. A parameter that is used twice has equal segments. With
         `writes`, the layer's outputs lie along the axis; otherwise the layer sums over it.
         """
         name = node.parameters[role]
@@ -214,13 +213,13 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Require that these axes of a node's inputs are fixed, because the node works along them."""
+        """Require that axes of a node's inputs are fixed, because its operator works along them, as a softmax does."""
         self.refuse(
             axes, f"{node} works along an axis of hidden units: reordering or adding units would change its result"
         )
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes of `refusals` that have hidden units, with the messages of the errors to raise."""
+        """Return the axes in `refusals` that are not fixed, with the messages of the errors to raise."""
         hidden = self.hidden()
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
 
@@ -230,7 +229,7 @@ class Variables:
         return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
-        """Return a split (of this axis, if possible) to change so that the axis has no hidden units, or None."""
+        """Return a division of an axis for which another choice could leave `axis` without hidden units, or None."""
         moved = self.moves(axis)
         others = [
             split
@@ -261,7 +260,7 @@ class Variables:
             yield from (segment,) if segment.group is not None else fixed(1) * segment.size
 
     def _coarsen(self, axis: Axis, count: int) -> None:
-        """Merge hidden units so that each has a multiple of `count` entries."""
+        """Merge hidden units along an axis so that permutations move `count` consecutive entries together."""
         for segment in self.known(axis):
             factor = lcm(segment.block, count) // segment.block
             if segment.group is None or segment.group in self.meaning or factor == 1:

@@ -1,4 +1,4 @@
-"""Blocks of a network, from shallow to deep, named by the modules that end them, and networks with exits."""
+"""Blocks of a network, from shallow to deep, named by the modules that end them, and networks with early exits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -35,8 +35,8 @@ _REORDERING = ("mean", "permute", "transpose", "view", "reshape", "flatten", "un
 def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", count: int = 4) -> tuple[str, ...]:
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
-    `chosen` is `last-four` for the last blocks of torchvision's networks and the stages of others, `stages` for those
-    of any network, or names of modules separated by commas; of several lists separated by semicolons, the first whose
+    `chosen` is `last-four` for the last blocks of torchvision's networks and the `stages` of other networks, `stages`
+    for all networks, or names of modules separated by commas; of several lists separated by semicolons, the first whose
     modules all exist is used. `example` is (n, channels, height, width). Raises an UnsupportedArchitecture error if
     there are fewer than `count` stages, or modules are missing.
     """
@@ -57,8 +57,8 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", coun
 def stages(model: nn.Module, example: Tensor) -> list[str]:
     """Return the name of the module that ends each stage (the layers of one spatial size), from large to small maps.
 
-    A stage ends with a module whose output is all that later layers need: the last of the least nested ones, where
-    `nn.Sequential` and `nn.ModuleList` do not count as nesting. Sizes are numbers of positions: of entries along all
+    A stage ends with a module whose output is all that later layers need: the last of the least nested modules, where
+    `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of entries along all
     axes but the batch and the features. Modules that pool or reorder axes do not end stages, nor do norms and
     activations after a module with submodules.
     """
@@ -154,7 +154,8 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     """Map each name of the `state_dict` to the number of the first block that uses the array, from 1.
 
-    `ends` are the modules that end all blocks but the last. Another order raises an UnsupportedArchitecture error.
+    `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if they do not run
+    in this order.
     """
     last = [_span(graph, name)[-1:] for name in ends]
     if not all(last) or last != sorted(last):
@@ -181,7 +182,7 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
-    """Yield the last operator, the layers so far and the name of modules whose output is all that later layers need."""
+    """Yield last operator, number of layers so far and name of modules whose output is all that later layers need."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -283,7 +284,7 @@ class Exits(nn.Module):
 
 
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
-    """Return a single group whose units are the blocks of a network with exits, before its exits are added.
+    """Return one permutation group whose units are the blocks of a network, for `Exits.add_exits`.
 
     Narrower networks, with fewer units of this group, have only the first blocks. `PermutationGroup.rows` has the axes
     of features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError if the network does not

@@ -129,7 +129,7 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
 
 
 def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return a network's positional and keyword arguments; `Inputs` are passed as one or as several arguments."""
+    """Return the positional and keyword arguments with which to call a network on an example."""
     try:
         signature(model.forward).bind(example)
     except TypeError:
@@ -139,7 +139,7 @@ def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Return a context in which a network is in evaluation mode."""
+    """Context manager that sets a network to evaluation mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -151,7 +151,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _attention_unfused() -> Iterator[None]:
-    """Return a context without PyTorch's fused attention, so that transformer layers export all their operators."""
+    """Context manager that disables fused attention, so that PyTorch's transformer layers export all operators."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -282,7 +282,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the value of which the result of `node` is a view, or None."""
+    """Return the tensor that the result of `node` is a view of, or None."""
     maker: Any = node.args[0] if node.target is operator.getitem else node
     schema = _schema(maker) if isinstance(maker, fx.Node) else None
     if schema is None or not schema.returns or schema.returns[0].alias_info is None:

@@ -16,7 +16,7 @@ def _linear(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
-    """Return the axis of a layer's outputs, which are the rows of its weight and the entries of its bias."""
+    """Return the axis of a layer's outputs, which is the first axis of its weight and of its bias."""
     layout = variables.bind(node, "weight", 0, layout, writes=True)
     if "bias" in node.parameters:
         variables.bind(node, "bias", 0, layout, writes=True)
@@ -25,7 +25,7 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 
 @rule("conv1d", "conv2d")
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after a convolution. A unit is a filter or, in a grouped convolution, a group of filters."""
+    """Return the axes of a convolution's result. A unit is a filter or, with several groups, a group of filters."""
     weight = variables.graph.shapes[node.parameters["weight"]]
     if len(value) != len(weight):
         raise UnsupportedArchitecture(f"{node} has an input without batch axis: the model must keep the batch axis")
@@ -86,7 +86,7 @@ def _embedding(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("scaled_dot_product_attention")
 def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
-    """Return the axes after attention. A hidden unit is a head with its queries, keys and values; tokens are fixed."""
+    """Return the axes of the result of attention. A hidden unit is an attention head; the axis of tokens is fixed."""
     variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
     scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
     for each in mask:

@@ -1,10 +1,10 @@
 """Permutation groups: hidden units that can be permuted in all of a network's parameters at once.
 
-Each axis of each value in the graph is a sequence of segments, which are units of a variable or fixed. Operators pass
-axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several units into one, and
-the axes of the output are fixed. The remaining variables are the groups. If a reshape divides an axis, one of the parts
-has the units: the largest that later operators allow, such as the heads of attention. A network is refused if an
-operator has no rule, or if permuting units would change its result (a softmax over units).
+Each axis of each value in the graph is a sequence of segments (see `axes`), which are units of a variable or fixed.
+Operators pass axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several
+units into one, and the axes of the output are fixed. The remaining variables are the groups. If a reshape divides an
+axis, one of the parts has the units: the largest that later operators allow, such as the heads of attention. A network
+is refused if an operator has no rule, or if permuting units would change its result (a softmax over units).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from fedhet.models.copies import Kind
 
 @dataclass(frozen=True)
 class Slot:
-    """An axis of a parameter along which its entries form hidden units; `role` is as in `Node.parameters`."""
+    """An axis of a parameter along which hidden units lie; `role` is its role in a layer, such as ``weight``."""
 
     parameter: str
     role: str
@@ -54,7 +54,7 @@ class PermutationGroups:
         axes: segments of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
-        needs: group of each array that narrow networks lack, and the least width with which it exists, by name.
+        needs: name of each array that narrow networks lack -> its group, and the least width with which it exists.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 

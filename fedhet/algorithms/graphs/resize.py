@@ -265,7 +265,7 @@ class HeadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Attend from a sequence (N, T, E), or (T, N, E) without ``batch_first``, to itself; masks as in PyTorch."""
+        """Apply self-attention to sequences (N, T, E), or (T, N, E) without ``batch_first``; masks as in PyTorch."""
         sequence = query if self.batch_first else query.transpose(0, 1)
         packed = F.linear(sequence, self.in_proj_weight, self.in_proj_bias)
         heads = packed.unflatten(-1, self.sizes).permute(2, 0, 3, 1, 4)  # (3, N, heads, T, head_dim)

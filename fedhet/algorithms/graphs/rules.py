@@ -32,7 +32,7 @@ _IDENTITIES = (
 
 @dataclass(frozen=True)
 class Several:
-    """Several values of which a later node takes one, such as the final states of a recurrent network's layers."""
+    """Several results of an operator, such as the final states of an LSTM's layers; a later node selects one."""
 
     values: tuple["Value | Several", ...]
 
@@ -73,7 +73,7 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of values that are broadcast to one shape."""
+    """Return the axes of the shape to which values are broadcast."""
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
     return tuple(reduce(partial(_broadcast, variables, node), axes) for axes in zip(*aligned, strict=True))
@@ -89,7 +89,7 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after an operator that works along some axes, which must not have hidden units."""
+    """Return the axes of the result of an operator that works along some axes, which must not have hidden units."""
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:
@@ -105,7 +105,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after a reshape, by dividing both shapes into the smallest runs of axes with equal products."""
+    """Return the axes of a reshaped value; both shapes are divided into minimal runs of axes with equal products."""
     result: list[Axis] = []
     old, new = 0, 0
     while old < len(value) or new < len(node.shape):
@@ -166,7 +166,7 @@ def _transpose(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def order_of(node: Node, rank: int) -> list[int]:
-    """Return the order in which a transpose puts the axes of its input, which has this rank."""
+    """Return the axes of a transpose's input, which has `rank` axes, in the order of its result."""
     order = list(range(rank))
     if node.operator == "permute":
         return [dim % rank for dim in node.options["dims"]]
@@ -192,7 +192,7 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes after an expansion. An expanded axis is a new variable, because its entries are equal."""
+    """Return the axes of an expanded value. An expanded axis is a new variable, because its entries are equal."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     for axis, size in zip(value, node.shape, strict=True):
         if entries(axis) != size:
@@ -223,7 +223,7 @@ def _cat(variables: Variables, node: Node, *values: Value) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "glu")
 def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
-    """Return the axes of the parts of a divided value. Equal parts have the same hidden units, like a GLU's halves."""
+    """Return the axes of the parts of a divided value. Equal parts have the same hidden units, as in a GLU."""
     dim = node.options["dim"] % len(value)
     count, rest = divmod(entries(value[dim]), node.shape[dim])
     sizes = node.options.get("split_sizes", [node.shape[dim]] * count + [rest] * (rest > 0))
@@ -243,7 +243,7 @@ def _unbind(variables: Variables, node: Node, value: Value) -> Several:
 
 
 def dims_of(node: Node, rank: int) -> list[int]:
-    """Return the axes along which an operator works, of an input of this rank."""
+    """Return the axes of an operator's input, which has `rank` axes, along which the operator works."""
     dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims]
@@ -278,7 +278,7 @@ def features(graph: ArchitectureGraph) -> dict[str, int]:
 
 
 def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
-    """Return where an operator moves the axis `axis` of its input of this shape, or None if the axis is gone."""
+    """Return the index in an operator's result of the axis `axis` of its input of this shape; None if it is gone."""
     if node.operator in ("expand", "stack"):
         return None  # equal entries, or an axis in between
     if node.operator in ("transpose", "permute", "t"):
@@ -294,7 +294,7 @@ def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
 
 
 def _reshaped(start: int, end: int, ends: Sequence[int]) -> int | None:
-    """Return the new axis that covers the old one from `start` to `end`, or the largest of its parts."""
+    """Return the new axis that covers the old one from `start` to `end`, or else the largest new axis within it."""
     axes = range(len(ends) - 1)
     covering = [axis for axis in axes if ends[axis] <= start and end <= ends[axis + 1] and ends[axis] < ends[axis + 1]]
     parts = [axis for axis in axes if start <= ends[axis] < ends[axis + 1] <= end]

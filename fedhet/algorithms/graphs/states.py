@@ -30,8 +30,8 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     """Return the number of units of each group in a network with arrays of these shapes.
 
     A group without arrays in `shapes` has its width in `groups`; a group of blocks (see `groups_by_depth`) has the
-    largest that `PermutationGroups.needs` has for these arrays. Raises a ValueError if two arrays imply different
-    widths, or if the architecture has no array with this name and rank.
+    largest width that `PermutationGroups.needs` requires for these arrays. Raises a ValueError if two arrays imply
+    different widths, or if the architecture has no array with this name and rank.
     """
     units_of: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
@@ -94,10 +94,10 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 
 
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
-    """Return the indices of the entries of these units along each axis of each array (None for all), by name.
+    """Return the indices of `units`, given by group, along each axis of each array (None for all indices), by name.
 
-    Arrays without entries of these groups are left out; an array that a network with these units lacks has an empty
-    tuple.
+    Arrays along which none of these groups lies are left out; an array that a network with only these units lacks has
+    an empty tuple.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -107,13 +107,13 @@ def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple
 
 
 def permute(state: State, groups: PermutationGroups, permutations: Assignments) -> dict[str, Array]:
-    """Reorder hidden units without changing the function: unit l moves to place ``permutations[group][l]``."""
+    """Reorder hidden units without changing the network's outputs: unit l moves to index ``permutations[group][l]``."""
     local = widths(state, groups)
     return expand(state, groups, permutations, {index: local[index] for index in permutations})
 
 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
-    """Return the matrix (L, D) by which the L units of a group are matched: all entries of their `rows` slots.
+    """Return the matrix (L, D) by which the L units of a group are matched: their weights in `PermutationGroup.rows`.
 
     Filters are flattened channel-major; the four gates of an LSTM's W_ih are concatenated (4E columns), and so are the
     channels of an attention head or of a convolution's group.
@@ -123,7 +123,7 @@ def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floa
 
 
 def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
-    """Return the slot from which each of the D columns of the matrix from `rows` is taken."""
+    """Return the slot (parameter and axis) of each of the D columns of the matrix that `rows` returns."""
     places = _row_places(state, groups, index)
     return [slot for slot, each in places for _ in range(each.shape[1] * _front(state, slot)[0].size)]
 
@@ -170,7 +170,7 @@ def _checked(
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices of the entries of `units` and other groups along an axis; None if it has none of `units`."""
+    """Return the indices of `units` and of other groups along an axis; None if no group in `units` lies along it."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []
@@ -188,7 +188,7 @@ def _front(state: State, slot: Slot) -> Array:
 
 
 def _row_places(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, NDArray[np.intp]]]:
-    """Yield each ``rows`` slot of a group, once for each segment, with the indices (L, block) of the units' entries."""
+    """Yield the slots in a group's ``rows``, once for each segment of an axis, with the units' indices (L, block)."""
     local = groups.with_widths(widths(state, groups))
     for slot in local[index].rows:
         start = 0

@@ -1,8 +1,8 @@
 """The design of a graph hypernetwork, the layer types that it knows, and its initial values.
 
 Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. The
-initial standard deviation of generated weights is `std_of`: since E[z^2] = 1 for the latent vector z, sum_l z_l D_l has
-the variance of the entries of D times the width of z.
+initial standard deviation of generated weights is `std_of`: since E[z^2] = 1 for the latent vector z, a head's weights
+sum_l z_l D_l have the variance of the entries of D times the width of z.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays by role, and the largest number of layers of the type in one network."""
+    """A layer type: its arrays by role (``weight``), and the largest number of layers of the type in one network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -101,9 +101,9 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 
 
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
-    """Return the ratio of the standard deviation of an array as built (`own`) to the standard deviation `rule`.
+    """Return the ratio of an array's standard deviation in a new network (`own`) to the result `rule` of `std_of`.
 
-    Return 1 if they are similar. PyTorch's linear layers and convolutions have 0.41 of Kaiming's standard deviation,
+    Return 1 if the two are similar. PyTorch's linear layers and convolutions have 0.41 of Kaiming's standard deviation,
     and the larger one keeps activations from vanishing in networks without normalisation.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
@@ -111,7 +111,7 @@ def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """Return the initial standard deviation of the weights of a layer of a type, whose first axis has the units.
+    """Return the initial standard deviation of weights of a layer type; the first axis of `shape` has the units.
 
     It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings as in PyTorch, and 0.02 for parameters outside
     layers, such as ViT's position embeddings.

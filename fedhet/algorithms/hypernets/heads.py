@@ -35,12 +35,12 @@ def normalised(z: Tensor) -> Tensor:
 
 
 class Latents(nn.Module):
-    """Compute the latent vector z and the scale s of layers, with separate parameters for each layer type.
+    """Compute the latent vector z and the scale s of layers from embeddings h, with parameters for each layer type.
 
         z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    With `Design.normalise`, z is divided by its root mean square. All types are computed in one batched product, which
-    is faster for small networks.
+    W1, W1', b1, b1' and w are learned. With `Design.normalise`, z is divided by its root mean square. All types are
+    computed in one batched product, which is faster for small networks.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -65,20 +65,20 @@ class Latents(nn.Module):
 
 
 class Dense(nn.Module):
-    """A head W = s (sum_l z_l D_l + B) of latent vector z and scale s, with B initially 0 (Litany et al., 2022)."""
+    """A head with weights s (sum_l z_l D_l + B): latent vector z, scale s, learned D_l and B (Litany et al., 2022)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.dense, self.bias = nn.Parameter(torch.zeros(LATENT, *shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return weights (layers, *shape) from z (layers, LATENT) and s (layers,)."""
+        """Return weights (layers, *shape) from latent vectors z (layers, LATENT) and scales s (layers,)."""
         bias = scale[:, None] * self.bias.flatten()
         return torch.addmm(bias, z * scale[:, None], self.dense.flatten(1)).view(-1, *self.bias.shape)
 
 
 class BaseLowRank(nn.Module):
-    """A head W = s (4 B + U V) of scale s, with U and V linear in the latent vector z, and V initially 0."""
+    """A head with weights s (4 B + U V): scale s, learned B, and U and V learned linear maps of latent vector z."""
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class BaseLowRank(nn.Module):
         self.change = nn.Parameter(torch.zeros(LATENT, rank, fan_in))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return weights (layers, *shape) from z (layers, LATENT) and s (layers,)."""
+        """Return weights (layers, *shape) from latent vectors z (layers, LATENT) and scales s (layers,)."""
         base = BASE * self.base.flatten(1) * scale[:, None, None]
         u, v = _linear(z * scale[:, None], self.basis), _linear(z, self.change)
         return torch.baddbmm(base, u, v).view(-1, *self.base.shape)
@@ -100,7 +100,7 @@ def _linear(z: Tensor, maps: Tensor) -> Tensor:
 
 
 class Vector(nn.Module):
-    """A head for biases and parameters of normalisations: their initial value plus a linear map, initially 0."""
+    """A head for biases and norms: the array's initial value plus a learned linear map of the latent vector z."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Vector(nn.Module):
         self.vector = nn.Parameter(torch.zeros(LATENT, prod(slot.shape)))
 
     def forward(self, z: Tensor, scale: Tensor) -> Tensor:
-        """Return arrays (layers, *shape) from z (layers, LATENT); the scale s is not used."""
+        """Return arrays (layers, *shape) from latent vectors z (layers, LATENT); `scale` is not used."""
         written = z @ self.vector
         return (written + self.start if self.start else written).view(-1, *self.shape)
 
@@ -133,7 +133,7 @@ class Tiled:
         nodes: index of the layer of each tile.
         places: encoded position of each tile in its array, PLACE numbers.
         signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
-        arrays: name, index of the layer, slot, and numbers of tiles along the axes, for each array.
+        arrays: name, index of the layer, `Slot`, and numbers of tiles along the axes, for each array.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Tiled:
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
     """Divide layers' arrays into tiles of the kinds `kernels` (filters), `matrices` and `vectors`; return the layouts.
 
-    A layer is given by the names and the slots of its arrays, by role. Filters of size 1 are matrices.
+    `layers` have the name and the `Slot` of each of a layer's arrays, by role. Filters of size 1 are matrices.
     """
     rows = {"kernels": Tiled(), "matrices": Tiled(), "vectors": Tiled()}
     for node, (names, slots) in enumerate(layers):
@@ -177,9 +177,9 @@ def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> di
 class Tiles(nn.Module):
     """A single head for all layer types, which decodes tiles of weights.
 
-    Each tile has a latent vector z = LeakyReLU(W h + b + W' p), divided by its root mean square. p has sines and
-    cosines of the tile's position in its array. Weights are the decoded tiles times the layer's scale s times the
-    initial standard deviation of the weights.
+    Each tile has a latent vector z = LeakyReLU(W h + b + W' p), divided by its root mean square, with learned W, W' and
+    b. h is the layer's embedding, and p has sines and cosines of the tile's position in its array. Weights are the
+    decoded tiles times the layer's scale s times the initial standard deviation of the weights.
     """
 
     def __init__(self) -> None:

@@ -33,8 +33,8 @@ class Embedding(nn.Module):
 
         h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b)
 
-    Initially h_v is a learned vector of the layer's type, or a linear map of `shape_features` for an unknown type. A
-    LayerNorm follows the last step.
+    W1, W2 and b are learned. Initially h_v is a learned vector of the layer's type, or a linear map of `shape_features`
+    for an unknown type. A LayerNorm follows the last step.
     """
 
     def __init__(self, types: Sequence[str], design: Design) -> None:
@@ -184,7 +184,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    Running statistics and parameters that are not generated are those of `network`, and are trained as well.
+    Parameters that are not generated, which are trained as well, and running statistics belong to `network`.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

@@ -96,9 +96,9 @@ class PersonalHypernetwork:
 
 
 def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tuple[float, float]:
-    """Return the base b and the fixed scale s of an array; `own` is its mean and standard deviation as built.
+    """Return the base b and the fixed scale s of an array; `own` is its mean and standard deviation in a new network.
 
-    For an array that is constant as built, b is the constant, and s a tenth of it or of Kaiming's scale.
+    For an array that is initially constant, b is the constant, and s a tenth of it or of Kaiming's scale.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS

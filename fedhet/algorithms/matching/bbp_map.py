@@ -165,8 +165,9 @@ class GlobalRows:
     """The global rows of a layer (weights of the global model's neurons), and the assignment of clients' rows to them.
 
     A global row stays in its *slot*, and `order` lists the used slots in global order. Products of global rows and
-    clients' rows are cached until a client's row joins or leaves the slot. `weights` has s times the rows (L_j, D) of
-    each client. There are at most `max_rows` global rows, or as many as the widest client has; None for no limit.
+    clients' rows are cached until a client's row joins or leaves the slot. `weights` has the rows (L_j, D) of each
+    client divided by sigma2. There are at most `max_rows` global rows, or as many as the widest client has; None for no
+    limit.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class GlobalRows:
         self.slots[j] = new
 
     def refresh(self, j: int) -> None:
-        """Update the cached products of client j's rows with the global rows, computed without client j."""
+        """Update the cached products of client j's rows with the global rows that the other clients form."""
         slots = self.order[self.stale[j, self.order]]
         row = np.full(len(self.g), -1)
         row[self.slots[j]] = np.arange(len(self.slots[j]))

@@ -71,7 +71,7 @@ class Matching:
     def prior_mean(
         self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
-        """Return the prior mean (D,) of rows: 0.1 for biases, the clients' mean for scales of norms, 0 for others."""
+        """Return the prior mean (D,) of global rows: 0.1 for biases, the clients' mean for scales of norms, else 0."""
         slots = columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
         scale = np.array([slot.role in ("weight", VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots])
