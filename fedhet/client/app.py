@@ -82,7 +82,7 @@ def make_client_app(
 
 
 class Answers:
-    """The handlers of a ClientApp, which create the client for each message, do its work and return its reply.
+    """The handlers of a ClientApp: each creates the client for a message, does its work and returns its reply.
 
     With `flower`, arrays are sent in Flower's format, which Flower's mods need. `clipping` are mods for training
     messages only, `noise` is the noise multiplier of the user's mods, `loop` returns the user's own training loop for a
@@ -122,7 +122,7 @@ class Answers:
         return reply
 
     def together(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the replies to messages, or exceptions; what clients compute at the same time is computed together."""
+        """Return the reply to each message, or an exception; several clients' networks can be trained in one batch."""
         with seeded(0, "messages"):  # restores the global generators
             return done([self._steps(answer, message, context) for message, context in messages])
 
@@ -169,7 +169,7 @@ class Answers:
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> Work[Payload]:
-        """Answer a query: handshake, request for initial weights, joining of a new client, or a query of the method."""
+        """Answer a query: handshake, request for initial weights, joining after training, or a method's question."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)

@@ -67,10 +67,10 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 
 
 def start(model: nn.Module, info: ClientInfo, owner: str, adapt: Callable[[nn.Module, Config], nn.Module]) -> nn.Module:
-    """Load saved weights (`start-from`) into a newly built network, and return it in the form that the method needs.
+    """Load the weights of an earlier run (`start-from`) into a newly built network, and return the network.
 
-    `owner` is the client whose weights are loaded, or `all` for the global model; `adapt` is `ClientSide.adapt`. Raises
-    a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
+    `owner` is the client whose weights are loaded, or `all` for the global model; `adapt` is `ClientSide.adapt`, which
+    is applied. Raises a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
     """
     tensors, path = _saved(Path(info.config.start_from), info.name, owner)
     if plain := not _misfit(model, tensors):
@@ -110,8 +110,8 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
     if odd := _misfit(network, tensors):
         if set(network.state_dict()) < set(tensors):
             raise ModelError(
-                f"{path} has networks beside client {client}'s ({odd}), which load_model cannot join: read the arrays "
-                "with safetensors.torch.load_file"
+                f"{path} has arrays of other networks than client {client}'s ({odd}), which load_model cannot load: "
+                "read them with safetensors.torch.load_file"
             )
         raise ModelError(
             f"client {client}'s {network._get_name()} does not fit {path}: {odd}; use the model of that run"
@@ -128,7 +128,7 @@ def _formed(
     *,
     needs_data: bool,
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
-    """Return a network in the form in which the method trained it, such as a smaller width, and its saved arrays."""
+    """Return a network as the method trained it, for example with smaller hidden layers, and its saved arrays."""
     network = side.adapt(network, info.config)
     if side.parts:
         if needs_data and data is None:

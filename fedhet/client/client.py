@@ -30,10 +30,12 @@ P = TypeVar("P", bound=Options)
 
 @dataclass
 class Client:
-    """One client while it handles one message; `data` and `representation`, the network, are on `device`.
+    """A client while it handles one message.
 
     Attributes:
         config: the run's configuration, with this node's own settings.
+        data: the client's examples, on `device`.
+        representation: the network on `device`, with the layer that gives its representation.
         transform: function from raw inputs to the network's inputs.
         augment: function that augments a raw training batch; None without augmentation.
         tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
@@ -330,7 +332,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from inputs to outputs to evaluate, or None for no evaluation (`when`: see `refine`)."""
+        """Return the function from inputs to outputs to evaluate, or None for no evaluation; `when` as in `refine`."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

@@ -42,7 +42,7 @@ KEPT = 64
 
 @dataclass
 class _Network:
-    """A network that a client uses, or that is kept for the next client that needs the same `kind` of network."""
+    """A network in use by a client, or cached for the next client whose network has an equal `kind`."""
 
     kind: tuple[object, ...]
     representation: Representation
@@ -75,9 +75,9 @@ class Clients:
     def job(
         self, info: ClientInfo, request: Request, policy: Policy, payload: Payload, loop: Loop | None = None
     ) -> Iterator[Job]:
-        """Create the client for a message, and yield its `Job`; no other client uses its network in the meantime.
+        """Create the client for a message, and yield its `Job`; no other client uses its network within the context.
 
-        Global generators are seeded for the message.
+        Global random generators are seeded for the message.
         """
         config = info.config
         self._serve(info, request)
@@ -130,7 +130,7 @@ class Clients:
             yield Job(side, payload, policy, build, redraw, checked.note, loop)
 
     def forget_networks(self) -> None:
-        """Free the networks that are kept for later clients."""
+        """Free the cached networks."""
         self._free.clear()
 
     def forget_data(self, client: Client) -> None:
@@ -237,7 +237,7 @@ class Clients:
         return _Network(kind, representation, part, starts)
 
     def _build(self, info: ClientInfo, owner: str, part: Submodel | None = None) -> nn.Module:
-        """Build a whole network, with the modules that a `part` needs, and the initial weights of a client or `all`."""
+        """Build a whole network with the initial weights of the client `owner` or, for `all`, the common ones."""
         side = registry.client_side(info.config.method_name)
         with seeded(info.config.seed, "initial weights", owner):
             model = self._model(info) if self._model else client_setup.model_of(info)
@@ -250,7 +250,7 @@ class Clients:
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
-        """Load the initial weights of the client `owner`, or of `all` clients, into a client's network."""
+        """Load the initial weights of the client `owner`, or the common ones (`all`), into a client's network."""
         built, model, part = self._build(info, owner, client.part), client.model, client.part
         try:
             load_state(model, part.state(built) if part else built.state_dict())

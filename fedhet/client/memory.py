@@ -20,7 +20,10 @@ from fedhet.utils.machine import data_in_use, out_of_memory, peak_memory
 
 @contextmanager
 def memory_limited(context: Context) -> Iterator[None]:
-    """Limit this process's data (`RLIMIT_DATA`) to `memory-limit` GB; raises `Refused` if it needs more. Linux only."""
+    """Limit this process's memory (`RLIMIT_DATA`) to the node's `memory-limit` within the context, on Linux only.
+
+    Raises `Refused` if the process needs more memory.
+    """
     if "memory-limit" not in context.node_config:
         yield
         return

@@ -77,8 +77,8 @@ def check_model(
         task: the chosen task; a task without a name is inferred from outputs and labels.
         function: the user's function that returned the network, if any.
         guessed: whether the head was guessed, since neither the user nor the method named it.
-        again: function that builds the network again with other random numbers, to find state outside of the state
-            dict; None to skip this check, for example since an equal network was checked before.
+        again: function that builds the network again with other random numbers, to detect state outside of the state
+            dict; None to skip this check.
 
     Raises:
         ModelError: the network cannot process the inputs, or does not return a row of finite numbers for each example.
@@ -129,7 +129,10 @@ def check_model(
 def _outputs(
     representation: Representation, inputs: Tensor, words: str, function: ModelFunction | None, like: Tensor
 ) -> Tensor:
-    """Return a network's outputs; raises a `ModelError` if it cannot take these inputs, as it takes those in `like`."""
+    """Return a network's outputs for `inputs`; raise a `ModelError` if it cannot process them.
+
+    For the message, `words` describes the inputs, and `like` are inputs that the network processed before.
+    """
     model = representation.model
     try:
         return forward(model, inputs, learns=False)[0]
@@ -206,7 +209,7 @@ def _from_sigmoid(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _makes(head: Captured, outputs: Tensor) -> bool:
-    """Return whether the network's outputs seem to come from the head: same size, or same order of classes."""
+    """Return whether the network's outputs seem to come from the head, by their size or the order of their classes."""
     try:
         scores = head()
     except ModelError:  # it did not run
@@ -221,19 +224,19 @@ def _makes(head: Captured, outputs: Tensor) -> bool:
 
 
 def check_public_dataset(client: Client, *, labelled: bool) -> None:
-    """Raise an error if the client cannot use the public dataset as its own examples; `labelled`: or learn from it."""
+    """Raise an error if the client's network cannot process the public dataset or, if `labelled`, learn its labels."""
     public, example = client.public, client.data.train.inputs[:1]
     expected, shape = example.shape, public.inputs.shape
     if parts_of(example).keys() != parts_of(public.inputs).keys():
         raise WireError(
-            f"the request's public dataset has {', '.join(parts_of(public.inputs))}, but this client's examples "
+            f"the server's public dataset has {', '.join(parts_of(public.inputs))}, but this client's examples "
             f"have {', '.join(parts_of(example))}: choose a public dataset with the same inputs"
         )
     padded = isinstance(example, Inputs)  # to the longest text
     if len(shape) != len(expected) or (len(expected) != 3 and shape[1] != expected[1] and not padded):
         raise WireError(
-            f"the request's public dataset has examples of shape {list(shape[1:])}, but this client's examples "
-            f"have shape {list(expected[1:])}: choose a public dataset that fits"
+            f"the server's public dataset has examples of shape {list(shape[1:])}, but this client's examples "
+            f"have shape {list(expected[1:])}: choose a public dataset with inputs of this shape"
         )
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
@@ -283,7 +286,10 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _seeded(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
-    """Return what a user's code gives under seeded generators; nothing, and a remark, if a second call differs."""
+    """Return the tensor that `read`, a user's code, returns with seeded random generators, in a list.
+
+    If a second call returns another tensor, return an empty list and add a remark about `doing` to the server's log.
+    """
     values = []
     for _ in range(2):
         with seeded(0, "repeats"):

@@ -148,7 +148,7 @@ def _unread(client: str, counts: Any) -> ClientData:
 
 
 class _Loop:
-    """Trains and evaluates with the functions of a user's app; `counted`: the user gave numbers of examples."""
+    """Trains and evaluates with a user's app; `counted` says whether the user passed `examples` to `wrap`."""
 
     def __init__(
         self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str], *, counted: bool
@@ -180,7 +180,7 @@ class _Loop:
         self._report(job)
 
     def measure(self, job: Job, when: str) -> None:
-        """Evaluate the client's network on its test examples, as `received` or as `trained` (`when`)."""
+        """Evaluate the client's network on its test examples; `when` is `received` or `trained`."""
         accuracy, loss, _ = self._names
         known, request = len(job.client.data.test), job.client.request
         aggregated = request.flower and self._message.metadata.message_type == MessageType.EVALUATE
@@ -218,7 +218,7 @@ class _Loop:
             self._report(job)
 
     def _count(self, job: Job, action: str, metrics: dict[str, float], given: int) -> float:
-        """Return the number of examples in the `metrics` of a function (`action`), or else the user's (`given`)."""
+        """Return the number of examples in the `metrics` that the app's function `action` returned, or else `given`."""
         count = metrics.get(COUNT, given if self._counted else 0)
         if not count > 0:
             raise ModelError(
@@ -230,7 +230,7 @@ class _Loop:
         return count
 
     def _report(self, job: Job) -> None:
-        """Report metrics of training and evaluation, with a prefix for names that fedhet or both functions use."""
+        """Store metrics for the reply, with a prefix for names that fedhet or both of the app's functions use."""
         (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
         taken = {accuracy, loss, *evaluated}
         job.further = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self._metrics["train"].items()}
@@ -261,7 +261,7 @@ class _Loop:
 
 
 def _few(job: Job, count: int) -> bool:
-    """Return whether a client has too few test examples for a metric, and log it."""
+    """Return whether `count` test examples are too few for a metric; log a warning if so."""
     if few := count < max(job.policy.least, 1):
         log.warning("client %s has %d test examples, too few for a metric (min-examples)", job.client.name, count)
     return few

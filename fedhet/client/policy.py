@@ -74,7 +74,7 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], *, deployed: bool) -> "Policy":
-        """Return the policy that a node config sets; raises a ConfigError if a setting is invalid."""
+        """Return the policy in a node config; raise a ConfigError if a setting is invalid."""
         allowed = None
         if "allow" in node_config:
             allowed = frozenset(listed(str(node_config["allow"])))
@@ -85,7 +85,8 @@ class Policy:
         budget = number_in(node_config, "dp-epsilon", math.inf)
         if (noise > 0) != (clip > 0) or (budget < math.inf and not noise):
             raise ConfigError(
-                "the node needs both dp-noise and dp-clip (dp-epsilon limits their epsilon): set both, or none"
+                "the node has only some of its settings for differential privacy: set both dp-noise and dp-clip, or "
+                "remove dp-noise, dp-clip and dp-epsilon"
             )
         return cls(allowed, least, deployed, noise, clip, budget)
 
@@ -222,7 +223,7 @@ def number_in(
     at_most: float = math.inf,
     whole: bool = False,
 ) -> float:
-    """Return a number from a node config, or the default; raises a ConfigError if it is another value."""
+    """Return a number from a node config, or the default; raise a ConfigError for a value that is not allowed."""
     value = node.get(key, default)
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
@@ -254,8 +255,8 @@ def opened(
 
     Raises:
         WireError: the message is not from fedhet's server.
-        ConfigError: the node config is invalid, or a cluster's machine lacks the folder for the clients' state.
-        Refused: the policy refuses the method, or the request splits the node's data differently than the run so far.
+        ConfigError: the node config is invalid, or this machine of a cluster lacks the folder for the clients' state.
+        Refused: the policy refuses the method, or the request splits the node's data differently than earlier requests.
     """
     request, text = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())

@@ -52,10 +52,10 @@ class NodeSecret:
         self.seed = int(self._content["seed"])
 
     def keep(self, choice: Mapping[str, Any]) -> None:
-        """Store settings that decide which examples are used, or compare them with the settings of the first run.
+        """Store settings that decide which examples are used, or compare them with the stored settings.
 
-        Raises `Refused` if a setting differs: sums over both sets of examples could differ by a single example,
-        and disclose it.
+        Raises `Refused` if a setting differs: sums over two sets of examples could differ by a single example, and
+        disclose it.
         """
         if self._new(choice):
             with locked(self._path.parent, wait=True):

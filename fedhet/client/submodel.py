@@ -38,7 +38,7 @@ class Submodel:
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return the groups of units by which a whole network can be made smaller; by default all hidden units.
+        """Return the groups of hidden units that a smaller network has fewer of; by default all hidden units.
 
         `model` is the network as `ClientSide.adapt` returns it, and `inputs` are two transformed examples.
         """

@@ -325,9 +325,9 @@ def public_dataset_in(payload: Payload) -> PublicDataset | None:
     tensors = {name: part for name, part in tensors.items() if name.partition(".")[0] == "inputs"}
     first = next(iter(tensors.values()), None)
     if first is None or first.ndim < 2 or not first.numel():
-        raise WireError("the request's public dataset has no inputs")
+        raise WireError("the server's public dataset has no inputs")
     for name, part in (*tensors.items(), *([] if labels is None else [("labels", labels)])):
         if part.shape[:1] != first.shape[:1]:
             shape = list(part.shape)
-            raise WireError(f"the request's public dataset has {len(first)} inputs, but {name} of shape {shape}")
+            raise WireError(f"the server's public dataset has {len(first)} inputs, but {name} of shape {shape}")
     return PublicDataset(from_parts(tensors), labels)

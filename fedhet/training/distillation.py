@@ -7,8 +7,8 @@ from torch import Tensor
 def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
     """Return the mean KL(softmax(wanted / T) || softmax(outputs / T)) of logits (n, ..., classes) at `temperature` T.
 
-    No gradient reaches `wanted`. With `many_labels`, each output is the logit of a separate label, and divergences are
-    averaged over labels. Gradients scale with 1 / temperature^2, for which the caller must compensate.
+    `wanted` is detached. With `many_labels`, each output is the logit of a separate label, and divergences are averaged
+    over labels. Gradients scale with 1 / temperature^2, for which the caller must compensate.
     """
     outputs, wanted = outputs / temperature, wanted.detach() / temperature
     if not many_labels:

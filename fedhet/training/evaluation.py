@@ -45,7 +45,7 @@ def forward(
     Args:
         model: the network.
         inputs: (n, ...) transformed examples.
-        captures: inner values to capture, by name.
+        captures: values to capture inside the network, such as a layer's output, by name.
         until: if given, stop at the head and return the representation Phi (n, d) instead of outputs.
         learns: whether to build an autograd graph.
         stream: the random stream for dropout, in a pass that leaves the network's buffers unchanged.
@@ -100,7 +100,7 @@ def evaluate(
         examples: the examples to evaluate.
         task: the task, which defines metric and loss.
         prepare: function that transforms raw inputs.
-        network: the network that `predict` runs, if `predict` is none, to choose the size of batches.
+        network: the network that `predict` runs, if `predict` is a function, for the choice of a batch size.
     """
     total = None
     if isinstance(predict, nn.Module):
@@ -144,9 +144,9 @@ def read(
 def rows_at_once(
     model: object, inputs: Tensor | LazyInputs, transform: Callable[[Tensor], Tensor], most: int = BATCH
 ) -> int:
-    """Return the size of a batch in an evaluation: `BATCH`, or less if activations would need more than `MEMORY`.
+    """Return the batch size for an evaluation: `most`, or less if activations would need more than `MEMORY` bytes.
 
-    Memory is estimated from a pass of two examples, as three times the largest output of a module.
+    Memory is estimated from a forward pass of two examples, as three times the largest output of a module.
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
         return most

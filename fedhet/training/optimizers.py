@@ -86,7 +86,6 @@ def eager(kind: type[Kind]) -> type[Kind]:
 
 
 def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of an optimiser without the wrappers that torch adds."""
 
     def others(function: Callable[..., Any]) -> bool:
         module = getattr(function, "__globals__", {}).get("__name__", "")  # a wrapper's `__module__` is what it wraps

@@ -36,8 +36,8 @@ class Step:
         captured: the inner values that loss terms capture, by name; each (n, ...), part of the autograd graph.
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
-        further: number of other examples that loss terms have passed through the network.
-        weights: (n,) weights of the examples in means if some only fill the batch; None for equal weights.
+        further: number of examples outside of the mini-batch that loss terms have passed through the network.
+        weights: (n,) weights of the examples in means, 0 for padding; None for equal weights.
     """
 
     number: int
@@ -54,26 +54,26 @@ class Step:
     weights: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean over the batch of the values (n,) of its examples."""
+        """Return the mean of values (n,), one for each example of the mini-batch."""
         return values.mean() if self.weights is None else (values * self.weights).sum()
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """Return the task's loss of `outputs` (n, ...) for the step's inputs, in the dtype of the step's outputs."""
+        """Return the task's loss of `outputs` (n, ...) for the step's labels, in the dtype of the step's outputs."""
         outputs = outputs.to(self.outputs.dtype)
         if self.weights is None:
             return self.task.loss(outputs, self.labels)
         return self.mean(self.task.outputs.losses(outputs, self.labels))
 
     def divergence(self, outputs: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the divergence between two networks' outputs (n, ...) for the inputs (see `soft_divergence`)."""
+        """Return the divergence of `outputs` (n, ...) from the outputs `wanted` (n, ...); see `soft_divergence`."""
         kind = self.task.outputs
         scores, wanted = kind.scores(outputs), kind.scores(wanted)
         return soft_divergence(scores, wanted, temperature, many_labels=kind.meaning == "labels")
 
     def represent(self, inputs: Tensor, representation: Representation, stream: RandomStream) -> Tensor:
-        """Return representations Phi (m, d) of other transformed examples (m, ...), as part of the autograd graph.
+        """Return representations Phi (m, d) of transformed examples (m, ...), as part of the autograd graph.
 
-        Dropout draws from `stream`. The pass changes neither buffers nor torch's global random state.
+        Dropout draws from `stream`. The forward pass changes neither buffers nor torch's global random state.
         """
         self.further += len(inputs)
         return forward(self.model, inputs, until=representation, stream=stream, bf16=self.bf16)[0]
@@ -87,15 +87,15 @@ Loss = Callable[[Step], Value]
 
 
 class Term:
-    """A loss term as a pure function `function(step, **constants)`, which can be computed for a batch of clients.
+    """A loss term as a pure function `function(step, **constants)`, which can be computed for several clients at once.
 
     Args:
-        function: the function, defined in a module, whose only other inputs are `constants`.
-        draw: function from a step's number and number of examples to further constants, such as drawn examples, or to
-            None to skip the step.
-        captures: inner values of the network to capture in each step, by their names in `Step.captured`.
-        weighted: whether the function averages over examples by `Step.mean` only, so that a batch can be filled up.
-        constants: tensors and nested tensors, which can differ between clients, and other values.
+        function: a function defined in a module, which reads nothing but the step and `constants`.
+        draw: function from a step's number and number of examples to further keyword arguments of `function`, such as
+            drawn examples, or to None to skip the step.
+        captures: values to capture inside the network in each step, by their names in `Step.captured`.
+        weighted: whether the function averages over examples by `Step.mean` only, so that mini-batches can be padded.
+        constants: tensors and containers of tensors, which can differ between clients, and other values.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Term:
         self.weighted = weighted
 
     def __call__(self, step: Step) -> Value:
-        """Return the value of the term in a step."""
+        """Return the term's value in a step; None if `draw` skips the step."""
         drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
         return None if drawn is None else self.function(step, **self.constants, **drawn)
 
@@ -148,7 +148,7 @@ class Phase:
 
     @cached_property
     def captures(self) -> dict[str, Capturing]:
-        """The inner values to capture in each step for the loss terms, by name."""
+        """The values to capture inside the network in each step for the loss terms, by name."""
         return {name: value for term in self.terms if isinstance(term, Term) for name, value in term.captures.items()}
 
 
@@ -157,7 +157,7 @@ class Trained:
     """The result of one or several phases.
 
     Attributes:
-        loss: sum over epochs of the mean loss of an epoch's steps, weighted by batch size.
+        loss: mean loss of the steps, weighted by batch size, times the number of epochs; summed over phases.
         epochs: number of passes over the examples, fractional for phases that count steps.
         recorded: sum (a scalar tensor) and number of steps, for each value that a loss term recorded, by name.
         optimizer: the optimiser with its state.
@@ -172,7 +172,7 @@ class Trained:
 
     @property
     def mean_loss(self) -> float | None:
-        """Mean loss over all epochs; None if nothing was trained."""
+        """Mean loss over all epochs; None without a training step."""
         return self.loss / self.epochs if self.epochs else None
 
     @property

@@ -1,4 +1,4 @@
-"""Differential privacy by example: every example's gradient is clipped, and noise is added (DP-SGD).
+"""Example-level differential privacy (DP-SGD): each example's gradient is clipped, and noise is added to their sum.
 
 Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, algorithm 1, with Poisson sampling.
 """
@@ -37,9 +37,9 @@ class Privacy:
     epsilon: float = 0.0
 
     def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
-        """Return an iterator over `steps` batches; each of `count` rows is in a batch with probability size / count.
+        """Return an iterator over `steps` batches of row numbers; each of `count` rows has probability size / count.
 
-        The privacy budget is charged at once.
+        The privacy budget of all steps is charged in this call.
         """
         rate = min(size / count, 1.0)
         self.epsilon = self.spend(rate, steps)
@@ -49,9 +49,9 @@ class Privacy:
     def backward(
         self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor, size: int
     ) -> Tensor:
-        """Set the gradients of all parameters that require them; return the mean loss, which is not private.
+        """Set the private gradients of all parameters that require gradients; return the mean loss, without noise.
 
-        The gradient is the sum of the examples' clipped gradients and of the noise, divided by `size`.
+        A gradient is the sum of the examples' clipped gradients and the noise, divided by `size`.
 
         Args:
             model: the network, without layers that normalise over examples.
@@ -111,5 +111,5 @@ class Hidden:
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise a ModelError for every function of torch."""
+        """Raise a ModelError when a torch function is called with the stand-in."""
         cls(torch.zeros(()))._refuse()

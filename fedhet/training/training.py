@@ -32,7 +32,7 @@ def train(
     before: Trained | None = None,
     privacy: Privacy | None = None,
 ) -> Trained:
-    """Train a model in place for one phase; return the combined result of this phase and the earlier phases.
+    """Train a model in place for one phase; return the combined result of this phase and the phases before it.
 
     Args:
         model: the model to train, unless the phase has a `module`.
@@ -41,8 +41,8 @@ def train(
         task: the task, which defines the loss.
         prepare: function that transforms raw inputs, and augments them if it is given a generator.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
-        before: the result of earlier phases.
-        privacy: makes the training differentially private by example. Loss terms may then not read the batch.
+        before: the combined result of the phases before this one.
+        privacy: settings of example-level differential privacy, under which loss terms may not read the batch.
 
     Raises:
         ModelError: the phase trains none of the model's parameters, or continues a phase that trained other parameters;
@@ -92,9 +92,10 @@ def outcome(
     recorded: dict[str, tuple[Tensor, int]],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trained:
-    """Return the combined result of a phase on so many `examples` and the phases `before`, or raise a ModelError.
+    """Return the combined result of a phase and the phases before it; raise a ModelError if training diverged.
 
-    Each step has a loss and a size (number of examples); `norm` is the largest norm of a parameter after the last one.
+    `examples` is their number, `losses` and `sizes` (numbers of examples) have an entry per step, `norm` is the largest
+    norm of a parameter after the last step, and `further` and `recorded` are as in `Step` and `Trained`.
     """
     _check_losses(losses, sizes, examples, norm, phase, first=not before.work.steps)
     mean = math.fsum(map(operator.mul, losses, sizes)) / sum(sizes)
@@ -126,9 +127,9 @@ def _passes(
     batches: Iterable[Tensor],
     privacy: Privacy | None,
 ) -> Iterator[Step]:
-    """Yield a `Step` after the forward pass of each mini-batch; `batches` are the row numbers of its examples.
+    """Yield a `Step` after the forward pass of each mini-batch; `batches` are index tensors.
 
-    With `privacy`, the private gradients of the task's loss are set as well, and the step hides the batch.
+    With `privacy`, private gradients of the task's loss are also set, and the step does not disclose the mini-batch.
     """
 
     def of_task(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -
 
 
 def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]) -> None:
-    """Add the values of a step to the sums and numbers of recorded values."""
+    """Add a step's values to `recorded`, which has the sum and the number of steps of each value by name."""
     for name, each in values.items():
         total, steps = recorded.get(name) or (torch.zeros((), device=each.device), 0)
         recorded[name] = (total + each.detach(), steps + 1)
@@ -174,7 +175,10 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
 def _check_losses(
     losses: list[float], sizes: list[int], examples: int, norm: float, phase: Phase, *, first: bool
 ) -> None:
-    """Raise `ModelError` if the first loss is not finite, or if losses or weights show that training diverged."""
+    """Raise `ModelError` if losses or the largest norm of a parameter show that training diverged.
+
+    If this is the client's `first` phase in the round, a first loss that is not finite has its own message.
+    """
     if first and not math.isfinite(losses[0]):
         raise ModelError(
             f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: check "
@@ -271,7 +275,7 @@ def batches(
 def grouped_batches(
     groups: Sequence[Tensor], size: int, generator: torch.Generator, *, least: int = 1
 ) -> Iterator[Tensor]:
-    """Yield index tensors for one shuffled epoch, each of whole groups of rows and with at least `least` examples."""
+    """Yield index tensors for one shuffled epoch, each with whole `groups` of rows and at least `least` examples."""
     order = torch.randperm(len(groups), generator=generator).tolist()
     together = max(1, round(size * len(groups) / sum(map(len, groups))))
     start = 0

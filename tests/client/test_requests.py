@@ -68,8 +68,8 @@ def test_invalid_requests(text, grid):
 @pytest.mark.parametrize(
     ("public", "reason"),
     [
-        ({"labels": torch.arange(3)}, "the request's public dataset has no inputs"),
-        ({"inputs": torch.tensor(1.0)}, "the request's public dataset has no inputs"),
+        ({"labels": torch.arange(3)}, "the server's public dataset has no inputs"),
+        ({"inputs": torch.tensor(1.0)}, "the server's public dataset has no inputs"),
         ({"inputs": torch.zeros(3, 4), "labels": torch.arange(2)}, "has 3 inputs, but labels of shape [2]"),
         ({"inputs": torch.zeros(3, 5)}, "of shape [5], but this client's examples have shape [4]"),
     ],
