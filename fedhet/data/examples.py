@@ -39,7 +39,7 @@ class Examples:
         return len(self.labels)
 
     def at(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels of some rows, read together as a user's collate function can reorder rows."""
+        """Return the inputs and labels of some rows, read together since a collate function can reorder rows."""
         if isinstance(self.inputs, LazyInputs):
             return self.inputs.pairs(rows)
         if isinstance(rows, slice):
@@ -129,7 +129,7 @@ class ClientData:
     """A client's training, test and validation parts, the public dataset and the common test set.
 
     `augment` returns a random variant of a raw training batch, given a generator. `batch_size`, unless None, replaces
-    the configured batch size. `dataset` is the configured data set of which the data are a part, None for a user's own.
+    the configured batch size. `dataset` is the configured data set that the data are from, None for a user's own.
     """
 
     train: Examples

@@ -45,7 +45,7 @@ def variant(file: Path) -> Path | None:
 
 
 def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str], dataset: str) -> Path:
-    """Return the first of these subfolders of `folder` that contains all files of a data set.
+    """Return the first of the `subfolders` of `folder` that contains all `files` of a data set.
 
     The default of `folder` is the cache folder, to which torchvision downloads its data set `dataset` if necessary.
     """
@@ -66,7 +66,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
-    """Return the first of these files that exists in `root` or in its subfolder."""
+    """Return the first of the `files` that exists in `root` or in its `subfolder`."""
     if root is None:
         raise DataError(f"{dataset} cannot be downloaded: set data (--data DIR) to a folder with {' or '.join(files)}")
     paths = (place / file for place in (root, root / subfolder) for file in files)
@@ -119,7 +119,7 @@ def read_idx(file: Path) -> Tensor:
     content = read(file)
     # The magic number is two zeros, the type (8: uint8) and the number of dimensions.
     if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
-        raise DataError(f"{file} is not an idx file of bytes (it starts {content[:4].hex(' ')}): download it again")
+        raise DataError(f"{file} is not an idx file of bytes (header {content[:4].hex(' ')}): download it again")
     shape = np.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
     if len(values) != prod(shape):
@@ -140,14 +140,16 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(file: Path, key: str = "labels", classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 (`key`) from a file of CIFAR's Python version."""
+    """Read images (n, 3, 32, 32) uint8 and labels (n,) int64 (named `key`) from a file of CIFAR's Python version."""
     content = read(file)
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
         images = torch.tensor(np.asarray(batch["data"]))
         labels = torch.tensor(batch[key])
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(f"{file} is not a batch of CIFAR's Python version ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"{file} is not a batch of CIFAR's Python version ({type(error).__name__}: {error}): download it again"
+        ) from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
         got = f"{tuple(images.shape)}, {len(labels)}"
         raise DataError(f"{file} must have (n, 3072) uint8 images and n labels, but has {got}: download it again")

@@ -73,7 +73,7 @@ def as_client_data(client: str, value: Any) -> ClientData:
 
 
 def as_public_dataset(value: Any) -> PublicDataset | None:
-    """Convert a user's public dataset, given as inputs alone or in any form of a part, and read it into memory.
+    """Convert a user's public dataset (inputs alone, or any form of a client's part), and read it into memory.
 
     Returns None if `value` is None. Raises a `DataError` for other forms, and for numbers that are not finite.
     """
@@ -157,7 +157,7 @@ def _examples(value: Any) -> Examples:
 
 
 def _two_rows(first: Any, second: Any) -> bool:
-    """Return whether two objects are two rows (input, label); raise a `DataError` if they may be both."""
+    """Return whether two objects are rows (input, label), not inputs and labels; raise a `DataError` if unclear."""
     if isinstance(first, Mapping):
         return isinstance(second, Mapping)
     if not all(isinstance(each, tuple | list) and len(each) == 2 for each in (first, second)):
@@ -172,10 +172,10 @@ def _two_rows(first: Any, second: Any) -> bool:
 
 
 def _sampled(loader: DataLoader[Any]) -> Tensor:
-    """Return the rows that a loader's sampler yields, ascending; raise a `DataError` if they are not fixed."""
+    """Return the rows that a loader's sampler yields, ascending; raise a `DataError` if they differ between epochs."""
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
         kind = "has batch_size = None" if loader.batch_sampler is None else "overrides __iter__"
-        raise DataError(f"the examples of a DataLoader that {kind} are unknown: give its dataset")
+        raise DataError(f"the examples of a DataLoader that {kind} are unknown: give its dataset instead")
     sampler: Any = loader.batch_sampler
     whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
     sampler = sampler.sampler if plain else sampler
@@ -221,7 +221,7 @@ def _rows(
 
 
 def _in_memory(value: Any) -> Examples | None:
-    """Return the examples of a `TensorDataset` of two tensors or of its `Subset`; None for others, read row by row."""
+    """Return the examples of a `TensorDataset` of two tensors or of its `Subset`, or None for any other dataset."""
     if type(value) is Subset and (whole := _in_memory(value.dataset)) is not None:
         return whole.subset(torch.as_tensor(value.indices, dtype=torch.int64))
     if type(value) is TensorDataset and len(value.tensors) == 2:

@@ -180,7 +180,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Divide classes among the clients that hold them; remainders go to clients with the fewest examples."""
+    """Divide each class evenly among its clients (`holds`); remainders go to clients with the fewest examples."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])

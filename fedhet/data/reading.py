@@ -47,7 +47,7 @@ class LazyInputs:
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read inputs and labels of some rows, in the order that the collate function gives them.
+        """Read inputs and labels of some rows, in the order in which the collate function returns them.
 
         Raises a `DataError` if inputs are not finite or rows cannot be used.
         """
@@ -149,7 +149,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
-        raise DataError(f"rows have type {type(row).__name__}: give pairs (input, label), or dicts with both")
+        raise DataError(f"a row must be a pair (input, label) or a dict of both, not of type {type(row).__name__}")
     others = [name for name in row if name not in LABELS]
     tokens = [name for name in others if not _is_text(row[name])] if "input_ids" in row else []
     inputs = tokens or [name for name in INPUTS if name in row] or (others if len(others) == 1 else [])
@@ -196,7 +196,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str) -> Any:
-    """Convert a pandas object to an array; raise a `DataError` for other than dense values (`what` names them)."""
+    """Convert a pandas object to an array; raise a `DataError` if its values are not dense; `what` names them."""
     if isinstance(value, Tensor) and value.is_meta:
         raise DataError(f"{what} are on the device meta, which has no values: create them on the CPU")
     if isinstance(value, Tensor) and value.is_nested:
@@ -216,7 +216,7 @@ def _dense(value: Any, what: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Return the type's name of the first entry that is not a number, for messages."""
+    """Return the name of the type of the first entry that is not a number, for messages."""
     entries = np.asarray(value, object).flat
     return type(next((each for each in entries if not isinstance(each, int | float | np.number)), value)).__name__
 

@@ -1,4 +1,4 @@
-"""Copies of networks without shared memory or wrappers, the kinds of their arrays, and state that files lack."""
+"""Copy networks without shared memory or wrappers, classify their arrays, and detect state outside the state dict."""
 
 import copy
 from collections import OrderedDict
@@ -28,7 +28,7 @@ _used: WeakSet[nn.Module] = WeakSet()
 
 
 class _ComputedTensors(TorchFunctionMode):
-    """Mode in which `copy.deepcopy` also copies computed tensors, such as caches and the weights of `weight_norm`."""
+    """A mode in which `copy.deepcopy` also copies computed tensors, such as caches and the weights of `weight_norm`."""
 
     def __torch_function__(
         self,
@@ -86,7 +86,7 @@ def in_use(model: nn.Module) -> None:
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    """Return why a copy would use modules of the original, or "", and whether a global variable holds it."""
+    """Return why a copy would use modules of the original (or ""), and whether through a global variable."""
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for each in (each for held in vars(module).values() for each in _entries(held)):
@@ -101,7 +101,7 @@ def _entries(held: Any) -> Iterable[Any]:
 
 
 def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield whether a variable is global, and its value, for all variables outside that a function refers to."""
+    """Yield, for each variable outside a function that it refers to, whether the variable is global, and its value."""
     if not isinstance(function, FunctionType) or function in seen:
         return
     seen.add(function)
@@ -114,7 +114,7 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
 
 
 def held_by(function: Any) -> Iterator[Any]:
-    """Yield what a user's function refers to: variables, defaults, set arguments, and attributes of its object."""
+    """Yield the values to which a function refers: variables, defaults, bound arguments, attributes of its object."""
     function = unwrap(function)
     if isinstance(function, partial):
         yield from (*function.args, *function.keywords.values())
@@ -127,7 +127,7 @@ def held_by(function: Any) -> Iterator[Any]:
 
 
 def unusable(model: Any) -> str:
-    """Return why a model cannot be used, as the end of a sentence that starts with its class; empty if it can."""
+    """Return why a model cannot be used, to follow its class name in a message, or an empty string if it can."""
     if not isinstance(model, nn.Module):
         return ", not an nn.Module"
     if isinstance(model, torch.jit.ScriptModule):
@@ -190,7 +190,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a network is deep and has no normalisation, so that factors of layers' outputs multiply."""
+    """Return whether a network is deep and has no normalisation, so that scales of its layers multiply."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
@@ -205,7 +205,7 @@ class Start(NamedTuple):
 def starts_of(model: nn.Module) -> dict[str, Start]:
     """Return mean and standard deviation of each trained array of a newly built network, by name.
 
-    Biases of normalisation layers, and single numbers of layers, which can be random, are left out.
+    Biases of normalisation layers, and layers' arrays with a single entry, which can be random, are left out.
     """
     arrays = {name: value.detach().double() for name, value in model.named_parameters() if value.requires_grad}
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | _ConvNd)}

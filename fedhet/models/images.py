@@ -19,7 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """Return channels, height and width of an image; raises a `ModelError` if it is smaller than `smallest` pixels."""
+    """Return channels, height and width of an image; raises a `ModelError` if a side is below `smallest` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
             f"the model needs images (channels, height, width) of at least {smallest} x {smallest} pixels, got shape "

@@ -157,7 +157,7 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, from a comma-separated list (see `expand`), dealt as in `spread`."""
+    """Return the name of each client's model, from a comma-separated list (see `expand`), assigned by `spread`."""
     return spread(expand(architectures), how, clients, seed)
 
 
@@ -197,7 +197,7 @@ def _check_library(name: str) -> None:
 
 
 class HeadRead(ModelError, AttributeError):
-    """Raised if a network reads an attribute of its head, before which layers were inserted."""
+    """Raised if a network reads an attribute of its head after layers were inserted before the head."""
 
 
 class Placed(nn.Sequential):

@@ -87,8 +87,8 @@ class _HeadReached(Exception):
 class Representation:
     """The representation of a network, `(n, d)` for n examples: by default the first input of its head.
 
-    If `places` is `tokens`, the representation is `(n, tokens, d)`; if it is `pixels`, it is averaged over pixels. By
-    default the head is found by `head_name` when it is needed.
+    If the attribute `places` is `tokens`, the representation is `(n, tokens, d)`; for `pixels`, it is averaged over
+    pixels. By default the head is found by `head_name` when it is needed.
 
     Args:
         model: the network.
@@ -123,7 +123,7 @@ class Representation:
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Identifier of the captured value, which is equal for networks of one architecture."""
+        """Identifier of the captured value, equal for all networks of one architecture."""
         return "input", self.head, self.places, self.what
 
     @property
@@ -244,7 +244,7 @@ def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class RandomStream:
-    """A random stream that can replace torch's global generators; each activation continues the stream."""
+    """A random stream that can temporarily replace torch's global generators; it continues at each use."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -94,7 +94,7 @@ class Score:
         return behind
 
     def __add__(self, other: "Score") -> "Score":
-        """Return the score of the predictions of both operands."""
+        """Return the score of the predictions of both scores together."""
         batches = self.batches + other.batches
         return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
 

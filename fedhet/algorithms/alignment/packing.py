@@ -66,6 +66,6 @@ def unpack_all(group: Packed, count: int) -> list[Tensor]:
     for name, array in group.items():
         place, _, key = name.partition("/")
         if place not in parts:
-            raise ValueError(f"expected {count} packed parts (0/..., 1/..., ...), got the array {name[:50]!r}")
+            raise ValueError(f"names of packed arrays must start with 0/ to {count - 1}/, got {name[:50]!r}")
         parts[place][key] = array
     return [unpack(part) for part in parts.values()]

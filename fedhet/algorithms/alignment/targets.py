@@ -166,6 +166,6 @@ def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:
             shown = f"got shape {tuple(part.shape)}"
-            raise ValueError(f"part {number} must have {images} rows and at most {most} columns, {shown}")
+            raise ValueError(f"array {number} must have {images} rows and at most {most} columns, {shown}")
     if kind == "spectral":
         check_posteriors(parts[0])

@@ -45,7 +45,7 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
             known, where = units_of.setdefault(axis[0].group, (units, name))
             if rest or known != units:
                 raise ValueError(
-                    f"{name} has shape {shape}, but group {groups[axis[0].group].name!r} has {known} units in {where}"
+                    f"{name} of shape {shape} must have {known} units of {groups[axis[0].group].name!r}, as {where} has"
                 )
     least: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
