@@ -64,7 +64,7 @@ _with_drawn_test_set = lru_cache(maxsize=2)(data.with_drawn_test_set)  # each is
 
 
 def transform_of(dataset: DataSet | None, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return the function from raw inputs of a data set, or of a user's own data, to a network of precision `dtype`."""
+    """Return the function from raw inputs of `dataset`, or of a user's own data, to a network's inputs in `dtype`."""
     return fitted(dataset.transform, dtype) if dataset else partial(as_input, dtype=dtype)
 
 
@@ -195,7 +195,7 @@ def _check_models(config: Config, traits: Traits) -> None:
 
 
 def must_be_equal(config: Config) -> bool:
-    """Return whether the clients' architectures differ in a way that the configured method does not allow."""
+    """Return whether the configured architectures differ although the method needs equal ones."""
     networks = registry.traits(config).networks
     dealt = sorted(set(architectures(config, config.clients)))
     if networks == "any" or len(dealt) == 1:

@@ -49,9 +49,9 @@ def resolve(
     Args:
         chosen: keys and their values. A nested table counts as dotted keys, a value `""` as not chosen.
         strict: refuse keys that the user set and that have no effect; otherwise reset them and add a remark.
-        over: keys that the user sets in addition to a file; keys of the file may then have no effect.
-        trusted: a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for references in
-            messages.
+        over: keys that the user sets in addition to a file; they may leave keys of the file without effect.
+        trusted: whether a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for settings
+            from messages.
     """
     wanted = flattened(chosen)
     for key in ("preset", EXTRA, "method"):
@@ -122,7 +122,10 @@ def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of the fields of `Config` and of the method's `Options`; append errors to `problems`."""
+    """Return the values of the fields of `Config` and of the method's `Options`; append messages to `problems`.
+
+    `layers` has the settings of the user and the preset, and takes precedence over the method's values.
+    """
     common: dict[str, Any] = {}
     method_values: dict[str, Any] = {}
     for key, value in {**(method.common if method else {}), **layers}.items():

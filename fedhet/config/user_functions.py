@@ -43,7 +43,7 @@ _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", 
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """Models, data, task and client settings that a user passes in Python; None for those of the configuration."""
+    """Models, data, task and client settings that a user passes in Python; None selects the configured ones."""
 
     model: Any = None
     data: Any = None
@@ -92,7 +92,7 @@ class UserFunctions:
         return said | ({"task": str(as_task(self.task))} if self.task else {})
 
     def replacing(self, config: Config) -> frozenset[OwnPart]:
-        """Return the user's parts, such as `data`, that replace configuration keys (`option(replaced_by=...)`)."""
+        """Return the names of the user's arguments, such as `data`, that replace configuration keys."""
         own: set[OwnPart] = {"model"} if self.model is not None else set()
         if self.data is not None:
             own.add("data")
@@ -160,9 +160,9 @@ def _first(config: Config) -> ClientInfo:
 class Function:
     """A function that a user passed as the argument `model`, `data` or `examples`, to be called with a client.
 
-    `accept` receives the client's name and the returned value, and converts it or raises an error. Global random
-    generators (for `model`, by the caller) and those that the function `given` refers to are seeded during the call, so
-    that a client's split is the same in every process and run.
+    `accept` receives the client's name and the returned value, and converts it or raises an error. During the call,
+    global random generators (for `model`, by the caller) and generators that the function `given` refers to are seeded,
+    so that a client's split is the same in every process and run.
     """
 
     argument: str
@@ -176,7 +176,7 @@ class Function:
         return described(self.given)
 
     def __call__(self, client: ClientInfo) -> Any:
-        """Return the converted value; raises a `UserCodeError` if the function raised an exception."""
+        """Return the function's converted value for a client; raise a `UserCodeError` if it raised an exception."""
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
         doing = f"client {client.name}: the {self.argument} function"
         try:

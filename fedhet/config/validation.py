@@ -63,8 +63,8 @@ def _problem(check: Callable[[], object]) -> list[str]:
 class Reason(NamedTuple):
     """The reason why a key has no effect.
 
-    `of` is the key or the user's part (`data`, `model`, `loader`) that causes this, and `words` describe it with its
-    value; `remedy` says how to give the key an effect, if possible.
+    `of` is the cause: another key, or the user's `data`, `model` or `loader`. `words` describe the cause and its value.
+    `remedy` says how to give the key an effect, if possible.
     """
 
     of: str
@@ -78,7 +78,7 @@ class Reason(NamedTuple):
 
 
 def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset()) -> dict[str, Reason]:
-    """Return the keys without effect, each with the reason; `own` names the parts that the user passes (`OwnPart`)."""
+    """Return the reason for each key without effect; `own` names what the user passes in Python, such as `data`."""
     from fedhet import data  # which imports torch
 
     own = own | {"data", "model"} if config.dataset == OWN else own

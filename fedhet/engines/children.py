@@ -47,7 +47,7 @@ _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server")
 
 
 class ChildError(FedhetError):
-    """Error for a child process that ended or exceeded a timeout; the message has its exit code or the timeout."""
+    """Raised if a child process ended or exceeded a timeout; the message has its exit code or the timeout."""
 
 
 class Child:

@@ -233,7 +233,10 @@ def run_locally(
     app: ClientApp | None = None,
     functions: UserFunctions = UserFunctions(),  # noqa: B008 - it is frozen
 ) -> None:
-    """Run a complete configuration with `app`, by default fedhet's, here; raises a FedhetError if the run fails."""
+    """Run a complete configuration in this process and its workers; raise a FedhetError if the run fails.
+
+    `app` is the ClientApp, by default the one of `make_client_app` with the user's `functions`.
+    """
     if not config.state_dir:
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
@@ -273,9 +276,10 @@ def run_locally(
 
 
 def _kinds(config: Config, device: torch.device, functions: UserFunctions) -> Sequence[str]:
-    """Return the kind of each client's network for `client-batching`, its architecture; "" if it is in no batch.
+    """Return, for each client, the name of its architecture if it may be trained in a batch (`client-batching`), or "".
 
-    By default, a batch needs a method whose loss terms allow it and, on a CPU, few multiply-adds in a training step.
+    By default, this needs a method whose loss terms allow it and, on a CPU, few multiply-adds in a training step. An
+    empty sequence allows no batches.
     """
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):

@@ -90,7 +90,7 @@ class WorkerGrid(LocalGrid):
             self._recipe.close()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages for a free worker, or for this process when their replies are pulled; return their ids."""
+        """Store messages until a worker is free or this process pulls their replies; return their ids."""
         with self._changed:
             return super().push_messages(messages)
 
@@ -180,9 +180,9 @@ class WorkerGrid(LocalGrid):
                 worker.start()
 
     def _handled_by(self, worker: "Worker", keys: Sequence[str]) -> bool:
-        """Pass messages to a worker; if it ends, return False.
+        """Pass the messages with the ids `keys` to a worker; return False if its process ends.
 
-        Then an error is stored as the client's reply; several messages wait again, each alone.
+        In this case, a single message gets an error as its reply, and several messages wait again, one by one.
         """
         messages, started = [self._under_way[key] for key in keys], time.monotonic()
         nodes, replies, lives = [message.metadata.dst_node_id for message in messages], list[Message](), True
@@ -218,7 +218,7 @@ class WorkerGrid(LocalGrid):
             return [*messages]
 
     def _candidates(self) -> list[str]:
-        """Return the ids of messages with awaited replies, or else of all messages unless many replies are waiting."""
+        """Return the ids of messages whose replies are awaited, or else of all messages unless many replies wait."""
         room = AHEAD * self._number - len(self._done) - len(self._under_way)
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 
@@ -228,7 +228,7 @@ class WorkerGrid(LocalGrid):
 
 
 class Worker:
-    """A child process that handles clients' messages after the `recipe`, its first message; it can be restarted."""
+    """A child process that handles clients' messages; its first message is the `recipe`. It can be restarted."""
 
     def __init__(self, recipe: SharedMessage) -> None:
         self._recipe = recipe
@@ -250,7 +250,7 @@ class Worker:
     def handle(
         self, messages: Sequence[tuple[Message, Context]], timeout: float
     ) -> tuple[list[Message], list[Context]]:
-        """Return messages' replies and the nodes' new contexts; raises a ChildError if the process ends or is late."""
+        """Return replies and the nodes' new contexts; raise a ChildError after `timeout` s or if the process ends."""
         self.child.send(messages)
         replies: tuple[list[Message], list[Context]] = self.child.receive(timeout)
         return replies

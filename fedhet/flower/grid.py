@@ -32,8 +32,8 @@ LEAST = 4
 class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
-    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`. Up to
-    `batch` messages to nodes with the same of `kinds`, by partition id, are handled together; "" is a kind for none.
+    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`. `kinds` has
+    a text for each node: up to `batch` messages to nodes with equal texts are handled in one call, for "" only one.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LocalGrid(Grid):
         return [*pushed]
 
     def _deal(self, messages: Mapping[str, Message]) -> None:
-        """Decide which messages are handled together, which does not depend on the number of workers."""
+        """Divide messages into batches to handle in one call, independently of the number of workers."""
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for key, message in messages.items():
             kind = self._kinds[message.metadata.dst_node_id - FIRST_NODE] if self._kinds else ""
@@ -116,7 +116,7 @@ class LocalGrid(Grid):
         return (reply for key in self.push_messages(messages) for reply in self.pull_messages([key]))
 
     def _taken(self, key: str) -> dict[str, Message]:
-        """Remove a message, and those that are handled with it, from the messages that wait, and return them."""
+        """Remove a message and the others of its batch from the waiting messages, and return them."""
         keys = self._mates[key]
         for each in keys:
             del self._mates[each]
@@ -131,7 +131,10 @@ class LocalGrid(Grid):
 
 
 def handled(app: ClientApp, messages: Messages, logged: set[str]) -> list[Message]:
-    """Call the ClientApp and return its replies, or an error if it raises, which is logged unless it is in `logged`."""
+    """Call the ClientApp and return its replies; an exception that it raises becomes an error reply.
+
+    Exceptions are logged unless their text is in `logged`, to which it is added.
+    """
     together = getattr(app, TOGETHER, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
     replies = together(messages) if together else [_called(app, *each) for each in messages]
     return [_checked(*each, reply, logged) for each, reply in zip(messages, replies, strict=True)]

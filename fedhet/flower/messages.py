@@ -93,7 +93,7 @@ def read_reply(message: Message) -> Reply:
         refusal.may_pass = report.get("again") is True
         raise refusal
     if not isinstance(metrics, MetricRecord):
-        raise WireError("the client's reply is damaged: its record of metrics is missing")
+        raise WireError("the client's reply is damaged, since it has no MetricRecord: check the client's mods")
     return Reply.of(decode(records), metrics, Report.of(report))
 
 

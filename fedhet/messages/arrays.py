@@ -49,7 +49,7 @@ def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
 
 
 def by_position(arrays: Arrays, names: Collection[str]) -> Arrays:
-    """Name arrays by position if their names are Flower's for a list of as many arrays: "0", "1", ..."""
+    """Rename arrays to `names`, in this order, if they have the names that Flower gives to the arrays of a list."""
     listed = [*arrays] == [str(place) for place in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if listed else arrays
 

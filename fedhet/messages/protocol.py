@@ -66,7 +66,7 @@ class Request:
         public: digest of the public dataset, if the method needs one.
         flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
-        begun: in a handshake, whether the run has begun before, so that clients must be the same as then.
+        begun: in a handshake, whether the run is continued, so that clients must have the same task, model and data.
     """
 
     round: int = 0
@@ -102,13 +102,15 @@ class Report:
         metric: name of the metric of the client's task.
         labels: number of values of its metric: one, or one for each of several labels.
         architecture: the architecture's name; empty if it is not disclosed.
-        partition_id, partitions: its partition and the number of partitions; -1 and 0 if the node has none.
+        partition_id: the client's partition, from 0; -1 if the node has none.
+        partitions: number of partitions; 0 if the node has none.
         own_data: whether its data come from a user's function, not from the configured data set.
         common_test: whether it has the common test set.
         common: digest of the client's own common test set, if it is used; empty otherwise.
         normalised: whether its networks have running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.
-        public, public_size: digest and number of examples of the client's own public dataset; empty without one.
+        public: digest of the client's own public dataset; empty without one.
+        public_size: number of examples of the client's own public dataset.
         note: a remark for the server's log, which may be shortened.
         outputs: number of outputs of a prediction.
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
@@ -204,7 +206,8 @@ class Reply:
         measured: its evaluations by name: of the `received` and the `trained` model on its own test part, and with
             the prefix `common-` or `validation-` on the common test set or its validation part.
         work: numbers of steps and examples in its training.
-        further, evaluated: metrics that a user's own train and evaluate functions return, by name (see `fedhet.wrap`).
+        further: metrics that a user's own train function returns, by name (see `fedhet.wrap`).
+        evaluated: metrics that a user's own evaluate function returns, by name.
         given_weight: the weight from a user's own train function; 0 for the number of training examples.
     """
 
@@ -297,7 +300,7 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
 
 
 class LostReply(FedhetError):
-    """A client has lost what the server sent in the handshake, such as the public dataset."""
+    """Raised if a client has lost data that the server sent in the handshake, such as the public dataset."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Federation:
 
     Attributes:
         nodes: the node of each client that is connected, in order of client name.
-        known: the handshake reply of each client, without payload, in order of admission; clients that left are kept.
+        known: the handshake reply of each client, without payload, in order of admission, also of clients that left.
         specs: names, shapes and dtypes of each known client's shared arrays.
         answered: called after each reply with the numbers of replies and of messages.
     """
@@ -43,7 +43,7 @@ class Federation:
         self.answered: Callable[[int, int], None] = lambda done, asked: None
 
     def admit(self, reply: Reply, node: int) -> None:
-        """Add a client, at the end of `nodes`, with its handshake reply."""
+        """Add a client with its node and its handshake reply."""
         self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
         self.nodes[reply.client] = node
 
@@ -197,7 +197,7 @@ class Federation:
             if count != before and not wrapped:
                 raise WireError(f"the client has {count} {kind} examples now, but had {before} in its handshake")
         if reply.given_weight and not wrapped:
-            raise WireError("the client sends a weight of its own: only a train function in fedhet.wrap may return one")
+            raise WireError("the client's reply has a weight, which only a train function in fedhet.wrap may return")
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples

@@ -26,7 +26,7 @@ NOT_OFFERED = ("_construct_messages", "_check_and_log_replies", "initialize_para
 
 
 def _argument(name: str) -> property:
-    """Return the attribute for an argument of Flower's `FedAvg`, which cannot be changed after the creation."""
+    """Return a read-only property for an argument of Flower's `FedAvg`; setting it raises a ConfigError."""
 
     def read(strategy: "FlowerLoop[Any, Any]") -> Any:
         return getattr(strategy.run.flower_options, name, getattr(strategy.config, name, 1.0))
@@ -42,7 +42,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
     """Runs a strategy in Flower's loop, which calls its hooks for each round, such as `configure_train`.
 
     Attributes:
-        handshake: waits for clients, and admits those that can take part in the run.
+        handshake: waits for clients, and admits the clients that can take part in the run.
         evaluate_last: evaluates all clients after the last round.
         private_wrapper: Flower's strategy for differential privacy around this one, if any.
     """
@@ -88,7 +88,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         evaluate_config: ConfigRecord,
         evaluate_fn: EvaluateFunction | None,
     ) -> Result:
-        """Run `start` of Flower's base class, which calls the hooks that a subclass overrides."""
+        """Run `Strategy.start` of Flower, which calls the hooks that a user's subclass overrides."""
         self._begin(grid, initial_arrays)
         with self._in_flowers_loop():
             first, config = encode_arrays(self.global_arrays(), flower=True), self.run.config
@@ -181,7 +181,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             return federation.messages(MessageType.TRAIN, payloads, epochs=run.config.local_epochs, evaluate=evaluate)
 
     def _take_arrays(self, arrays: ArrayRecord) -> None:
-        """Use the arrays of Flower's loop, which a wrapper or a subclass may have changed, as the shared model."""
+        """Set the shared model to `arrays` from Flower's loop, which a wrapper or a subclass may have changed."""
         if self.traits.averages_model:
             self.run.initial = decode_arrays(arrays)
             self._initialise()

@@ -1,4 +1,4 @@
-"""The handshake, which admits clients that fit together."""
+"""The handshake, which admits clients whose networks and data the method can combine."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -31,7 +31,7 @@ UNSEEN = 2**26
 
 
 class Common(NamedTuple):
-    """A value that must be the same for all clients of a run, with advice (`remedy`) for a client that differs."""
+    """A value that must be equal for all clients of a run; `remedy` is advice for a client with another value."""
 
     value: int | str
     remedy: str
@@ -49,10 +49,10 @@ class Admission:
 
 
 class Handshake:
-    """Asks new nodes for a description of their client (`Report`), and admits clients that fit together.
+    """Asks new nodes for a description of their client (`Report`), and admits clients that can be combined.
 
-    What all clients must have in common is decided by the majority of the clients that are there at the start.
-    `contested` are nodes whose client has the name of another node's.
+    If values that must be equal for all clients differ, the majority of the first clients decides. `contested` are
+    nodes whose client has the same name as another node's client.
     """
 
     def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
@@ -87,7 +87,7 @@ class Handshake:
             )
 
     def _new_nodes(self, present: set[int], *, unseen: bool) -> list[int]:
-        """Return the nodes to ask, and remove nodes that left; contested ones are asked again if the nodes changed."""
+        """Return the nodes to ask, and remove nodes that left; contested nodes are asked again if the nodes changed."""
         federation = self.federation
         federation.nodes = {client: node for client, node in federation.nodes.items() if node in present}
         self._refused &= present
@@ -169,7 +169,7 @@ class Handshake:
         return f"the client's name {name!r} {belongs}; each node needs its own partition-id (or name)"
 
     def _common(self, reply: Reply) -> dict[str, Common]:
-        """Return the values in a client's reply that must be the same for all clients, by the name in messages."""
+        """Return the values that must be equal for all clients, from a client's reply, by their names in messages."""
         report, traits = reply.report, self.run.traits
         task = report.metric if report.labels == 1 else f"{report.metric} of {report.labels} labels"
         common = {"task": Common(task, "all clients of a run need the same task; set it with task=")}
@@ -183,12 +183,12 @@ class Handshake:
         return common | dict(self.hooks.common(reply))
 
     def _kind(self, reply: Reply) -> Hashable:
-        """Return a value that is equal for clients that fit together, as far as their replies tell."""
+        """Return a hashable value that is equal for clients whose networks and common values fit together."""
         networks = {"equal": reply.report.spec, "widths": without_widths(reply.report.spec)}
         return tuple(networks.get(self.run.traits.alike, {}).items()), tuple(self._common(reply).items())
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that the server has memory for a client's network, and have the client send a large network."""
+        """Check that the server has memory for a client's network, and let the client send a large one as proof."""
         run, spec = self.run, reply.report.spec
         check_room(self.hooks.copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not self.hooks.copies or bytes_of(spec) <= UNSEEN:
@@ -200,7 +200,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "the client's network")
             run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("the client did not send its network, which is needed for its admission: see its log")
+        raise FedhetError("the client did not send its network, without which it is not admitted: see its log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report = self.run, reply.report
@@ -261,7 +261,10 @@ class Handshake:
                 )
 
     def _agree(self, reply: Reply, *, joining: bool) -> None:
-        """Let the method admit a client and, unless it is `joining` after the last round, draw initial arrays."""
+        """Check a client's common values, let the method admit it, and create initial values for its shared arrays.
+
+        A client that is `joining` after the last round needs no initial values.
+        """
         state, traits, common = self.run.state, self.run.traits, self._common(reply)
         for name, (value, remedy) in common.items():
             if (other := state.common.get(name, value)) != value:
@@ -292,7 +295,7 @@ class Handshake:
         held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
             f"there is no {'labelled ' * labelled}public dataset to align on: {instead}{held_out}have the clients' "
-            "data function return it as `public`, or give make_server_app(public=...)"
+            "data function return it as `public`, or pass it to make_server_app(public=...)"
         )
 
     def _test_on_own_parts(self) -> None:

@@ -51,7 +51,7 @@ class Reporter:
 
     @contextmanager
     def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Context of a run, at whose end observers receive the outcome and the matrices for the report."""
+        """Context for a run; at its end, observers receive the outcome and the matrices for the report."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -140,7 +140,7 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
 
 
 def evaluations(replies: Mapping[str, Reply], scored: str) -> MetricRecord | None:
-    """Return the clients' evaluations of the model `scored` (received or trained), as after a round of Flower's."""
+    """Return the metrics of the clients' evaluations of the model `scored` (received or trained)."""
     row = {scored: over_clients(replies, scored), "metrics": own_metrics(replies, "evaluated")}
     return metric_record(row) or None
 

@@ -32,9 +32,8 @@ S = TypeVar("S", bound=State)
 class Hooks(Generic[P, S]):
     """The server-side hooks of a method, with defaults that implement FedAvg; a method overrides what differs.
 
-    `state_class` is the class of the method's state, and `copies` how many copies of a client's network the server
-    makes from the reported shapes. `fresh` is whether no run has used
-    `state` yet, so that the next run starts from it.
+    `state_class` is the class of the method's state. `copies` is the number of copies of each client's network that the
+    server has in memory. `fresh` says that no run has used `state` yet, so that the next run starts from it.
     """
 
     role: ClassVar[str] = "server"

@@ -1,4 +1,4 @@
-"""The data of a run and of its current round, which all server objects share, its networks and its folder."""
+"""The state of a run and of its current round, which all server objects share, and the run's folder."""
 
 import time
 from collections import Counter
@@ -82,7 +82,7 @@ class Run:
         train_config: entries for the clients' train functions and mods, which are sent unchanged.
         evaluate_config: entries for the clients' evaluate functions, which are sent unchanged.
         trains_clients: whether some client trains with fedhet's loop, for which `train_config` sets keys.
-        told: warnings that were logged, in order.
+        told: warnings logged so far, in order.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
         privacy: record of the privacy budget spent, if Flower's differential privacy is used, or else None.
     """

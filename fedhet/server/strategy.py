@@ -200,7 +200,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
         gone = [client for client in self.state.clients if client not in present]
         if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
-            raise FedhetError(f"{named(gone)} must also continue this run:\n{self.run.round.reasons('no such node')}")
+            raise FedhetError(
+                f"{named(gone)} took part in this run and must continue it, but cannot: correct the reasons\n"
+                f"{self.run.round.reasons('no such node')}"
+            )
         self.federation.check_that_clients_can_be_scored()
         if self._directory and self.run.train_config:
             self._directory.reconfigure(self.config)
@@ -210,7 +213,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             self.reporter.record({}, {})
 
     def _account(self) -> None:
-        """Account for the privacy budget of this run, in addition to the budget of the strategy's earlier runs."""
+        """Start the accounting of this run's privacy budget, in addition to the strategy's earlier runs."""
         run, earlier = self.run, self.run.privacy
         if wrapper := self.private_wrapper:
             run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, before=earlier)

@@ -1,7 +1,7 @@
-"""Methods whose clients have parts of one network: each entry is averaged over the clients that have it.
+"""Methods whose clients train parts of one network: each array entry is averaged over the clients that have it.
 
-A part of an array is given by the indices of its entries along each axis. The method determines which units of a
-hidden layer a client of a given width has (`Sharing.units`).
+A part of an array is given by its indices along each axis. The method determines which units of a hidden layer a client
+of a given width trains (`Sharing.units`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ T = TypeVar("T", bound=SubmodelState)
 
 
 class SubmodelStrategy(FederatedStrategy[P, T]):
-    """Sends each client its part of the network, and averages each entry over the clients that have it."""
+    """Sends each client its part of the network, and averages each array entry over the clients that have it."""
 
     state_class = SubmodelState
 
@@ -71,7 +71,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- a round
 
     def parts(self, client: str) -> Parts:
-        """Return the client's part of each array that it does not have as a whole, in the current round."""
+        """Return the client's part, in the current round, of each array that it has only in part."""
         units = self.traits.shares.units
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
@@ -127,7 +127,7 @@ read_network = lru_cache(maxsize=8)(groups_from_json)
 
 
 def check_part(report: Report) -> None:
-    """Raise a WireError if a client's arrays are not a part of the whole network that the client describes."""
+    """Raise a WireError if the arrays in a client's report are not parts of the arrays of its whole network."""
     try:
         groups, spec = read_network(report.groups), report.spec
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
@@ -146,7 +146,10 @@ def check_part(report: Report) -> None:
 
 @lru_cache(maxsize=64)
 def parts_of(network: str, units: Units, widths: tuple[int, ...], round: int) -> Parts:
-    """Return the parts of arrays that a client of these widths has in a round (from 1); `units` as in `Sharing`."""
+    """Return the indices along each axis of the arrays' parts that a client of these `widths` has in a round (from 1).
+
+    `network` describes the whole network (`SubmodelState`), and `units` are as in `Sharing`.
+    """
     groups = read_network(network)
     sizes = enumerate(zip(widths, groups.widths, strict=True))
     chosen = {

@@ -51,7 +51,7 @@ def test_a_weight_of_its_own_is_refused(tmp_path):
 
     done = run(tmp_path / "run", Case.of("fedavg", {}).settings(rounds=1), app=Tampering(after=after))
     (failure,) = done.row(1)["failures"]
-    assert (failure["client"], failure["reason"][:38]) == ("1", "the client sends a weight of its own: ")
+    assert (failure["client"], failure["reason"][:38]) == ("1", "the client's reply has a weight, which")
 
 
 def saying(byzantine, /, **said):
