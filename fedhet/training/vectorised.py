@@ -41,10 +41,7 @@ MOST = 512
 
 @dataclass
 class Prediction:
-    """A function from inputs to predictions: `then` applied to each output of `model`.
-
-    If `until` is given, `then` is applied to the representation (the input of the head) instead.
-    """
+    """A function from inputs to `then` of each of the model's outputs, or of the representation `until` if given."""
 
     model: nn.Module
     until: Representation | None = None
@@ -57,10 +54,7 @@ class Prediction:
 
 @dataclass(eq=False)
 class Training:
-    """One phase of a client's training, with the arguments of `train`.
-
-    `seed` seeds torch's global generator, for dropout. With `alone`, the phase is never trained in a batch.
-    """
+    """One phase of a client's training, with the arguments of `train` and the seed of dropout; `alone`: in no batch."""
 
     model: nn.Module
     phase: Phase
