@@ -150,10 +150,11 @@ class Answers:
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except Exception as raised:  # elsewhere Flower would tell the server what was raised
+            if in_ray() and not policy.deployed and not isinstance(raised, FedhetError | OSError):
+                # Flower and Ray print the traceback of every client several times.
+                return failure(message, traceback_in_file(raised, f"client {name}: {asked}"))
             error = UserCodeError.within(raised)
             if not isinstance(error, FedhetError | OSError) and not policy.deployed:
-                if in_ray():  # Flower and Ray print the traceback of every client several times
-                    return failure(message, traceback_in_file(error, f"client {name}: {asked}"))
                 raise
             if "request" not in message.content:  # a strategy of Flower's would read a refusal as arrays and metrics
                 log_once(self, str(error))

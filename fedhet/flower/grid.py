@@ -113,7 +113,8 @@ class LocalGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Handle messages and return the replies; `timeout` is ignored."""
-        return (reply for key in self.push_messages(messages) for reply in self.pull_messages([key]))
+        # A list, as Flower's grids return: its wrappers with adaptive clipping read the replies twice.
+        return [reply for key in self.push_messages(messages) for reply in self.pull_messages([key])]
 
     def _taken(self, key: str) -> dict[str, Message]:
         """Remove a message and the others of its batch from the waiting messages, and return them."""
