@@ -124,18 +124,16 @@ def recommend(
         base = {"test-split": "drawn"} | base
         base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
     execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
-    asking = began + ASKING * seconds
-    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, deadline=asking)
+    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, deadline=began + ASKING * seconds)
     _tell_answers(candidates, execute)
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
     tuner = Tuner(shared, held_out(shared), out / "tried", execute)
     choices, late, trying = _in_time(tuner, candidates, seconds, began)
     tuner = replace(tuner, execute=replace(execute, deadline=trying))
-    searches, left = _try_out(tuner, choices, most)
+    searches, left = _try_out(tuner, choices, most, execute.deadline)
     compared = replace(tuner, folder=out / "compared", execute=execute)
-    finalists = _finalists(searches, left, candidates.alone)
-    best, short = _affordable(finalists, execute, min(FEWEST, len(seeds)))
+    best, short = _affordable(_finalists(searches, left, candidates.alone), execute, min(FEWEST, len(seeds)))
     runs, failed = _compare(best, seeds, compared)
     return _conclude(searches, candidates.alone, candidates.refused | late | left | short, runs, failed, compared)
 
@@ -195,8 +193,7 @@ def _in_time(
     trial, start = Trial(CONTROL, {"rounds": 1}), time.monotonic()
     replace(tuner, execute=replace(execute, deadline=max(execute.deadline, start + LEAST))).run([trial], [SEED])
     passed = time.monotonic() - start
-    run = tuner.plan(trial, SEED, tuner.held_out)
-    rows = read_run(run.folder).rows if trial.by_seed else []
+    rows = read_run(tuner.plan(trial, SEED, tuner.held_out).folder).rows if trial.by_seed else []
     first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), passed)
     each = passed + min(first, passed) * (rounds - 1)
     now, both = time.monotonic(), each * math.ceil(2 / execute.at_once)
@@ -206,10 +203,9 @@ def _in_time(
     execute.tell(f"a run of local takes about {format_seconds(each)} here")
     more = bool(sharing) or UNASKED in candidates.refused.values()
     if not trial.failed and (not trial.by_seed or (more and needed > budget)):
-        enough = math.ceil(1.5 * needed / 60)
         raise FedhetError(
-            f"the budget of {format_seconds(budget)} is too short for a verdict: local and one method that exchanges "
-            f"something need about {format_seconds(needed)}; set --budget {enough}m or fewer rounds"
+            f"the budget of {format_seconds(budget)} is too short for a verdict: local and one method that shares "
+            f"need about {format_seconds(needed)}; set --budget {math.ceil(1.5 * needed / 60)}m or fewer rounds"
         )
     until = max(now + both, min((now + execute.deadline) / 2, execute.deadline - compared))
     fit = max(1, int((until - now) / each * execute.at_once) - 1) if each else len(sharing)
@@ -218,14 +214,20 @@ def _in_time(
     return {name: choice for name, choice in candidates.choices.items() if name not in late}, late, until
 
 
-def _try_out(tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run first trials of all methods, then second ones, until the deadline; second trials count if all complete."""
+def _try_out(
+    tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float, end: float
+) -> tuple[dict[str, Search], dict[str, str]]:
+    """Run first trials, then second ones, while a comparison of the first two methods still fits before `end`."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
     for number in range(len(FACTORS)):
         asked = [each[number] for name, each in trials.items() if number < len(each) and name not in left]
-        tuner.run(asked, [SEED])
+        if not number:
+            tuner.run(asked[:2], [SEED])
+            latest = end - LONGER * FEWEST * sum(tried.seconds for tried in asked[:2]) / tuner.execute.at_once
+            tuner = replace(tuner, execute=replace(tuner.execute, deadline=min(tuner.execute.deadline, latest)))
+        tuner.run(asked[2 * (not number) :], [SEED])
         ended = [tried for tried in asked if tried.by_seed or tried.failed]
         if number and len(ended) < len(asked):
             tuner.execute.tell(f"each method tried at most {number} configurations in the budget")
@@ -308,13 +310,12 @@ def _conclude(
     beats = bool(lows) and all(low is not None and low > 0 for low in lows)
     method = federated.variant if federated and beats else alone.variant
     done = Comparison(out, results, alone, failed)
-    settings = _settings_of(tuner.shared, method, searches[method].best.choice)
     said = _verdict(alone, federated, beats=beats)
-    notes = notes_below(results, alone, tuner.shared.notes)
     refusals = [["method", "reason"], *map(list, refused.items())]
     more = [Section("Trials", [_standing(searches)]), Section("Methods left out", [refusals])]
-    publish(done, said, notes, "Which method for these clients", more)
+    publish(done, said, notes_below(results, alone, tuner.shared.notes), "Which method for these clients", more)
     file = out / "recommended.toml"
+    settings = _settings_of(tuner.shared, method, searches[method].best.choice)
     write_text(file, to_toml(settings))
     outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused}
     write_text(out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
@@ -336,7 +337,7 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
     if beats:
         return f"{federated.variant} beats training alone: {said}"
     if difference is None or difference.low is None:
-        return f"There are too few seeds for a verdict (a larger --budget goes on with further seeds): {said}"
+        return f"There are too few seeds for a verdict (the same command goes on with further seeds): {said}"
     return f"Nothing clearly beats training alone here: {said}"
 
 
