@@ -126,6 +126,7 @@ def cka_figure(matrices: Mapping[str, Any]) -> Figure:
     ends = list(accumulate((size for _, size in groups), initial=0))
     sides = [side for side in ("before", "after") if matrices.get(side) is not None]
     figure, panels = new_figure(3.9 * len(sides), rows=len(sides))
+    figure.set_layout_engine("compressed")  # for squares; otherwise long names are cut
     for axes, side in zip(panels, sides, strict=True):
         values = np.asarray(matrices[side], dtype=float)[np.ix_(order, order)]
         image = draw_image(axes, values, vmin=0, vmax=1, cmap="viridis")

@@ -128,9 +128,15 @@ def test_reports_repeat_to_the_byte(make_run):
     assert all(image.startswith(b"\x89PNG") for image in first[1:])
 
 
-def test_text_is_inside_figures(make_run):
-    names = [f"ward-{number}-of-the-university-hospital-of-somewhere" for number in range(3)]
-    folder = make_run(clients=30, rounds=3, cka=True, architectures=["torchvision/mobilenet_v3_small", *names])
+WARDS = [f"ward-{number}-of-the-university-hospital-of-somewhere" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("clients", "names"),
+    [(30, ["torchvision/mobilenet_v3_small", *WARDS]), (10, [f"Sequential-{12010 + number}" for number in range(10)])],
+)
+def test_text_is_inside_figures(make_run, clients, names):
+    folder = make_run(clients=clients, rounds=3, cka=True, architectures=names)
     for figure in run_figures(read_run(folder), registry.drawings("fedhenn")).values():
         figure.draw_without_rendering()
         assert figure.bbox.width == figure.dpi * WIDTH
