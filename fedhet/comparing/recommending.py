@@ -47,8 +47,8 @@ FINALISTS = 2
 """Methods that exchange something and are compared at the end."""
 ASKING = 0.25
 """Part of the budget after which no further methods are asked."""
-LONGER = 1.5
-"""How much longer than its trial a run of the comparison may take: it trains on validation examples, too."""
+LONGER = 2.0
+"""How much longer than its trial a run of the comparison may take: its process starts, and others run beside it."""
 LEAST = 60.0
 """Seconds that the first run of one round may take, whatever the budget."""
 FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
