@@ -173,7 +173,7 @@ def _is_text(column: Any) -> bool:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Convert inputs to a tensor; a PIL image becomes uint8 (channels, height, width).
+    """Convert inputs to a tensor; a PIL image becomes (channels, height, width), uint8 or, of more bits, float32.
 
     A dict, or a tuple of tensors or arrays, becomes `Inputs` of several tensors, unless it has one entry.
     """
@@ -185,6 +185,8 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, list) and value and not isinstance(value[0], int | float | list):
         return _stacked(value)
     if hasattr(value, "getbands"):  # a PIL image
+        if value.mode[0] in "IF":  # more than 8 bits, which RGB would clip
+            return torch.from_numpy(np.array(value, np.float32)[None])
         image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
         return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
     value = _dense(value, "inputs")
@@ -233,6 +235,8 @@ def _stacked(values: Sequence[Any]) -> Tensor:
                 f"{name} have different shapes, {list(one)} and {list(other)}: resize or pad them where they are read, "
                 "or in the collate_fn of a DataLoader"
             )
+        if len({parts_of(each)[name].dtype == torch.uint8 for each in inputs}) > 1:
+            raise DataError(f"{name} are bytes, which are scaled to [0, 1], in some rows only: give all in one form")
     return torch.stack(inputs)
 
 
@@ -250,6 +254,8 @@ def as_labels(value: Any) -> Tensor:
 
     Labels of pixels keep their integer type; an axis of one channel is removed.
     """
+    if isinstance(value, list | tuple):
+        value = [np.array(each) if hasattr(each, "getbands") else each for each in value]  # PIL images
     value = _dense(value, "labels")
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(each) for each in value])

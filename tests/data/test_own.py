@@ -139,6 +139,16 @@ def test_forms_of_data(form):
     assert data.batch_size == {"a loader": 2, "its own collate": 1}.get(form)
 
 
+@pytest.mark.parametrize(("mode", "kept"), [("L", torch.uint8), ("I;16", torch.float32), ("F", torch.float32)])
+def test_pictures_of_more_bits(mode, kept):
+    value = 200 if mode == "L" else 1000
+    rows = Rows(lambda i: (picture(value, mode), picture(i)), 3)  # a class for each pixel
+    train = as_client_data("3", (rows, (INPUTS, LABELS))).train
+    assert (train.inputs[:].dtype, train.inputs[:].shape) == (kept, (3, 1, 3, 4))
+    assert train.inputs[:].unique().tolist() == [value]
+    assert train.labels.float().mean((1, 2)).tolist() == [0, 1, 2]
+
+
 def test_rows_are_read_on_demand():
     rows = Rows(lambda i: (torch.full((2,), float(i)), i))
     data = with_validation(as_client_data("3", (rows, (INPUTS, LABELS))), 0.5, 0, "3")
@@ -166,6 +176,10 @@ def test_random_transforms_stay_random():
         (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows have different numbers or names of inputs"),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
         (Rows(lambda i: {"height": 1, "width": 2, "label": 3}), "the columns height, width, label do not name"),
+        (
+            Rows(lambda i: (picture(9, "F" if i else "L"), i)),
+            "inputs are bytes, which are scaled to .*, in some rows only",
+        ),
         (Rows(lambda i: (torch.ones(i + 1), i)), r"inputs have different shapes, \[1\] and \[2\]"),
         (Rows(lambda i: (torch.ones(1), "cat")), "labels have type str: number the classes from 0"),
         ((INPUTS, np.array(["a", "b", "a"])), "labels have type str: number the classes from 0"),
