@@ -192,8 +192,9 @@ class Run:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The content of all files that must be equal if a run is repeated."""
-        contents = {"clients": self.clients, "rows": self.rows, "summary": self.summary}
+        """The content of all files that must be equal if a run is repeated; warnings are those since it was resumed."""
+        summary = {name: value for name, value in self.summary.items() if name != "warnings"}
+        contents = {"clients": self.clients, "rows": self.rows, "summary": summary}
         return contents | {"models": self.models, "checkpoint": self.checkpoint}
 
     @property

@@ -140,7 +140,7 @@ def _nothing_is_trained() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FederatedStrategy, "start", lambda *_, **__: None)
-        patched.setattr(flower, "superlink", lambda *_: contextlib.nullcontext())
+        patched.setattr(flower.superlink, "superlink", lambda *_: contextlib.nullcontext())
         patched.setattr(flower, "make_app", lambda app: app)
         patched.setattr(flower, "_follow", lambda *_: None)
         patched.setattr(runs, "run_jobs", lambda jobs, at_once, deadline: [(job.name, "not here") for job in jobs])

@@ -373,7 +373,7 @@ def test_unusable_losses_are_refused(loss, sentence, run):
     ("settings", "sentence"),
     [
         ({"name": "regressive"}, "unknown task 'regressive'; did you mean 'regression'"),
-        ({"class_weights": [1, -1]}, "class_weights must be positive numbers"),
+        ({"class_weights": [1, -1]}, "class_weights must be a list of positive numbers"),
         ({"class_weights": [1], "loss": nn.MSELoss()}, "a loss of your own has its own weights"),
         ({"name": "regression", "class_weights": [1]}, "a regression has no classes"),
         ({"loss": "focal"}, "loss must be a function of outputs and labels, not a str"),

@@ -264,7 +264,7 @@ class Config:
         needs={"engine": ("local",)},
     )
     client_batching: str = _place(
-        "auto",
+        "off",
         "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
         needs={"engine": ("local",)},
     )

@@ -122,7 +122,7 @@ def test_unknown_global_model(federate, phases):
     def model(client):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
-    with pytest.raises(FedhetError, match=r"cannot build a network like client 0's.*FedAvg\(model=\.\.\.\)"):
+    with pytest.raises(FedhetError, match=r"cannot build a network like client 0's.*make_server_app\(model=\.\.\.\)"):
         federate("fedavg", model=model, test_on="both")
     assert phases == []
 
