@@ -211,7 +211,8 @@ class Hooks(Generic[P, S]):
         shared = dict.fromkeys(key for client in self.federation.nodes for key in specs[client])
         run.initial = by_position(run.initial, shared)
         unknown = sorted(run.initial.keys() - shared.keys())
-        if unknown and len(unknown) == len(run.initial):
+        named_alike = run.traits.networks != "any"  # else methods may share arrays under names of their own
+        if named_alike and unknown and len(unknown) == len(run.initial):
             raise ConfigError(
                 f"initial_arrays has none of the arrays that clients share ({', '.join([*shared][:3])}, ...), but "
                 f"{', '.join(unknown[:3])}: pass ArrayRecord(model.state_dict()) of the clients' model"
