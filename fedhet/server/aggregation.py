@@ -168,7 +168,7 @@ def cut_to_bound(
     clipped, cuts = dict(models), []
     for client, norm in norms.items():
         start = starts.get(client, {})
-        if norm > (most if bound else FURTHEST * max(most, _norm(start, {}))):
+        if norm > most and (bound or (norm > FURTHEST * most and norm > FURTHEST * _norm(start, {}))):
             cuts.append({"client": client, "norm": norm, "to": most})
             clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
     return clipped, cuts

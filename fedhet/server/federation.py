@@ -14,7 +14,7 @@ from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
 
-Check = Callable[[Reply], object]
+Check = Callable[[Reply], None]
 """A check of a valid reply, which raises an exception to refuse the reply."""
 
 GRACE = 10.0
@@ -49,7 +49,7 @@ class Federation:
 
     def choose(self, clients: Iterable[str]) -> list[str]:
         """Return the connected clients among `clients`, in order of name; record the others as failed."""
-        wanted = list(clients)
+        wanted = dict.fromkeys(clients)
         for client in wanted:
             if client not in self.nodes:
                 self.run.round.fail(client, "is absent")

@@ -230,8 +230,13 @@ class Hooks(Generic[P, S]):
         state, specs, clients = self.state, self.federation.specs, list(self.federation.nodes)
 
         def first(asked: Sequence[str]) -> dict[str, Arrays]:
-            replies = self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), self.first_model)
-            return {client: self.first_model(reply) for client, reply in replies.items()}
+            models: dict[str, Arrays] = {}
+
+            def keep(reply: Reply) -> None:
+                models[reply.client] = self.first_model(reply)
+
+            self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
+            return {client: models[client] for client in asked if client in models}
 
         if not self.aggregator.plain:
             sent = first([client for client in clients if specs[client].keys() - state.model.keys()])

@@ -4,7 +4,7 @@ A part of an array is given by its indices along each axis. The method determine
 of a given width trains (`Sharing.units`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -181,19 +181,20 @@ def split(
     places: dict[str, tuple[str, Sequence[Indices] | None]] = {}
     for key in dict.fromkeys(key for model in models.values() for key in model):
         by_client = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
-        for owners, place in (
-            [(list(by_client), None)] if not any(by_client.values()) else _pieces(by_client, wholes[key].shape)
-        ):
+        blocks: Iterable[tuple[list[str], Sequence[Indices] | None]] = [(list(by_client), None)]
+        arrays = {client: models[client][key] for client in by_client}
+        if any(by_client.values()):
+            blocks = _pieces(by_client, wholes[key].shape)
+            for client, part in by_client.items():
+                if part is not None:  # back to its places in the whole array
+                    whole = np.empty(wholes[key].shape, arrays[client].dtype)
+                    whole[_index(whole.shape, part)] = arrays[client]
+                    arrays[client] = whole
+        for owners, place in blocks:
             name = str(len(places))
             places[name] = key, place
             for client in owners:
-                array, part = models[client][key], by_client[client]
-                if place is not None:
-                    if part is not None:  # back to its places in the whole array
-                        whole = np.empty(wholes[key].shape, array.dtype)
-                        whole[_index(whole.shape, part)] = array
-                        array = whole
-                    array = array[np.ix_(*place)]
+                array = arrays[client] if place is None else arrays[client][np.ix_(*place)]
                 pieces[client][name] = np.asarray(array, order="C")
                 kinds[client][name] = array.shape, specs[client][key][1]
     return pieces, kinds, places

@@ -139,13 +139,13 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
     return type(model), *shapes, inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype
 
 
-def together(computations: Iterable[Computation]) -> None:
+def together(computations: Sequence[Computation]) -> None:
     """Compute phases and evaluations in batches of networks with equal architectures and settings.
 
     A computation that is in no batch, or in a batch that raises an exception, is left to its `result`.
     """
     groups: dict[Any, list[Any]] = {}
-    for each in computations:
+    for each in computations if len(computations) > 1 else ():
         groups.setdefault((type(each), each.kind()), []).append(each)
     for (_, kind), group in groups.items():
         states = [each.generator.get_state() for each in group if isinstance(each, Training)]
