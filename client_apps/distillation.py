@@ -54,7 +54,7 @@ class AuxiliaryModel(ClientSide[P]):
     network's architecture, and `reason`, a clause of a message, says why the method needs class scores.
     """
 
-    together = False
+    can_be_batched = False
 
     key: ClassVar[str]
     reason: ClassVar[str]

@@ -33,7 +33,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     descriptors and the global descriptors.
     """
 
-    together = False
+    can_be_batched = False
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:

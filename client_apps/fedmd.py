@@ -27,7 +27,7 @@ Q = TypeVar("Q", bound=ScoresOptions)
 class Scores(ClientSide[Q]):
     """Client side that learns received class scores of public examples, trains, and sends its own scores."""
 
-    together = False
+    can_be_batched = False
 
     @staticmethod
     @abstractmethod

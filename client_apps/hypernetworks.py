@@ -38,7 +38,7 @@ REFINE_RATE = 0.001
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
     """Trains the hypernetwork, which generates the network except for statistics and layers of unknown types."""
 
-    together = False
+    can_be_batched = False
 
     reads_starts = True
 

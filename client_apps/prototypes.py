@@ -221,7 +221,7 @@ class FedGH(OneWidth[LearnerOptions]):
 class FedGen(SameWidth[FedGenOptions]):
     """Adds the head's loss on generated representations to the task's loss."""
 
-    together = False
+    can_be_batched = False
 
     def handshake(self, payload: Payload) -> Payload:
         self.check_linear_head("the server generates its inputs")

@@ -74,7 +74,7 @@ class Scaled(Submodel):
 class HeteroFL(ClientSide[SizedOptions]):
     """Trains the client's part of the network with the masked loss."""
 
-    together = False
+    can_be_batched = False
 
     parts = Scaled
 
@@ -124,7 +124,7 @@ def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -
 class FjORD(ClientSide[FjORDOptions]):
     """Trains the client's network in randomly drawn widths."""
 
-    together = False
+    can_be_batched = False
 
     parts = Submodel
 
@@ -236,7 +236,7 @@ class ByDepth(ClientSide[D]):
 class DepthFL(ByDepth[DepthFLOptions]):
     """Trains all exits of the client's part of the network."""
 
-    together = False
+    can_be_batched = False
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_scores("which its exits exchange")

@@ -9,7 +9,7 @@ import torch
 
 from fedhet.client import work
 from fedhet.client.clients import Clients
-from fedhet.client.job import Job, Loop, Work, done
+from fedhet.client.job import ClientWork, Job, Loop, do
 from fedhet.client.memory import memory_limited, with_measured_size
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, name_of, opened
@@ -20,7 +20,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError
 from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_reply
-from fedhet.flower.grid import TOGETHER
+from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure
 from fedhet.flower.mods import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import Payload, Refusal, Reply, Report, spec_of
@@ -33,10 +33,10 @@ from fedhet.tasks import Task, as_task
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.randomness import seeded
-from fedhet.utils.statistics import Work as Steps
+from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
 
-Answer = Callable[[Job], Work[Payload]]
+Answer = Callable[[Job], ClientWork[Payload]]
 """Does a client's work for a message, and returns the payload of the reply."""
 
 
@@ -111,22 +111,22 @@ class Answers:
         app.evaluate()(partial(self, work.evaluate))
         if not (mods or self._clipping or self._loop):
             answers = {MessageType.TRAIN: work.train, MessageType.EVALUATE: work.evaluate}
-            setattr(app, TOGETHER, {kind: partial(self.together, answer) for kind, answer in answers.items()})
+            setattr(app, ANSWER_ALL, {kind: partial(self.answer_all, answer) for kind, answer in answers.items()})
         return app
 
     def __call__(self, answer: Answer, message: Message, context: Context) -> Message:
         """Return the reply to a message: the payload from `answer` and the client's report, or a refusal."""
-        reply = self.together(answer, [(message, context)])[0]
+        reply = self.answer_all(answer, [(message, context)])[0]
         if isinstance(reply, BaseException):
             raise reply
         return reply
 
-    def together(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
+    def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
         """Return the reply to each message, or an exception; several clients' networks can be trained in one batch."""
         with seeded(0, "messages"):  # restores the global generators
-            return done([self._steps(answer, message, context) for message, context in messages])
+            return do([self._work(answer, message, context) for message, context in messages])
 
-    def _steps(self, answer: Answer, message: Message, context: Context) -> Work[Message]:
+    def _work(self, answer: Answer, message: Message, context: Context) -> ClientWork[Message]:
         name, policy, machine = name_of(context), Policy(), cluster_machine()
         asked, refused = message.metadata.message_type, False
         try:
@@ -169,7 +169,7 @@ class Answers:
             log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)
 
-    def question(self, job: Job) -> Work[Payload]:
+    def question(self, job: Job) -> ClientWork[Payload]:
         """Answer a query: handshake, request for initial weights, joining after training, or a method's question."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
@@ -213,7 +213,7 @@ class Answers:
             train_loss=policy.rounded(loss) if tells and loss is not None else None,
             measured=job.measured if tells else {},
             validation_examples=len(client.data.validation) if client.data.validation else 0,
-            work=client.trained.work if client.secret is None else Steps(),  # steps depend on the classes
+            work=client.trained.work if client.secret is None else Work(),  # steps depend on the classes
             further={name: policy.rounded(value) for name, value in job.further.items()} if tells else {},
             evaluated={name: policy.rounded(value) for name, value in job.evaluated.items()} if tells else {},
         )

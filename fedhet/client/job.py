@@ -1,4 +1,4 @@
-"""`Job`, a client with the message that it answers, and `done`, which does the work of several clients together."""
+"""`Job`, a client with the message that it answers, and `do`, which does the work of several clients together."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from fedhet.client.client import AnySide, Client
 from fedhet.client.policy import Policy
 from fedhet.messages import Payload
 from fedhet.messages.protocol import Measured
-from fedhet.training import Computation, together
+from fedhet.training import Computation, compute_in_batches
 
 T = TypeVar("T")
 
-Work = Generator[Computation, None, T]
+ClientWork = Generator[Computation, None, T]
 """A client's work as a generator: it yields each training phase and evaluation to compute, and returns its result."""
 
 
-def done(works: Sequence[Work[T]]) -> list[T | BaseException]:
+def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
     """Return the result of each client's work, or the exception that it raised.
 
     The training phases and evaluations that several clients yield at the same time are computed in batches.
@@ -37,7 +37,7 @@ def done(works: Sequence[Work[T]]) -> list[T | BaseException]:
                 results[place] = end.value
             except (Exception, SystemExit) as error:  # a user's code may raise anything, and call sys.exit
                 results[place] = error
-        together(computations)
+        compute_in_batches(computations)
     return [results[place] for place in range(len(works))]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedhet.client.client import AnySide, Client
-from fedhet.client.job import Job, Work
+from fedhet.client.job import ClientWork, Job
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
 from fedhet.errors import ModelError, Refused
@@ -28,7 +28,7 @@ from fedhet.utils.text import log
 # ---- what a message asks for
 
 
-def train(job: Job) -> Work[Payload]:
+def train(job: Job) -> ClientWork[Payload]:
     """Answer a training message: do a client's work for one round, and return the reply's payload."""
     side, client = job.side, job.client
     restore(job)
@@ -58,7 +58,7 @@ def train(job: Job) -> Work[Payload]:
     return reply
 
 
-def evaluate(job: Job) -> Work[Payload]:
+def evaluate(job: Job) -> ClientWork[Payload]:
     """Answer an evaluation message: evaluate the received model and, if clients keep models, the client's own model.
 
     At the end of a run, the client's personal model is saved.
@@ -82,7 +82,7 @@ def evaluate(job: Job) -> Work[Payload]:
     return side.finish(job.payload)
 
 
-def join(job: Job) -> Work[Payload]:
+def join(job: Job) -> ClientWork[Payload]:
     """Train and evaluate a client that joins after the last round, from received weights and from random weights.
 
     Both trainings re-estimate BatchNorm's statistics, then use the same batches for `unseen-epochs` epochs. The network
@@ -154,7 +154,7 @@ def begin(job: Job) -> None:
         job.client.reestimate()
 
 
-def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> Work[None]:
+def run_phases(job: Job, phases: Iterable[Phase], seed: int) -> ClientWork[None]:
     """Train the client's network in the given phases, in order; `seed` seeds dropout."""
     client, phases = job.client, [phase for phase in phases if phase.epochs or phase.steps]
     for number, phase in enumerate(phases):
@@ -208,7 +208,7 @@ def _has_own_model(side: AnySide) -> bool:
 # ---- evaluation
 
 
-def measure(job: Job, when: str) -> Work[None]:
+def measure(job: Job, when: str) -> ClientWork[None]:
     """Evaluate the network, unless the node's policy forbids metrics; `when` is `received` or `trained`.
 
     Evaluation does not influence training: its random numbers have their own seed, the same in every round, and buffers
@@ -228,7 +228,9 @@ def measure(job: Job, when: str) -> Work[None]:
                 yield from _score(job, when, outputs)
 
 
-def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]) -> Work[None]:
+def _score_refined(
+    job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]
+) -> ClientWork[None]:
     client = job.client
     before = {name: tensor.clone() for name, tensor in client.tensors.items()}
     batches, trained, job.batches = job.batches, client.trained, client.generator("refinement", when)
@@ -240,7 +242,7 @@ def _score_refined(job: Job, when: str, outputs: Callable[[Tensor], Tensor], pha
     load_state(client.model, before)
 
 
-def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> Work[None]:
+def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
     """Evaluate the function `outputs` on the client's test set, the common test set and the validation set."""
     client, policy = job.client, job.policy
     if outputs is not client.model:

@@ -284,7 +284,7 @@ def _kinds(config: Config, device: torch.device, functions: UserFunctions) -> Se
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
-    if chosen == "off" or functions.model is not None or not registry.client_side(config.method_name).together:
+    if chosen == "off" or functions.model is not None or not registry.client_side(config.method_name).can_be_batched:
         return ()
     names, dataset = client_setup.architectures(config, config.clients), client_setup.dataset_of(config)
     most = MOST / config.batch_size if chosen == "auto" and device.type == "cpu" else sys.float_info.max

@@ -20,7 +20,7 @@ import torch
 from fedhet import data
 from fedhet.engines.children import SHARES, Child, ChildError, SharedMessage, prepare, receive, send
 from fedhet.flower import ClientApp, Context, Message, MessageType
-from fedhet.flower.grid import LocalGrid, handled
+from fedhet.flower.grid import LocalGrid, call_app
 from fedhet.flower.insides import be_server, colour_terminals_only, failure, identify
 from fedhet.methods import registry
 from fedhet.utils.text import log
@@ -201,7 +201,7 @@ class WorkerGrid(LocalGrid):
             self._done.update(zip(keys, replies, strict=False))
             if not replies:
                 self._waiting |= under_way
-                self._mates |= {key: (key,) for key in keys}
+                self._batch_of |= {key: (key,) for key in keys}
             self._changed.notify_all()
         return lives
 
@@ -278,4 +278,4 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int) ->
     send(connection, True)
     while True:
         messages = receive(connection)
-        send(connection, (handled(app, messages, logged), [context for _, context in messages]))
+        send(connection, (call_app(app, messages, logged), [context for _, context in messages]))

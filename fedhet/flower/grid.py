@@ -22,7 +22,7 @@ FIRST_NODE = 100
 
 Messages = Sequence[tuple[Message, Context]]
 
-TOGETHER = "together"
+ANSWER_ALL = "answer_all"
 """Attribute of a ClientApp: functions that handle several messages, by type of message; they return exceptions."""
 
 LEAST = 4
@@ -58,7 +58,7 @@ class LocalGrid(Grid):
         }
         self._ids = itertools.count(1)
         self._waiting: dict[str, Message] = {}
-        self._mates: dict[str, tuple[str, ...]] = {}  # which messages are handled with a message
+        self._batch_of: dict[str, tuple[str, ...]] = {}  # which messages are handled with a message
         self._done: dict[str, Message] = {}
         self._logged: set[str] = set()
 
@@ -87,10 +87,10 @@ class LocalGrid(Grid):
             pushed[identify(message, self._ids)] = message
             message.content = _records_for_one(message.content)
         self._waiting |= pushed
-        self._deal(pushed)
+        self._group_into_batches(pushed)
         return [*pushed]
 
-    def _deal(self, messages: Mapping[str, Message]) -> None:
+    def _group_into_batches(self, messages: Mapping[str, Message]) -> None:
         """Divide messages into batches to handle in one call, independently of the number of workers."""
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for key, message in messages.items():
@@ -100,7 +100,7 @@ class LocalGrid(Grid):
             number, least = len(keys), min(LEAST, self._batch)
             if kind and number >= least:
                 number = max(ceil(number / self._batch), min(cores(), number // least))
-            self._mates |= {key: tuple(keys[place % number :: number]) for place, key in enumerate(keys)}
+            self._batch_of |= {key: tuple(keys[place % number :: number]) for place, key in enumerate(keys)}
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Handle the stored messages with these ids, batch by batch, and return the replies."""
@@ -118,26 +118,26 @@ class LocalGrid(Grid):
 
     def _taken(self, key: str) -> dict[str, Message]:
         """Remove a message and the others of its batch from the waiting messages, and return them."""
-        keys = self._mates[key]
+        keys = self._batch_of[key]
         for each in keys:
-            del self._mates[each]
+            del self._batch_of[each]
         return {each: self._waiting.pop(each) for each in keys}
 
     def _handle(self, messages: Sequence[Message]) -> list[Message]:
         contexts = [self._contexts[message.metadata.dst_node_id] for message in messages]
-        replies = handled(self._client_app, [*zip(messages, contexts, strict=True)], self._logged)
+        replies = call_app(self._client_app, [*zip(messages, contexts, strict=True)], self._logged)
         for reply in replies:
             identify(reply, self._ids)
         return replies
 
 
-def handled(app: ClientApp, messages: Messages, logged: set[str]) -> list[Message]:
+def call_app(app: ClientApp, messages: Messages, logged: set[str]) -> list[Message]:
     """Call the ClientApp and return its replies; an exception that it raises becomes an error reply.
 
     Exceptions are logged unless their text is in `logged`, to which it is added.
     """
-    together = getattr(app, TOGETHER, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
-    replies = together(messages) if together else [_called(app, *each) for each in messages]
+    answer_all = getattr(app, ANSWER_ALL, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
+    replies = answer_all(messages) if answer_all else [_call_alone(app, *each) for each in messages]
     return [_checked(*each, reply, logged) for each, reply in zip(messages, replies, strict=True)]
 
 
@@ -151,7 +151,7 @@ def _checked(message: Message, context: Context, reply: Message | BaseException,
     return failure(message, reason)
 
 
-def _called(app: ClientApp, message: Message, context: Context) -> Message | BaseException:
+def _call_alone(app: ClientApp, message: Message, context: Context) -> Message | BaseException:
     try:
         return app(message, context)
     except (Exception, SystemExit) as error:  # a user's code may call sys.exit

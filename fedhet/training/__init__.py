@@ -22,5 +22,5 @@ from fedhet.training.vectorised import Computation as Computation
 from fedhet.training.vectorised import Evaluation as Evaluation
 from fedhet.training.vectorised import Prediction as Prediction
 from fedhet.training.vectorised import Training as Training
+from fedhet.training.vectorised import compute_in_batches as compute_in_batches
 from fedhet.training.vectorised import multiply_adds as multiply_adds
-from fedhet.training.vectorised import together as together

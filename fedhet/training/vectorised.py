@@ -1,7 +1,7 @@
 """Training and evaluation of several clients' networks as one batch of networks, by `torch.func.vmap`.
 
     work = Training(...)
-    together([work, ...])       # stacks the parameters of networks with equal architectures and settings
+    compute_in_batches([work, ...])  # stacks the parameters of networks with equal architectures and settings
     trained = work.result()     # trains this network alone if it was in no batch, or if its batch raised an exception
 
 One forward pass, one backward pass and one step of an optimiser train all networks of a batch: losses are summed over
@@ -69,7 +69,7 @@ class Training:
     found: Trained | ModelError | None = None
 
     def result(self) -> Trained:
-        """Return the result of the phase, trained now unless `together` did; raise a ModelError if it diverged."""
+        """Return the result of the phase, trained now if it was in no batch; raise a ModelError if it diverged."""
         if self.found is None:
             seed_everything(self.seed)
             options: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
@@ -107,7 +107,7 @@ class Evaluation:
     found: Score | None = None
 
     def result(self) -> Score | None:
-        """Return the score, computed now unless `together` did; None if there are no examples."""
+        """Return the score, computed now if it was in no batch; None if there are no examples."""
         if self.found is None:
             seed_everything(self.seed)
             self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
@@ -139,7 +139,7 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
     return type(model), *shapes, inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype
 
 
-def together(computations: Sequence[Computation]) -> None:
+def compute_in_batches(computations: Sequence[Computation]) -> None:
     """Compute phases and evaluations in batches of networks with equal architectures and settings.
 
     A computation that is in no batch, or in a batch that raises an exception, is left to its `result`.

@@ -79,7 +79,7 @@ def theirs(app, strategy=None, clients=3, num_rounds=1, **more):
 
 
 def level(result):
-    """What all entries of the global model are: the weighted mean of what clients add, over all rounds."""
+    """Return the value of all entries of the global model: the sum over rounds of the clients' weighted mean."""
     (value,) = {round(float(each), 4) for array in decode_arrays(result.arrays).values() for each in array.ravel()}
     return value
 

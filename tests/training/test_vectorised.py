@@ -10,7 +10,7 @@ from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.models.representation import RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training import Evaluation, Optimisation, Phase, Term, Trained, Training, together
+from fedhet.training import Evaluation, Optimisation, Phase, Term, Trained, Training, compute_in_batches
 
 CLIENTS = (21, 8, 17, 30)
 """Numbers of examples."""
@@ -77,7 +77,7 @@ def states(trainings):
 )
 def test_training_in_a_batch(task, own):
     alone, batch = [*clients(task, own)], [*clients(task, own)]
-    together(batch)
+    compute_in_batches(batch)
     assert all(each.found for each in batch)
     for mine, other in zip(results(batch), results(alone), strict=True):
         assert mine[:2] == pytest.approx(other[:2], rel=1e-12)
@@ -88,7 +88,7 @@ def test_training_in_a_batch(task, own):
 
 def test_a_client_that_diverges_fails_alone():
     alone, batch = [*clients(spoilt=2)], [*clients(spoilt=2)]
-    together(batch)
+    compute_in_batches(batch)
     assert [isinstance(each.found, ModelError) for each in batch] == [False, False, True, False]
     assert [*results(batch)][2] == [*results(alone)][2]
     torch.testing.assert_close(states(batch), states(alone), rtol=1e-9, atol=1e-12, equal_nan=True)
@@ -110,7 +110,7 @@ def test_an_exception_in_a_batch_leaves_all_clients_alone(where):
     else:
         for each in alone + batch:
             each.phase = replace(each.phase, terms=(*each.phase.terms, Term(late, weighted=True)))
-    together(batch)
+    compute_in_batches(batch)
     assert not any(each.found for each in batch)
     if where == "prepare":
         del alone[1]
@@ -123,7 +123,7 @@ def test_an_exception_in_a_batch_leaves_all_clients_alone(where):
 @pytest.mark.parametrize("task", LABELS)
 def test_evaluation_in_a_batch(task):
     alone, batch = ([Evaluation(c.model, c.examples, c.task, plainly, c.model, 0) for c in clients(task)] for _ in "ab")
-    together(batch)
+    compute_in_batches(batch)
     assert all(each.found for each in batch[:1] + batch[2:]), "sizes are alike"
     for mine, other in zip(batch, alone, strict=True):
         assert mine.result().loss == pytest.approx(other.result().loss, rel=1e-12)
