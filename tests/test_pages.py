@@ -21,7 +21,7 @@ ELSEWHERE = {
 }
 """Parts of commands that are not run here, and why not or where."""
 
-SHORT = {"--budget": "20s", "--seeds": "0,1"}
+SHORT = {"--budget": "60s", "--seeds": "0,1"}
 """Values of options in place of those that are printed."""
 
 FEW = {
