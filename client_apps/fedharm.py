@@ -1,36 +1,35 @@
 """FedHARM, client side: networks learn similar descriptors of shared images (Kastellos et al., 2024, algorithm 1).
 
-A descriptor is a vector of activations from the blocks of a network for one image. On a training message, a client
-first runs the shared phase of the previous round, on the public dataset's images and towards the target in the message,
-then the private phase of the current round. The reply has descriptors, from which the server computes the next target.
+A descriptor has the most important activations of a network's blocks for one image. On a message, a client first runs
+the shared phase of the previous round, on the public dataset and towards the received target, and then the private
+phase of this round. Its reply has descriptors of the public images, from which the server computes the next target.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment.descriptors import BATCH, describe, gathered
+from fedhet.algorithms.alignment.descriptors import describe, gathered
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
-from fedhet.algorithms.alignment.targets import Kind, compress, distance_of
-from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, channel_means, output_axis
+from fedhet.algorithms.alignment.targets import Kind, distance_to_target
+from fedhet.algorithms.graphs import UnsupportedArchitecture, blocks
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Payload
 from fedhet.methods.included.fedharm import FedHARMOptions
 from fedhet.models.representation import Capturing, Output
-from fedhet.training import Phase, Step, Term, forward, reestimate
+from fedhet.training import Phase, Step, Term, reestimate
 
 from .fedhenn import check_rows, reading_request
 
 
 class FedHARM(ClientSide[FedHARMOptions]):
-    """Trains on private examples with cross entropy (CE), then on shared images towards the global descriptors.
+    """Trains on private examples, then on public images with the loss alpha CE + (1 - alpha) (1 - cos).
 
-    The loss on shared images is alpha CE + (1 - alpha) L_cos, where L_cos is the cosine distance between the client's
-    descriptors and the global descriptors.
+    CE is the cross entropy, and cos the cosine similarity between the client's descriptors and the global descriptors.
     """
 
     can_be_batched = False
@@ -38,22 +37,11 @@ class FedHARM(ClientSide[FedHARMOptions]):
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """Name of the last module in each block of the network; raises a ModelError if there are too few blocks."""
-        settings = self.options
+        settings, example = self.options, self.client.transform(self.client.data.train.inputs[:2])
         try:
-            return blocks(self.client.model, self.example, chosen=settings.blocks, count=len(settings.lengths))
+            return blocks(self.client.model, example, chosen=settings.blocks, count=len(settings.lengths))
         except UnsupportedArchitecture as error:
             raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
-
-    @cached_property
-    def axes(self) -> list[int]:
-        """Axis along which the features of each block's output lie."""
-        graph = architecture_graph(self.client.model, self.example)
-        return [output_axis(graph, name) for name in self.blocks]
-
-    @property
-    def example(self) -> Tensor:
-        """Two transformed training examples, with which the network's graph is read."""
-        return self.client.transform(self.client.data.train.inputs[:2])
 
     def handshake(self, payload: Payload) -> Payload:
         """Return nothing; raises a ModelError if the outputs of the blocks cannot be described."""
@@ -72,7 +60,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return phases
 
     def _on_shared(self, payload: Payload) -> list[Phase]:
-        """Return the phase on shared images; an empty list if there is neither a target nor a task loss."""
+        """Return the phase on public images; an empty list if there is neither a target nor a task loss."""
         client, settings, request = self.client, self.options, self.client.request
         target = self.target(payload) if settings.aligns else None
         if target is None and not settings.task_weight:
@@ -94,15 +82,12 @@ class FedHARM(ClientSide[FedHARMOptions]):
 
     def _towards(self, target: Sequence[Tensor]) -> Term:
         """Return a loss term with the distance to the target."""
-        kind, weight, public = self.options.align, self.options.weight, self.client.public
+        kind, public, places = self.options.align, self.client.public, None
         captures: dict[str, Capturing] = {"phi": self.client.representation}
-        if kind != "spectral":
+        if kind == "cosine":
             captures = {name: Output(self.client.model, name) for name in self.blocks}
-        places = self._described(public.inputs, public.labels)[1] if kind == "cosine" else None
-        summary = self.summary if kind == "cka" else None
-        return Term(
-            distance, captures=captures, kind=kind, weight=weight, target=target, places=places, summary=summary
-        )
+            places = self._described(public.inputs, public.labels)[1]
+        return Term(distance, captures=captures, kind=kind, weight=self.options.weight, target=target, places=places)
 
     def target(self, payload: Payload) -> list[Tensor] | None:
         """Return the received target, a tensor for each block or one for class probabilities; None without a target."""
@@ -129,43 +114,23 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return reply
 
     def sent(self) -> list[Tensor]:
-        """Return descriptors, block outputs or class probabilities of the shared images, as the key `align` says."""
-        client, align = self.client, self.options.align
-        if align == "spectral":
-            return [client.scores(client.public.inputs, "probabilities")]
-        values, _ = self._described(client.public.inputs, client.public.labels)
-        return [compress(part) for part in values] if align == "cka" else values
+        """Return descriptors of the public images, or class probabilities with the key `align = spectral`."""
+        public = self.client.public
+        if self.options.align == "spectral":
+            return [self.client.scores(public.inputs, "probabilities")]
+        return self._described(public.inputs, public.labels)[0]
 
-    def _described(self, inputs: Tensor, labels: Tensor | None) -> tuple[list[Tensor], list[Tensor] | None]:
-        """Return images' descriptors with the positions of the chosen activations, or for CKA means of channels."""
-        model, transform = self.client.model, self.client.transform
-        if self.options.align == "cosine":
-            return describe(model, self.blocks, inputs, labels, self.options.lengths, transform)
-        batches, captures = [], {name: Output(model, name) for name in self.blocks}
-        model.eval()
-        for batch in inputs.split(BATCH):
-            outputs = forward(model, transform(batch), captures, learns=False)[1].values()
-            batches.append([self.summary(block, output) for block, output in enumerate(outputs)])
-        return [torch.cat(parts) for parts in zip(*batches, strict=True)], None
-
-    def summary(self, block: int, output: Tensor) -> Tensor:
-        """Return the channel means (n, k) of a block's output (n, ...), which replace chosen activations."""
-        return channel_means(output, self.axes[block])
+    def _described(self, inputs: Tensor, labels: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+        """Return descriptors of images, and the positions of their activations, for each block."""
+        return describe(self.client.model, self.blocks, inputs, labels, self.options.lengths, self.client.transform)
 
 
 def distance(
-    step: Step,
-    kind: Kind,
-    weight: float,
-    target: Sequence[Tensor],
-    places: Sequence[Tensor] | None = None,
-    summary: Callable[[int, Tensor], Tensor] | None = None,
+    step: Step, kind: Kind, weight: float, target: Sequence[Tensor], places: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the weighted distance of descriptors (at `places` or by `summary`) to `target`, and the distance alone."""
+    """Return the weighted distance of descriptors (at `places`) or of Phi to `target`, and the distance alone."""
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]
-    elif summary is not None:
-        features = [summary(block, feature) for block, feature in enumerate(features)]
-    value = distance_of(kind)(features, [part[step.rows] for part in target])
+    value = distance_to_target(kind, features, [part[step.rows] for part in target])
     return weight * value, {"distance": value}

@@ -285,8 +285,6 @@ class FedDF(FederatedStrategy[Any, Any]):
 class FedGHKeys(Keys, total=False):
     width: int
     """width to which a linear layer before the head projects representations; 0: no such layer"""
-    server_epochs: int
-    """number of epochs per round in which the server trains the head"""
     server_learning_rate: float
     """learning rate of the server's SGD"""
 
@@ -325,8 +323,8 @@ class FedGen(FederatedStrategy[Any, Any]):
     ) -> None: ...
 
 class FedHARMKeys(Keys, total=False):
-    align: Literal["cosine", "cka", "spectral"]
-    """what is aligned: descriptors by cosine (the paper's), block outputs by CKA, or spectral targets"""
+    align: Literal["cosine", "spectral"]
+    """what is aligned: descriptors by cosine (the paper's), or representations by FedHeNN's spectral target"""
     divide: bool
     """divide the loss on the public dataset by alpha"""
     blocks: str
@@ -427,8 +425,6 @@ class FedMA(FederatedStrategy[Any, Any]):
 class FedMDKeys(Keys, total=False):
     public_batch: int
     """number of public examples per mini-batch"""
-    subset: int
-    """maximum number of public examples whose scores are exchanged in a round"""
     public_epochs: int
     """number of epochs on the labelled public dataset in a client's first round; 0: no labels are needed"""
     private_epochs: int
@@ -531,14 +527,10 @@ class FedRolex(FederatedStrategy[Any, Any]):
 class FedTGPKeys(Keys, total=False):
     width: int
     """width to which a linear layer before the head projects representations; 0: no such layer"""
-    server_epochs: int
-    """number of epochs per round in which the server trains the prototypes"""
     server_learning_rate: float
     """learning rate of the server's SGD"""
     weight: float
     """lambda, the weight of the distance to the global prototypes"""
-    threshold: float
-    """tau, the maximum margin between prototypes of different classes"""
 
 class FedTGP(FederatedStrategy[Any, Any]):
     def __init__(

@@ -26,7 +26,7 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
     "fedgen": {"fedgen.server-steps": 2},
     "fedgh": {"fedgh.width": 32},
     "fedproto": {"fedproto.width": 32},
-    "fedtgp": {"fedtgp.width": 32, "fedtgp.server-epochs": 10},
+    "fedtgp": {"fedtgp.width": 32},
     "fedrep": {"local-epochs": 3},
     "fedrolex": {"fedrolex.widths": "1,0.75"},
     "flha-distillation": {"architectures": "cnn-1-1,mlp"},
@@ -37,7 +37,6 @@ OF_METHOD: dict[str, dict[str, Any]] = SMALL | {
 }
 CASES = {name: Case.of(name, OF_METHOD.get(name, {})) for name in registry.methods()} | {
     "fedhenn-kernel": Case.of("fedhenn", {"fedhenn.eta0": 0.1, "fedhenn.target": "kernel"}),
-    "fedharm-cka": Case.of("fedharm", OF_METHOD["fedharm"] | {"fedharm.align": "cka", "fedharm.alpha": 0.0}),
     "layer-average-architecture": Case.of("layer-average", {"layer-average.by": "architecture"}),
 }
 ANY = (MIXED["any"], "cnn-1-1,mlp")

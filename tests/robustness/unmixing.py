@@ -34,6 +34,8 @@ UNITS = PublicDataset(torch.cat([*(1e3 * scale * torch.eye(64) for scale in SCAL
 LABELLED = PublicDataset(UNITS.inputs.repeat(10, 1) / 100, torch.arange(10).repeat_interleave(len(UNITS.inputs)))
 """The same once for each class, at scales where float32 tells improbable classes apart."""
 BLOCK = {"fedharm.blocks": "1", "fedharm.slots": "10", "optimizer": "sgd", "lr-schedule": "constant"}
+KERNELS = {"fedhenn.target": "kernel", "fedhenn.probe": 0, "representation": "1", "weight-decay": 0.0}
+"""Settings with which the outputs of the last layer are sent as representations."""
 
 
 def linear(client=None):
@@ -47,17 +49,15 @@ def from_weights(victim, rounds):
         yield zeros.double(), torch.tensor(decode_arrays(reply["model"])["1.weight"]).double()
 
 
-def from_posteriors(victim, rounds):
-    """Yield the same for each round but the first, from scores of `UNITS`."""
-    rows = Payload({"next-rows": {"rows": torch.arange(len(UNITS.inputs)).numpy()}})
-    told = replies(victim, rows, rounds, UNITS)
-    yield from pairwise(weights_of(unpack(decode_arrays(reply["scores"]))) for reply in told)
+def from_outputs(request, name):
+    """Return a function that yields the same for each round but the first, from outputs for `UNITS`, sent as `name`."""
 
+    def told(victim, rounds):
+        rows = Payload({request: {"rows": torch.arange(len(UNITS.inputs)).numpy()}})
+        sent = replies(victim, rows, rounds, UNITS)
+        yield from pairwise(weights_of(unpack(decode_arrays(reply[name]))) for reply in sent)
 
-def from_features(victim, rounds):
-    """Yield the same from the outputs of the last layer, which the server takes for a block of the network."""
-    told = replies(victim, Payload(values={"tell": True}), rounds, UNITS)
-    yield from pairwise(weights_of(unpack_all(decode_arrays(reply["sent"]), 1)[0]) for reply in told)
+    return told
 
 
 def from_descriptors(victim, rounds):
@@ -86,8 +86,8 @@ def weights_of(outputs, scale=1e3):
 
 KINDS = {
     "weights": ("fedavg", {}, from_weights, 1),
-    "posteriors": ("feddf", {}, from_posteriors, 2),
-    "features": ("fedharm", {**BLOCK, "fedharm.align": "cka"}, from_features, 2),
+    "posteriors": ("feddf", {}, from_outputs("next-rows", "scores"), 2),
+    "features": ("fedhenn", KERNELS, from_outputs("next-rad", "features"), 2),
     "descriptors": ("fedharm", BLOCK, from_descriptors, 2),
 }
 """For each kind: a method that sends it, its settings, what its rounds tell, and the first round that tells it."""

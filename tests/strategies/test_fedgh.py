@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.config import client_setup
+from fedhet.methods.included.prototypes import FedTGPOptions
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, live, own_network, rounds_of, stepped
 
@@ -77,7 +78,7 @@ def assert_equal(found, expected):
 
 @pytest.mark.parametrize("who", ["all", "two"])
 def test_three_rounds_of_fedgh_by_hand(federate, who):
-    keys = {"fedgh.width": WIDTH, "fedgh.server-learning-rate": RATE, "fedgh.server-epochs": 2}
+    keys = {"fedgh.width": WIDTH, "fedgh.server-learning-rate": RATE}
     done = federate("fedgh", model=own_network, **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
     own = {client: first_weights(done, client) for client in "012"}
@@ -92,7 +93,7 @@ def test_three_rounds_of_fedgh_by_hand(federate, who):
             sent = [each.detach().float().double() for each in head]
             own[client] |= live({"3.head.weight": sent[0], "3.head.bias": sent[1]})
             means += trained(done, client, round, own[client])
-        served(done, round, 2, head, means, loss)
+        served(done, round, 1, head, means, loss)
     for client, state in own.items():
         assert_equal(done.saved(client), state)
     assert_equal(done.state.learner, dict(zip(("weight", "bias"), head, strict=True)))
@@ -101,10 +102,11 @@ def test_three_rounds_of_fedgh_by_hand(federate, who):
 @pytest.mark.parametrize(
     ("threshold", "who"), [(100.0, "all"), (0.3, "all"), (100.0, "two")], ids=["widest", "threshold", "two of three"]
 )
-def test_three_rounds_of_fedtgp_by_hand(federate, threshold, who):
-    keys = {"width": WIDTH, "server-learning-rate": RATE, "server-epochs": 5, "weight": WEIGHT}
-    keys = {f"fedtgp.{key}": value for key, value in keys.items()}
-    done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **{"fedtgp.threshold": threshold}, **WHO[who])
+def test_three_rounds_of_fedtgp_by_hand(federate, threshold, who, monkeypatch):
+    monkeypatch.setattr(FedTGPOptions, "server_epochs", 5)
+    monkeypatch.setattr(FedTGPOptions, "threshold", threshold)
+    keys = {"fedtgp.width": WIDTH, "fedtgp.weight": WEIGHT, "fedtgp.server-learning-rate": RATE}
+    done = federate("fedtgp", model=own_network, **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
     own, known = {client: first_weights(done, client) for client in "012"}, []
     layers = [lambda: nn.Embedding(10, WIDTH), lambda: nn.Linear(WIDTH, WIDTH), lambda: nn.Linear(WIDTH, WIDTH)]

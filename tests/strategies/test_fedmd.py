@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from fedhet.algorithms.alignment import packing
 from fedhet.config import client_setup
 from fedhet.errors import FedhetError
+from fedhet.methods.included.distillation import FedMDOptions
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 
 SMALL = {
@@ -68,10 +69,11 @@ def plain_rounds(done, rounds):
 
 
 @pytest.mark.parametrize(
-    "settings", [SMALL, UNLABELLED, {**UNLABELLED, "fedmd.subset": 30}], ids=["labelled", "unlabelled", "subset"]
+    ("settings", "subset"), [(SMALL, 5000), (UNLABELLED, 5000), (UNLABELLED, 30)], ids=["labelled", "unlabelled", "30"]
 )
 @pytest.mark.usefixtures("exact")
-def test_three_rounds_by_hand(federate, settings):
+def test_three_rounds_by_hand(federate, settings, subset, monkeypatch):
+    monkeypatch.setattr(FedMDOptions, "subset", subset)
     few = {"partition": "classes", "classes_per_client": 4, "rounds": 3}
     done = federate("fedmd", **few, **settings)
     assert done.failures == []

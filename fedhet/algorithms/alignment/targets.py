@@ -11,12 +11,12 @@ left singular vectors U of this matrix show which examples the clients distingui
 Jordan and Weiss, 2001), all k have equal weight, and Z is U with rows scaled to length one. A client is aligned with
 the kernel Z Z^T. Clients need no common label space, because U does not depend on the order of columns.
 
-FedHARM (Kastellos et al., 2024) aligns on shared images with one of three kinds of target: `cosine` for mean
-descriptors (see `descriptors`), `cka` for mean kernels of the outputs of blocks, and `spectral`.
+FedHARM (Kastellos et al., 2024) aligns descriptors of public images (see `descriptors`) with their mean, or with the
+spectral target.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -119,49 +119,33 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
     return max(min(max(agreed, classes), rank // 2), 1)
 
 
-Kind = Literal["cosine", "cka", "spectral"]
-Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-"""Distance, a scalar, between a client's values of a batch and the target's values of the same images, part by part."""
+Kind = Literal["cosine", "spectral"]
 
 LEAST_ROWS = 4
 """Least number of images for an estimate of CKA; the distance of a smaller batch is 0."""
 
 
 def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: torch.Generator) -> list[Tensor]:
-    """Return the target of FedHARM's alignment, a tensor for each block, from what clients sent for the same n images.
+    """Return the target of FedHARM's alignment, from the tensors that each client sent for the same n images.
 
-    Args:
-        kind: `cosine`: the mean of the clients' descriptors; `cka`: a low-rank factor of the mean of their kernels;
-            `spectral`: indicators of clusters, from class posteriors (see `cluster_rows`).
-        clients: each client's tensors: (n, width) for each block, or posteriors (n, C).
-        generator: random generator for `cluster_rows`.
+    With the kind `cosine`, it is the mean of the clients' descriptors, (n, width) for each block; with `spectral`, it
+    is the result of `cluster_rows` for their class posteriors (n, C), which draws from the generator.
     """
-    blocks = zip(*clients, strict=True)
     if kind == "spectral":
-        return [cluster_rows(sent, generator=generator) for sent in blocks]
-    if kind == "cka":
-        return [mean_target(block, unit=True) for block in blocks]
-    return list(mean_descriptor(clients))
+        return [cluster_rows([posteriors for (posteriors,) in clients], generator=generator)]
+    return mean_descriptor(clients)
 
 
-def distance_of(kind: Kind) -> Distance:
-    """Return an alignment's distance function: 1 - cosine, averaged over images, or 1 - CKA, averaged over blocks."""
+def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+    """Return the mean of 1 - cosine over a batch's descriptors, or 1 - CKA of its representations to the target."""
     if kind == "cosine":
-        return lambda parts, target: 1 - cosine(parts, target).mean()
-
-    def distance(parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-        if len(parts[0]) < LEAST_ROWS:
-            return parts[0].new_zeros(())
-        return torch.stack([1 - debiased_linear_cka(*pair) for pair in zip(parts, target, strict=True)]).mean()
-
-    return distance
+        return 1 - cosine(parts, target).mean()
+    (features,), (rows,) = parts, target
+    return features.new_zeros(()) if len(features) < LEAST_ROWS else 1 - debiased_linear_cka(features, rows)
 
 
 def check_sent(kind: Kind, parts: Sequence[Tensor], images: int, slots: Sequence[int]) -> None:
-    """Raise a ValueError unless a client's tensors `parts` have the shapes that a FedHARM target requires.
-
-    A tensor has the shape (images, width) for each block, with at most `slots` columns for `cosine`, or has posteriors.
-    """
+    """Raise a ValueError unless a client sent posteriors, or descriptors (images, at most `slots`) for each block."""
     for number, part in enumerate(parts):
         most = slots[number] if kind == "cosine" else part.shape[1]
         if len(part) != images or part.shape[1] > most:

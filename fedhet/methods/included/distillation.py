@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
 from fedhet.methods.options import Options, Value, option
@@ -99,7 +100,8 @@ class ScoresOptions(Options):
     """Attributes of methods whose clients send class scores for a public dataset; subclasses can make them keys."""
 
     public_batch: int
-    subset: int
+    subset: ClassVar[int] = 5000
+    """Maximum number of public examples whose scores are exchanged in a round."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,6 @@ class FedMDOptions(ScoresOptions):
     """
 
     public_batch: int = option(256, "number of public examples per mini-batch", at_least=1)
-    subset: int = option(5000, "maximum number of public examples whose scores are exchanged in a round", at_least=1)
     public_epochs: int = option(
         20,
         "number of epochs on the labelled public dataset in a client's first round; 0: no labels are needed",
@@ -151,7 +152,7 @@ class FedDFOptions(ScoresOptions):
     """Configuration keys of FedDF."""
 
     uses = ("architectures",)  # of the server's network
-    public_batch, subset = 128, 5000
+    public_batch = 128
     server_model: str = option(
         "", "architecture of the server's network; empty: the first of architectures, mlp-20 for tabular data"
     )

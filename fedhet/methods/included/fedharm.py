@@ -14,10 +14,10 @@ class FedHARMOptions(Options):
 
     uses = ("batch-norm",)  # statistics are re-estimated after the shared phase
 
-    align: Literal["cosine", "cka", "spectral"] = option(
+    align: Literal["cosine", "spectral"] = option(
         "cosine",
-        "what is aligned: descriptors by cosine (the paper's), block outputs by CKA, or spectral targets",
-        choices=("cosine", "cka", "spectral"),
+        "what is aligned: descriptors by cosine (the paper's), or representations by FedHeNN's spectral target",
+        choices=("cosine", "spectral"),
         needs={"alpha": {"below": 1}},
         at_need=("spectral",),
     )
@@ -34,12 +34,12 @@ class FedHARMOptions(Options):
     blocks: str = option(
         "last-four",
         "blocks to align: last-four, stages, or module names a,b,c,d;... with one list per network",
-        needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
+        needs={"align": ("cosine",), "alpha": {"below": 1}},
     )
     slots: str = option(
         "128,256,512,1024",
         "lengths of the blocks' parts of a descriptor, from shallow to deep",
-        needs={"align": ("cosine", "cka"), "alpha": {"below": 1}},
+        needs={"align": ("cosine",), "alpha": {"below": 1}},
     )
     public_steps: int = option(
         0, "number of steps per round on the public dataset; 0: as many epochs as on private data", at_least=0
@@ -85,7 +85,7 @@ def traits(options: FedHARMOptions) -> Traits:
     """Return the method's traits, given the values of its keys."""
     sends = {"distance": METRICS}
     if options.aligns:
-        sends["sent"] = {"cka": "features", "spectral": "posteriors"}.get(options.align, "descriptors")
+        sends["sent"] = "posteriors" if options.align == "spectral" else "descriptors"
     public: Literal["labelled", "inputs"] = "labelled" if options.alpha else "inputs"
     other_arrays: Literal["mean", ""] = "mean" if sends.get("sent") == "descriptors" else ""
     return Traits(keeps="model", scored="trained", public=public, other_arrays=other_arrays, sends=sends)

@@ -1,6 +1,7 @@
 """Declarations of methods whose clients share mean vectors of their classes, or a head for representations."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedhet.methods.method import STRUCTURE, Method, Traits
 from fedhet.methods.options import Options, Value, option
@@ -82,7 +83,9 @@ class LearnerOptions(WidthOptions):
 
     uses = ("wire-dtype",)  # of the head
 
-    server_epochs: int = option(1, "number of epochs per round in which the server trains the head", at_least=1)
+    server_epochs: ClassVar[int] = 1
+    """Number of epochs per round in which the server trains."""
+
     server_learning_rate: float = option(0.01, "learning rate of the server's SGD", above=0)
 
 
@@ -95,11 +98,10 @@ fedgh = Method("fedgh", _learner, LearnerOptions, own={"fedgh.width": 32, "fedgh
 
 @dataclass(frozen=True)
 class FedTGPOptions(LearnerOptions):
-    """Configuration keys of FedTGP."""
+    """Configuration key of FedTGP, with the authors' `server_epochs` and `threshold` (tau, the maximum margin)."""
 
-    server_epochs: int = option(100, "number of epochs per round in which the server trains the prototypes", at_least=1)
+    server_epochs, threshold = 100, 100.0
     weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
-    threshold: float = option(100.0, "tau, the maximum margin between prototypes of different classes", at_least=0)
 
 
 fedtgp = Method("fedtgp", _learner, FedTGPOptions, own={"fedtgp.width": 32})
