@@ -118,9 +118,11 @@ def test_resuming_needs_the_same_task_model_and_data(run, tiny, changed):
         "augmentation": {"data": lambda client: dict(zip(PARTS, (*tiny.data(client), Tensor.neg), strict=True))},
     }
     done = run({"workers": 1, "rounds": 1}, **own)
+    before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     who = "client 1" if "examples" in changed else "3 clients .*"
     with pytest.raises(FedhetError, match=rf"{who}: the client's {changed} changed since this run began"):
         fedhet.run({"rounds": 2}, resume=done.folder, **own | other.get(changed, {"data": data}))
+    assert {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()} == before
     assert fedhet.run({"rounds": 2}, resume=done.folder, **own).summary["rounds"] == 2
 
 

@@ -15,7 +15,7 @@ from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client import checkpoints
 from fedhet.client.client import Client
 from fedhet.client.job import Job, Loop
-from fedhet.client.model_check import ModelCheck, check_model
+from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, NodeSecret
 from fedhet.client.state import ClientStore
@@ -25,6 +25,7 @@ from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, resident, with_drawn_test_part, with_validation
 from fedhet.errors import DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
+from fedhet.messages.protocol import HANDSHAKE
 from fedhet.methods import registry
 from fedhet.methods.options import OWN, Config, fields_of, keys_about, keys_that
 from fedhet.models.copies import Start, load_state, starts_of
@@ -92,7 +93,7 @@ class Clients:
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         with self._network(info, data, device) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
-            if info.name not in self._checked:
+            if first := info.name not in self._checked:
                 self._checked[info.name] = self._check(network.representation, data, transform, info, loop)
                 self._architectures.add(self._named.get(info.name, ""))
             checked = self._checked[info.name]
@@ -126,8 +127,11 @@ class Clients:
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
+            job = Job(side, payload, policy, build, redraw, checked.note, loop)
+            if first and self._data and request.question != HANDSHAKE:
+                check_unchanged(job)
             seed_everything(derive_seed(client.root, "message", info.name, request.round, request.question))
-            yield Job(side, payload, policy, build, redraw, checked.note, loop)
+            yield job
 
     def forget_networks(self) -> None:
         """Free the cached networks."""

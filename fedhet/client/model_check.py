@@ -18,6 +18,7 @@ from fedhet.data.own import check_scale
 from fedhet.data.reading import LazyInputs, not_finite
 from fedhet.errors import DataError, FedhetError, ModelError, Refused
 from fedhet.messages import WireError
+from fedhet.messages.protocol import HANDSHAKE
 from fedhet.models.copies import unsaved_state
 from fedhet.models.representation import Captured, Representation
 from fedhet.tasks import Task
@@ -249,22 +250,26 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
 def check_unchanged(job: Job) -> None:
     """Raise `Refused` if task, network or examples changed since the beginning of the run; at the beginning, save them.
 
-    Only digests (hashes) are saved, with the client's state. They are never sent.
+    Only digests (hashes) are saved, with the client's state. They are never sent. After the handshake, only examples
+    are checked, which another process may have split differently.
     """
-    store = job.client.store
+    store, request = job.client.store, job.client.request
     with seeded(job.client.config.seed, "beginning", job.client.name):
-        now = _digests(job)
-    if not job.client.request.begun or not (then := store.beginning()):
+        now = _digests_of_examples(job)
+        if request.question == HANDSHAKE:
+            now |= _digests(job)
+    then = store.beginning()
+    if request.question == HANDSHAKE and not (request.begun and then):
         store.note_beginning(now)
     elif changed := [name for name, value in now.items() if then.get(name, value) != value]:
-        raise Refused(
-            f"the client's {', '.join(changed)} changed since this run began: restore the same task, model and data, "
-            "or start another run"
-        )
+        remedy = "restore the same task, model and data, or start another run"
+        if request.question != HANDSHAKE:
+            remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"
+        raise Refused(f"the client's {', '.join(changed)} changed since this run began: {remedy}")
 
 
-def _digests(job: Job) -> dict[str, str]:
-    """Return digests (hashes) of the task, the network's structure and each set of examples, by name."""
+def _digests_of_examples(job: Job) -> dict[str, str]:
+    """Return digests (hashes) of each set of examples, by name."""
     client, found = job.client, dict[str, str]()
     for name, words in PARTS.items():
         part: Examples | None = getattr(client.data, name)
@@ -275,6 +280,12 @@ def _digests(job: Job) -> dict[str, str]:
                 if isinstance(part.inputs, LazyInputs) and not torch.equal(rows[0], part.inputs[:ROWS]):
                     rows = _seeded(job, f"reading its {words}", partial(part.inputs.__getitem__, slice(ROWS)))
             found[words] = digest(len(part), part.labels, *rows)
+    return found
+
+
+def _digests(job: Job) -> dict[str, str]:
+    """Return digests (hashes) of the task, the network's structure, the augmentation and settings, by name."""
+    client, found = job.client, dict[str, str]()
     config, augmented = client.config, list[Tensor]()
     if (augment := client.augment) and client.own_data and len(client.data.train) and job.loop is None:
         batch = client.data.train.inputs[:ROWS]

@@ -82,7 +82,6 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
                 "environment to another folder"
             )
         federation = _federation(config.clients, config.threads_per_client, config.device)
-        (folder / "summary.json").unlink(missing_ok=True)  # of an earlier, failed attempt
     else:
         known = connections()
         if config.engine not in known:
@@ -173,6 +172,7 @@ class _Watch:
         self._started, self._size, self._seen = False, -1, 0
         self._history = folder / "history.jsonl"
         self._earlier = self._history.stat() if self._history.is_file() else None
+        self._earlier_summary = self._summary()
 
     @property
     def began(self) -> bool:
@@ -203,12 +203,15 @@ class _Watch:
 
     def check(self, otherwise: str, *, completed: bool) -> None:
         """Raise a FedhetError if the run failed, with the reason from its summary or, without one, `otherwise`."""
-        path = self._folder / "summary.json"
-        summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        summary = {} if (found := self._summary()) == self._earlier_summary else json.loads(found)
         if summary.get("status", "completed") != "completed" or not completed:
             known = (self._folder / "config.toml").is_file()
             way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if known else ""
             raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
+
+    def _summary(self) -> bytes:
+        path = self._folder / "summary.json"
+        return path.read_bytes() if path.is_file() else b"{}"
 
     def end(self, error: BaseException | None = None) -> None:
         """Notify observers that the run is complete, or failed with `error`."""

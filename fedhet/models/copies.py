@@ -123,6 +123,7 @@ def held_by(function: Any) -> Iterator[Any]:
     function = getattr(function, "__func__", function)
     function = function if isinstance(function, FunctionType) else vars(type(function)).get("__call__")
     yield from getattr(function, "__defaults__", None) or ()
+    yield from (getattr(function, "__kwdefaults__", None) or {}).values()
     yield from (value for _, value in _outside(function, set()))
 
 

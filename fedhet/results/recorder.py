@@ -8,8 +8,9 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,13 +68,22 @@ class RunDirectory(Observer):
         check_folder(folder, resume=resume)
         self._supplied = supplied
         self._files = Appended(folder)
+        self._last: Path | None = None
+        self._rewind = self._files.begin
         if resume:
             with showing(folder):
-                self._rewind()
-        self._write_config()
-        log.info("results go to %s", folder)
+                self._last, self._rewind = self._rewinding()
+        self._unchanged = True
         if not resume:
-            self._files.begin()
+            self._begin()
+        log.info("results go to %s", folder)
+
+    def _begin(self) -> None:
+        """Rewind the files and write `config.toml`; a resumed run calls it late, so that a refusal changes no file."""
+        if self._unchanged:
+            self._unchanged = False
+            self._rewind()
+            self._write_config()
 
     def _write_config(self) -> None:
         config = self.config
@@ -90,6 +100,7 @@ class RunDirectory(Observer):
 
     def reconfigure(self, config: Config) -> None:
         """Write the configuration that `train_config` changed into `config.toml`."""
+        self._begin()
         self.config = config
         self._write_config()
 
@@ -103,9 +114,8 @@ class RunDirectory(Observer):
         return self.state(type(fresh)) or fresh
 
     def state(self, state_class: type[S]) -> S | None:
-        """Return the state after the last complete round, or None if there is no checkpoint."""
-        last = self._last_checkpoint()
-        if last is None:
+        """Return the state from which a run is resumed, or None if there is no checkpoint."""
+        if (last := self._last) is None:
             return None
         state = state_class.load(last)
         if state.round != int(last.stem):
@@ -114,12 +124,14 @@ class RunDirectory(Observer):
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """Write the value of `test-on` that the handshake determined into `config.toml`."""
+        self._begin()
         if run.test_on not in ("", self.config.test_on):
             self.config = self.config.replace(test_on=run.test_on)
             self._write_config()
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round to the files, then save the state; after a crash in between, resuming removes the round."""
+        self._begin()
         self._files.append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
         self._files.append("history.jsonl", json.dumps(report.row) + "\n")
         if not report.row.get("final"):
@@ -130,7 +142,7 @@ class RunDirectory(Observer):
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
             # A run that gets more rounds continues before its last one, which some methods treat differently.
             before_last = (run.state.stopped or self.config.rounds) - 1
-            earlier = [old for old in self._checkpoints() if old != path]
+            earlier = [old for old in path.parent.glob("*.safetensors") if old.stem.isdecimal() and old != path]
             # A new file before the old one is removed: replacing a file makes the disk's journal wait for the data.
             run.state.save(path)
             for old in earlier:
@@ -148,7 +160,9 @@ class RunDirectory(Observer):
         log.info("results are in %s", self.folder)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Write the summary of an incomplete run, and a report of its rounds."""
+        """Write the summary of an incomplete run, and a report of its rounds, unless resuming it was refused."""
+        if self._unchanged:
+            return
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
         self._write_summary(run, "failed", error=reason)
         self._show({})
@@ -168,10 +182,11 @@ class RunDirectory(Observer):
         except Exception as error:
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
-    def _rewind(self) -> None:
-        """Truncate the files to the last complete round, and remove the other files of the earlier run."""
+    def _rewinding(self) -> tuple[Path | None, Callable[[], None]]:
+        """Return the checkpoint to continue from, and a function that removes from the folder what came after it."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
-        last = self._last_checkpoint()
+        ends = [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
+        last = max(ends, key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
             if (schedule := self.config.lr_schedule) != "constant":
                 log.warning(
@@ -180,42 +195,42 @@ class RunDirectory(Observer):
                     *(planned, schedule, rounds),
                 )
             if planned <= int(last.stem):
-                self._drop_last_rounds(planned)
-                last = self._last_checkpoint()
+                last = self._before_last(planned, last)
         complete = int(last.stem) if last else -1
         done = complete - bool(self.config.closing_epochs)
         if 0 < rounds < done:
             raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least {done}")
-        if last is None:
-            self._files.begin()
-        else:
+        rewind_files = self._files.begin
+        if last is not None:
             read_arrays(last)
             rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
             clients = [row for row in read_clients(self.folder) if row.round <= complete]
             self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
-            self._files.go_back(complete, {"history.jsonl": len(rows), "clients.csv": 1 + len(clients)})
-        for name in ("summary.json", "matrices.json", "report.html"):
-            (self.folder / name).unlink(missing_ok=True)
-        models.remove_after(self.folder, complete)
+            lengths = {"history.jsonl": len(rows), "clients.csv": 1 + len(clients)}
+            rewind_files = self._files.rewinding(complete, lengths)
 
-    def _drop_last_rounds(self, planned: int) -> None:
-        """Replace the last checkpoint by the checkpoint before the last planned round of training."""
-        ends, name = self._checkpoints(), f"{planned - 1}.safetensors"
-        if (earlier := self.folder / "checkpoint" / EARLIER / name).is_file():
-            earlier.replace(self.folder / "checkpoint" / name)
-            for path in ends:
-                path.unlink()
-        elif any(int(path.stem) > planned for path in ends):
+        def rewind() -> None:
+            if last and last not in ends:
+                last.replace(self.folder / "checkpoint" / last.name)
+                for path in ends:
+                    path.unlink()
+            rewind_files()
+            for name in ("summary.json", "matrices.json", "report.html"):
+                (self.folder / name).unlink(missing_ok=True)
+            models.remove_after(self.folder, complete)
+
+        return last, rewind
+
+    def _before_last(self, planned: int, last: Path) -> Path:
+        """Return the checkpoint before the last planned round of training, if it was kept, or the `last` one."""
+        if (earlier := self.folder / "checkpoint" / EARLIER / f"{planned - 1}.safetensors").is_file():
+            return earlier
+        if int(last.stem) > planned:
             raise ConfigError(
                 f"the run in {self.folder} completed its closing round and has no checkpoint before it, so it cannot "
                 f"get more rounds: start a new run with rounds = {self.config.rounds}"
             )
-
-    def _last_checkpoint(self) -> Path | None:
-        return max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
-
-    def _checkpoints(self) -> list[Path]:
-        return [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
+        return last
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=2) + "\n")
@@ -288,8 +303,8 @@ class Appended:
         """Append the digests of the files after a round."""
         _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
 
-    def go_back(self, last: int, lines: Mapping[str, int]) -> None:
-        """Truncate the files to `lines` after round `last`; raises a `FedhetError` if a file has another digest."""
+    def rewinding(self, last: int, lines: Mapping[str, int]) -> Callable[[], None]:
+        """Return a function that truncates the files to `lines`; raise a `FedhetError` if round `last` had others."""
         texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
         recorded = csv.reader(line.decode(errors="replace") for line in _lines(self._folder / DIGESTS)[1:])
         whole = [row for row in recorded if len(row) == 1 + len(FILES) and row[0].isdecimal() and int(row[0]) <= last]
@@ -300,7 +315,7 @@ class Appended:
                     f"{self._folder / name} is damaged: up to round {last} it does not have the digest in {DIGESTS}; "
                     "restore the folder from a copy, or start a new run"
                 )
-        self._write(texts, whole)
+        return partial(self._write, texts, whole)
 
     def _write(self, texts: Mapping[str, bytes], digests: Sequence[Sequence[str]]) -> None:
         write_text(self._folder / DIGESTS, csv_lines([["round", *FILES], *digests]))

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -73,16 +74,22 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
 
 @contextmanager
 def reseeded(values: Iterable[object]) -> Iterator[None]:
-    """Context in which the random generators among `values` are seeded, and then restored.
+    """Context in which the random generators among `values` and their attributes are seeded, and then restored.
 
     Their seeds depend on their states, which a user may have seeded, and on the seed of torch's global generator.
     """
-    restore = [_reseed(each, torch.initial_seed()) for each in values if isinstance(each, _GENERATORS)]
+    nested = (inner for each in values for inner in (each, *_attributes(each)))
+    found = {id(each): each for each in nested if isinstance(each, _GENERATORS)}
+    restore = [_reseed(each, torch.initial_seed()) for each in found.values()]
     try:
         yield
     finally:
         for each in restore:
             each()
+
+
+def _attributes(value: object) -> Iterable[object]:
+    return () if isinstance(value, type | ModuleType) else getattr(value, "__dict__", {}).values()
 
 
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)

@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from fedhet.client.model_check import ROWS
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.running import run_locally
-from fedhet.errors import ModelError
+from fedhet.errors import FedhetError, ModelError
 from fedhet.models.copies import copied, separated, unsaved_state
 
 pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
@@ -122,6 +124,7 @@ GENERATORS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "own, NumPy": (np.random.default_rng(1), lambda generator: generator.permutation(60)),
     "own, NumPy's older": (np.random.RandomState(1), lambda generator: generator.permutation(60)),
     "own, Python": (random.Random(1), lambda generator: generator.sample(range(60), 60)),
+    "an attribute": (SimpleNamespace(own=random.Random(1)), lambda splitter: splitter.own.sample(range(60), 60)),
 }
 
 
@@ -140,6 +143,18 @@ def test_random_split(kind: str, trained: Callable[..., dict[str, Tensor]]) -> N
     assert [len(each) for each in splits.values()] == [1, 1]
     trained(data=split, seed=1)
     assert len({next(iter(each)) for each in splits.values()}) == 4  # each client's own, and each seed's
+
+
+def test_a_split_that_changes(trained: Callable[..., dict[str, Tensor]]) -> None:
+    calls = count()
+
+    def rotated(client: ClientInfo) -> Any:
+        first = next(calls)
+        rows = [*range(first, 60), *range(first)]
+        return [(INPUTS[part], LABELS[part]) for part in (rows[:40], rows[40:])]
+
+    with pytest.raises(FedhetError, match=r"training examples, test examples changed .*: draw from the global"):
+        trained(data=rotated, afresh=True)
 
 
 def test_random_rows(trained: Callable[..., dict[str, Tensor]]) -> None:

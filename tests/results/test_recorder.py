@@ -148,6 +148,7 @@ def test_resuming_goes_back_to_the_last_complete_round(tmp_path):
     directory.finished(run_of(2))
     resumed = RunDirectory(folder, CONFIG, "local", resume=True)
     assert resumed.state(State).round == 2
+    resumed.started(run_of(2), 3, 3)
     assert files(folder) == files(tmp_path / "whole")
     assert not (folder / "summary.json").exists()
     assert not (folder / "models").exists()
@@ -161,6 +162,7 @@ def test_resuming_before_the_first_checkpoint(tmp_path):
     (tmp_path / "history.jsonl").write_text(json.dumps(report(0).row) + "\n")
     resumed = RunDirectory(tmp_path, CONFIG, "local", resume=True)
     assert resumed.state(State) is None
+    resumed.started(run_of(), 1, 3)
     assert read_history(tmp_path) == []
     assert read_clients(tmp_path) == []
 
