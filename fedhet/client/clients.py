@@ -129,7 +129,9 @@ class Clients:
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
             job = Job(side, payload, policy, build, redraw, checked.note, loop)
             if first and self._data and request.question != HANDSHAKE:
+                del self._checked[info.name]  # until the check has passed
                 check_unchanged(job)
+                self._checked[info.name] = checked
             seed_everything(derive_seed(client.root, "message", info.name, request.round, request.question))
             yield job
 
