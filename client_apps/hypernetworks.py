@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
-from fedhet.algorithms.hypernets import Catalogue, Design, catalogue
+from fedhet.algorithms.hypernets import Catalogue, catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 from fedhet.algorithms.hypernets.personal import begin_of
 from fedhet.client import Client, ClientSide
@@ -47,9 +47,9 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         settings, config = self.options, client.config
         self.graph = layer_graph(client.model, client.transform(client.data.train.inputs[:2]), client.starts)
         known = settings.head != "tiled" and config.dataset != OWN
-        design = Design(settings.head, normalise=settings.normalise)
         types = _types(config.architectures, client_setup.dataset_of(config)) if known else {}
-        hypernetwork = GraphHypernetwork(types, design, seed=None).to(client.device)
+        hypernetwork = GraphHypernetwork(types, settings.head, normalise=settings.normalise, seed=None)
+        hypernetwork.to(client.device)
         self.written = Written(hypernetwork, client.model, hypernetwork.read(self.messages()))
 
     def messages(self) -> LayerGraph:

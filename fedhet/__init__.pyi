@@ -328,7 +328,7 @@ class FedHARMKeys(Keys, total=False):
     divide: bool
     """divide the loss on the public dataset by alpha"""
     blocks: str
-    """blocks to align: last-four, stages, or module names a,b,c,d;... with one list per network"""
+    """blocks to align: stages (layers of one spatial size), or module names a,b,c,d;... with one list per network"""
     slots: str
     """lengths of the blocks' parts of a descriptor, from shallow to deep"""
     public_steps: int

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import layer_graph
-from fedhet.algorithms.hypernets import Design, catalogue
+from fedhet.algorithms.hypernets import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork, Written
 
 pytestmark = pytest.mark.benchmark
@@ -26,7 +26,7 @@ def sides(head: str) -> tuple[nn.Module, nn.Module]:
     """The paper's ResNet-18 as it is, and written by a hypernetwork for the four architectures of its set."""
     networks = [models.build(name, SHAPE, 10) for name in models.FAMILIES["flha"]]
     graphs = [layer_graph(network, torch.zeros(2, *SHAPE)) for network in networks]
-    hypernetwork = GraphHypernetwork(catalogue(graphs), Design(head=head))
+    hypernetwork = GraphHypernetwork(catalogue(graphs), head)
     return models.build("flha-arch-0", SHAPE, 10), Written(hypernetwork, networks[0], hypernetwork.read(graphs[0]))
 
 

@@ -11,15 +11,17 @@ from torchvision.models.swin_transformer import SwinTransformer
 from fedhet import models
 from fedhet.algorithms.alignment.descriptors import describe
 from fedhet.algorithms.graphs import UnsupportedArchitecture, architecture_graph, blocks, output_axis
+from fedhet.config import configuration
 
 SLOTS = (128, 256, 512, 1024)
+PAPER = configuration.preset_settings("fedharm/cifar10_iid")["fedharm.blocks"]
 GIVEN = {
-    "resnet18": ("layer1 layer2 layer3 layer4", "layer1 layer2 layer3"),
-    "efficientnet_b0": ("features.4 features.5 features.6 features.7", "features.2 features.3 features.5"),
-    "mobilenet_v3_small": ("features.6 features.8 features.11 features.12", "features.1 features.3 features.8"),
-    "mobilenet_v3_large": ("features.10 features.12 features.15 features.16", "features.3 features.6 features.12"),
+    "resnet18": ("layer1,layer2,layer3,layer4", "layer1 layer2 layer3"),
+    "efficientnet_b0": ("features.4,features.5,features.6,features.7", "features.2 features.3 features.5"),
+    "mobilenet_v3_small": ("features.6,features.8,features.11,features.12", "features.1 features.3 features.8"),
+    "mobilenet_v3_large": ("features.10,features.12,features.15,features.16", "features.3 features.6 features.12"),
 }
-"""The last four blocks of torchvision's networks, and the first three of the last four stages."""
+"""The blocks of torchvision's networks in the presets of the paper, and the first three of the last four stages."""
 
 
 def built(name: str, size: int = 64, channels: int = 3) -> tuple[nn.Module, Tensor]:
@@ -29,7 +31,7 @@ def built(name: str, size: int = 64, channels: int = 3) -> tuple[nn.Module, Tens
 
 def described(model: nn.Module, name: str, size: int) -> None:
     images, labels = torch.randn(2, 3, size, size), torch.tensor([3, 7])
-    chosen = blocks(model, images)
+    chosen = blocks(model, images, chosen=PAPER)
     values, places = describe(model, chosen, images, labels, SLOTS, lambda batch: batch)
     for k, value, place in zip(SLOTS, values, places, strict=True):
         assert value.shape == place.shape == (2, min(k, value.shape[1]))
@@ -41,9 +43,9 @@ def described(model: nn.Module, name: str, size: int) -> None:
 @pytest.mark.parametrize("name", GIVEN)
 def test_torchvision_blocks(name: str) -> None:
     model, images = built(f"torchvision/{name}")
-    last_four, first_stages = GIVEN[name]
-    assert blocks(model, images) == tuple(last_four.split())
-    assert blocks(model, images, chosen="stages")[:3] == tuple(first_stages.split())
+    papers, first_stages = GIVEN[name]
+    assert blocks(model, images, chosen=PAPER) == tuple(papers.split(","))
+    assert blocks(model, images)[:3] == tuple(first_stages.split())
     for size in (32, 64):
         described(model, name, size)
 

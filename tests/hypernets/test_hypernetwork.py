@@ -11,7 +11,8 @@ from torch import nn
 
 from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
-from fedhet.algorithms.hypernets import Design, catalogue, start, std_of
+from fedhet.algorithms.hypernets import catalogue, start, std_of
+from fedhet.algorithms.hypernets.design import Head
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 
 HEADS = ("dense", "base-lowrank", "tiled")
@@ -27,7 +28,7 @@ def network(name: str, shape: tuple[int, ...] = (1, 8, 8)) -> tuple[nn.Module, L
 
 
 def hypernetwork(graphs: Sequence[LayerGraph], *, seed: int | None = 0, **design: Any) -> GraphHypernetwork:
-    return GraphHypernetwork(catalogue(graphs), Design(**design), seed=seed)
+    return GraphHypernetwork(catalogue(graphs), **design, seed=seed)
 
 
 def family(name: str) -> list[LayerGraph]:
@@ -55,7 +56,7 @@ def assert_written_at_scale(model: nn.Module, graph: LayerGraph, head: str) -> N
 
     A layer of few weights may be off by chance, by three standard deviations.
     """
-    made = hypernetwork([graph], head=head)
+    made = hypernetwork([graph], kind=head)
     with torch.no_grad():
         written = made.write(made.read(graph))
     assert {key: array.shape for key, array in written.items()} == parameters(model)
@@ -109,7 +110,7 @@ def test_initial_values() -> None:
 def test_initialisation_of_the_paper() -> None:
     """W_H is Xavier's normal times (2 c_in / d_lat)^.5, biases are 0, and what stands before it is PyTorch's."""
     _, graph = network("flha-small-0")
-    made = hypernetwork([graph], head="dense", normalise=False)
+    made = hypernetwork([graph], kind="dense", normalise=False)
     values = made.state_dict()
     dense = values["heads.c32_32_k3_s1.weight.dense"]
     assert dense.shape == (16, 32, 32, 3, 3)
@@ -122,19 +123,19 @@ def test_initialisation_of_the_paper() -> None:
     reading = made.read(graph)
     with torch.no_grad():
         h = made.embeddings(reading)
-        unit = hypernetwork([graph], head="dense").embeddings(reading)
+        unit = hypernetwork([graph], kind="dense").embeddings(reading)
     torch.testing.assert_close(unit.square().mean(1), torch.ones(len(graph)), rtol=0.02, atol=0.02)
     assert not torch.allclose(h.square().mean(1), torch.ones(len(graph)), rtol=0.1)
 
 
 @pytest.mark.parametrize(
-    ("design", "least", "most"), [({"head": "dense"}, 329e6, 333e6), ({}, 20e6, 35e6), ({"head": "tiled"}, 1e6, 4e6)]
+    ("kind", "least", "most"), [("dense", 329e6, 333e6), ("base-lowrank", 20e6, 35e6), ("tiled", 1e6, 4e6)]
 )
-def test_size_of_the_hypernetwork(design: dict[str, Any], least: float, most: float) -> None:
+def test_size_of_the_hypernetwork(kind: Head, least: float, most: float) -> None:
     """330 MB for dense heads, 35 at most by default; the twelve types of ResNet-18 and its like."""
     graphs = [network(name, (3, 32, 32))[1] for name in models.FAMILIES["flha"]]
     assert len({node.type for graph in graphs for node in graph} - {"add"}) == 12
     with torch.device("meta"):
-        made = hypernetwork(graphs, seed=None, **design)
+        made = hypernetwork(graphs, seed=None, kind=kind)
     size = sum(parameter.numel() * 4 for parameter in made.parameters())
     assert least < size < most

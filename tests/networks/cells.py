@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fedhet.algorithms.graphs import architecture_graph, layer_graph, permute, rows
 from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
 from fedhet.algorithms.graphs.permutations import permutation_groups
-from fedhet.algorithms.hypernets import Design
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
 from fedhet.client.model_check import _note
@@ -136,7 +135,7 @@ def hypernetworks(network: Network) -> None:
         begun = {name: each for name, each in begun.items() if each != begin_of(name, shapes[name])}
 
     def tiled(seed: int) -> tuple[Write, list[Tensor]]:
-        made = GraphHypernetwork({}, Design("tiled"), seed=seed)
+        made = GraphHypernetwork({}, "tiled", seed=seed)
         reading = made.read(graph)
         return lambda: made.write(reading), [*made.parameters()]
 

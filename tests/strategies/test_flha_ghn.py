@@ -10,7 +10,7 @@ from torch import nn
 
 from fedhet import FedAvg, make_client_app
 from fedhet.algorithms.graphs import layer_graph
-from fedhet.algorithms.hypernets import Design, catalogue, heads
+from fedhet.algorithms.hypernets import catalogue, heads
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.config import client_setup, configuration
 from fedhet.errors import FedhetError
@@ -26,10 +26,10 @@ def plain(client=None):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 20, bias=False), nn.ReLU(), nn.Linear(20, 10, bias=False))
 
 
-def written(arrays, model, **design):
+def written(arrays, model, kind="base-lowrank"):
     """The weights that a hypernetwork's arrays write for a network of digits."""
     graph = layer_graph(model, torch.zeros(2, 1, 8, 8))
-    made = GraphHypernetwork(catalogue([graph]), Design(**design), seed=None)
+    made = GraphHypernetwork(catalogue([graph]), kind, seed=None)
     load_into(made.state_dict(), arrays)
     with torch.no_grad():
         return made.write(made.read(graph))
@@ -47,13 +47,12 @@ def test_reduces_to_fedavg(federate, tmp_path, monkeypatch):
     latents = heads.Latents.forward
     of_length_one = lambda *args: (latents(*args)[0].sign(), torch.ones(len(args[1])))  # noqa: E731
     monkeypatch.setattr(heads.Latents, "forward", of_length_one)
-    design = {"head": "dense"}
     settings = {"flha-ghn.head": "dense", "architectures": "plain"}
     monkeypatch.setitem(models._BUILDERS, "plain", lambda input_shape, classes: plain())
     common = {"momentum": 0.5, "lr_schedule": "constant", "weight_decay": 0.0}
     done = federate("flha-ghn", rounds=3, learning_rate=0.05, **settings, **common)
-    first = written(done.received[1, "0"]["model"], plain(), **design)
-    mine = written(done.state.model, plain(), **design)
+    first = written(done.received[1, "0"]["model"], plain(), "dense")
+    mine = written(done.state.model, plain(), "dense")
     config = configuration.resolve(
         {
             **{key: value for key, value in done.config.flat().items() if not key.startswith("flha-ghn.")},

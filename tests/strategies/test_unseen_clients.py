@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.graphs import layer_graph
-from fedhet.algorithms.hypernets import Design, catalogue
+from fedhet.algorithms.hypernets import catalogue
 from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.config import client_setup
 from fedhet.data import ClientData, DataSet
@@ -40,7 +40,7 @@ def test_hypernetwork_for_a_new_architecture(federate: Any) -> None:
     data, dataset = examples_of(done, "2")
     models = [client_setup.model_of(done.info(client)) for client in "02"]
     graphs = [layer_graph(model, torch.zeros(2, 1, 8, 8)) for model in models]
-    made = GraphHypernetwork(catalogue(graphs), Design(), seed=None)
+    made = GraphHypernetwork(catalogue(graphs), seed=None)
     load_into(made.state_dict(), done.state.model)
     arrays = made.write(made.read(graphs[1]))
     models[1].load_state_dict({**models[1].state_dict(), **arrays})

@@ -21,29 +21,19 @@ from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationG
 from fedhet.algorithms.graphs.rules import channel_means, features, output_axis
 from fedhet.errors import ModelError
 
-_LAST_FOUR = {
-    ("EfficientNet", 9): (4, 5, 6, 7),
-    ("MobileNetV3", 17): (10, 12, 15, 16),
-    ("MobileNetV3", 13): (6, 8, 11, 12),
-}
-"""By class and number of `features`, those that end the last four of the blocks that the networks' papers list."""
-
 _POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd)
 _REORDERING = ("mean", "permute", "transpose", "view", "reshape", "flatten", "unflatten", "contiguous")
 
 
-def blocks(model: nn.Module, example: Tensor, *, chosen: str = "last-four", count: int = 4) -> tuple[str, ...]:
+def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: int = 4) -> tuple[str, ...]:
     """Return the names of the modules whose outputs end a network's blocks, from shallow to deep.
 
-    `chosen` is `last-four` for the last blocks of torchvision's networks and the `stages` of other networks, `stages`
-    for all networks, or names of modules separated by commas; of several lists separated by semicolons, the first whose
-    modules all exist is used. `example` is (n, channels, height, width). Raises an UnsupportedArchitecture error if
-    there are fewer than `count` stages, or modules are missing.
+    `chosen` is `stages` for the last `count` stages (see `stages`), or has names of modules separated by commas; of
+    several lists separated by semicolons, the first whose modules all exist is used. `example` is (n, channels, height,
+    width). Raises an UnsupportedArchitecture error if there are fewer than `count` stages, or modules are missing.
     """
-    if chosen not in ("last-four", "stages"):
+    if chosen != "stages":
         return _named(model, chosen, count)
-    if count == 4 and chosen == "last-four" and (known := _last_four(model)):
-        return known
     names = stages(model, example)
     if len(names) < count:
         raise UnsupportedArchitecture(
@@ -91,16 +81,6 @@ def _pools(node: Node, module: nn.Module) -> bool:
     return reorders or isinstance(module, _POOLING)
 
 
-def _last_four(model: nn.Module) -> tuple[str, ...]:
-    if not type(model).__module__.startswith("torchvision."):
-        return ()
-    if type(model).__name__ == "ResNet":
-        return ("layer1", "layer2", "layer3", "layer4")
-    features = getattr(model, "features", ())
-    places = _LAST_FOUR.get((type(model).__name__, len(features)), ())
-    return tuple(f"features.{place}" for place in places)
-
-
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
     """Return the first list of names in `chosen` whose modules all exist; raise an error if there is none."""
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
@@ -131,7 +111,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     if names:
         return blocks(model, example, chosen=names, count=count - 1)
     try:
-        return blocks(model, example, chosen="stages", count=count)[:-1]
+        return blocks(model, example, count=count)[:-1]
     except UnsupportedArchitecture:
         graph = architecture_graph(model, example)
     total = sum(_is_layer(graph, node) for node in graph)

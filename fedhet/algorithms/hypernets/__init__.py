@@ -4,6 +4,6 @@
 seconds.
 """
 
-from fedhet.algorithms.hypernets.design import Catalogue, Design, catalogue, start, std_of
+from fedhet.algorithms.hypernets.design import Catalogue, catalogue, start, std_of
 
-__all__ = ["Catalogue", "Design", "catalogue", "start", "std_of"]
+__all__ = ["Catalogue", "catalogue", "start", "std_of"]

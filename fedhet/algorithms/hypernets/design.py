@@ -19,6 +19,8 @@ from fedhet.models.copies import Start
 from fedhet.utils.randomness import torch_generator
 
 Head = Literal["dense", "base-lowrank", "tiled"]
+"""Heads of a hypernetwork: one for each layer type, ``dense`` (Litany et al., 2022) or ``base-lowrank``, or a single
+``tiled`` one for all types."""
 Shape = tuple[int, ...]
 
 WIDTH, STEPS = 51, 6
@@ -26,19 +28,6 @@ WIDTH, STEPS = 51, 6
 
 RANK = 4
 """Rank of ``base-lowrank`` heads for each occurrence of a type in one network."""
-
-
-@dataclass(frozen=True)
-class Design:
-    """The design of a hypernetwork, which is the same for all clients.
-
-    `head` is ``dense`` (Litany et al., 2022) or ``base-lowrank`` for a head for each layer type, or ``tiled`` for a
-    single head. With `normalise`, embeddings and latent vectors have unit variance, so that initial weights have
-    Kaiming's scale.
-    """
-
-    head: Head = "base-lowrank"
-    normalise: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.algorithms.hypernets.design import BASE, RANK, WIDTH, Design, LayerType, Slot
+from fedhet.algorithms.hypernets.design import BASE, RANK, WIDTH, Head, LayerType, Slot
 from fedhet.utils.randomness import torch_generator
 
 LATENT = 16
@@ -39,13 +39,13 @@ class Latents(nn.Module):
 
         z = LeakyReLU(W1 h + b1),    s = 1 + w . LeakyReLU(W1' h + b1')
 
-    W1, W1', b1, b1' and w are learned. With `Design.normalise`, z is divided by its root mean square. All types are
-    computed in one batched product, which is faster for small networks.
+    W1, W1', b1, b1' and w are learned. With `normalise`, z is divided by its root mean square. All types are computed
+    in one batched product, which is faster for small networks.
     """
 
-    def __init__(self, types: Sequence[str], design: Design) -> None:
+    def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
         super().__init__()
-        self.normalise = design.normalise
+        self.normalise = normalise
         self.weight, self.bias, self.factor = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
         for type in types:
             self.weight[type] = nn.Parameter(torch.zeros(2 * LATENT, WIDTH))
@@ -113,11 +113,11 @@ class Vector(nn.Module):
         return (written + self.start if self.start else written).view(-1, *self.shape)
 
 
-def head(layer: LayerType, slot: Slot, design: Design) -> nn.Module:
-    """Return a new head for one array of a layer type, according to the design."""
+def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
+    """Return a new head of a kind for one array of a layer type."""
     if slot.std is None:
         return Vector(slot)
-    if design.head == "dense":
+    if kind == "dense":
         return Dense(slot.shape)
     return BaseLowRank(slot.shape, RANK * layer.occurrences)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhet.algorithms.graphs import LayerGraph, LayerNode
-from fedhet.algorithms.hypernets.design import STEPS, WIDTH, Catalogue, Design, slots_of, start
+from fedhet.algorithms.hypernets.design import STEPS, WIDTH, Catalogue, Head, slots_of, start
 from fedhet.algorithms.hypernets.heads import Latents, Tiled, Tiles, head, tiling
 from fedhet.models.copies import tied_names
 
@@ -37,11 +37,11 @@ class Embedding(nn.Module):
     for an unknown type. A LayerNorm follows the last step.
     """
 
-    def __init__(self, types: Sequence[str], design: Design) -> None:
+    def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
         super().__init__()
         self.types = nn.ParameterDict({type: nn.Parameter(torch.zeros(WIDTH)) for type in types})
         self.shapes = nn.Linear(FEATURES, WIDTH)
-        self.normalise = design.normalise
+        self.normalise = normalise
         self.steps = nn.ModuleList([GraphConv(WIDTH, WIDTH) for _ in range(STEPS)])
 
     def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
@@ -98,28 +98,30 @@ class Reading:
 class GraphHypernetwork(nn.Module):
     """A network that generates the weights of other networks, with heads that take embeddings of the layers.
 
-    Each layer type in `types` has a head, unless the design has a single tiled head. `seed` draws the initial values
+    Each layer type in `types` has a head, unless the `kind` of head is ``tiled``. With `normalise`, embeddings and
+    latent vectors have unit variance, so that initial weights have Kaiming's scale. `seed` draws the initial values
     (see `start`), or is None if values are loaded later.
     """
 
-    def __init__(self, types: Catalogue, design: Design | None = None, *, seed: int | None = 0) -> None:
+    def __init__(
+        self, types: Catalogue, kind: Head = "base-lowrank", *, normalise: bool = True, seed: int | None = 0
+    ) -> None:
         super().__init__()
-        design = design or Design()
-        self.catalogue: Catalogue = {} if design.head == "tiled" else types
+        self.catalogue: Catalogue = {} if kind == "tiled" else types
         written = {type: layer for type, layer in self.catalogue.items() if layer.slots}
-        self.embedding = Embedding(list(self.catalogue), design)
-        self.latents = Latents(list(written), design)
+        self.embedding = Embedding(list(self.catalogue), normalise=normalise)
+        self.latents = Latents(list(written), normalise=normalise)
         self.heads = nn.ModuleDict(
             {
-                type: nn.ModuleDict({role: head(layer, slot, design) for role, slot in layer.slots.items()})
+                type: nn.ModuleDict({role: head(layer, slot, kind) for role, slot in layer.slots.items()})
                 for type, layer in written.items()
             }
         )
-        self.tiles = Tiles() if design.head == "tiled" else None
+        self.tiles = Tiles() if kind == "tiled" else None
         if seed is not None:
             with torch.no_grad():
                 for key, parameter in self.named_parameters():
-                    parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=design.normalise))
+                    parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=normalise))
 
     def read(self, graph: LayerGraph) -> Reading:
         """Return the graph of a network in the form that `write` needs."""

@@ -32,8 +32,8 @@ class FedHARMOptions(Options):
         False, "divide the loss on the public dataset by alpha", needs={"alpha": {"above": 0, "below": 1}}
     )
     blocks: str = option(
-        "last-four",
-        "blocks to align: last-four, stages, or module names a,b,c,d;... with one list per network",
+        "stages",
+        "blocks to align: stages (layers of one spatial size), or module names a,b,c,d;... with one list per network",
         needs={"align": ("cosine",), "alpha": {"below": 1}},
     )
     slots: str = option(
