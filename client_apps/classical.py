@@ -56,31 +56,26 @@ class Classical(ClientSide[ClassicalOptions], ABC):
     @cached_property
     def _classifier(self) -> Any:
         inputs, labels = self.client.data.train.at(slice(None))
-        return self.fitted(self._features(inputs), labels.cpu().numpy())
+        return self.fitted(_flat(self.client.transform(inputs)), labels.cpu().numpy())
 
     @abstractmethod
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
         """Return a scikit-learn classifier fitted to features (n, d) and labels (n,)."""
-
-    def _features(self, inputs: Tensor) -> NDArray[Any]:
-        return _flat(self.client.transform(inputs))
 
 
 class NearestNeighbour(Classical):
     """Predicts the class of the client's nearest example by Euclidean distance (Cover and Hart, 1967)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a fitted 1-nearest-neighbour classifier."""
         from sklearn.neighbors import KNeighborsClassifier
 
         return KNeighborsClassifier(1).fit(features, labels)
 
 
 class LogisticRegression(Classical):
-    """Predicts by a linear classifier with an L2 penalty."""
+    """Predicts by a linear classifier with an L2 penalty, or the class of all examples if there is only one."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a fitted logistic regression; a constant prediction if the client has examples of one class only."""
         from sklearn.dummy import DummyClassifier
         from sklearn.linear_model import LogisticRegression
 
@@ -93,10 +88,9 @@ class LabelSpreading(Classical):
     """Spreads the client's labels over a nearest-neighbour graph of private and public inputs (Zhou et al., 2003)."""
 
     def fitted(self, features: NDArray[Any], labels: NDArray[np.int64]) -> Any:
-        """Return a classifier fitted to the client's labelled examples and the unlabelled public examples."""
         from sklearn.semi_supervised import LabelSpreading
 
-        public = self._features(self.client.public.inputs)
+        public = _flat(self.client.transform(self.client.public.inputs))
         everything = np.concatenate([features, public])
         known = np.concatenate([labels, np.full(len(public), -1)])
         classifier = LabelSpreading(kernel="knn", n_neighbors=min(7, len(everything)), max_iter=200)

@@ -5,17 +5,14 @@ FML (Shen et al., 2020):
     L_own    = alpha CE(own, y)  + (1 - alpha) KL(shared || own)
     L_shared = beta CE(shared, y) + (1 - beta)  KL(own || shared)
 
-FedKD (Wu et al., 2022):
+FedKD (Wu et al., 2022), with the representations H, a projector W that stays on the client, and s and the target of
+each KL as constants:
 
     L_own    = CE(own, y)    + [KL(shared || own) + MSE(H_own, W H_shared)] / s
     L_shared = CE(shared, y) + [KL(own || shared) + MSE(H_own, W H_shared)] / s,    s = CE(own, y) + CE(shared, y)
 
-where H are representations, the projector W stays on the client, and s and the target of each KL are constants. The
-change of FedKD's shared network is sent as truncated (low-rank) factors.
-
 FLHA-distillation trains a shared teacher, and then the client's own network (the student) with the loss (1 - alpha) CE
-+ alpha 2 T^2 KL(teacher || student) on its own examples (appendix E of the FLHA-GHN paper). The usual factor is T^2;
-the paper has twice this factor.
++ alpha 2 T^2 KL(teacher || student) on its own examples (appendix E of the FLHA-GHN paper; the usual factor is T^2).
 """
 
 import re
@@ -48,10 +45,10 @@ SMALL = "small"
 
 
 class AuxiliaryModel(ClientSide[P]):
-    """Client side with an auxiliary network of the same architecture on all clients, which is sent and received.
+    """Client side with an auxiliary network of one architecture for all clients, which is sent instead of their own.
 
-    The client's own network, whose architecture can differ, is not sent. `key` names the option that sets the auxiliary
-    network's architecture, and `reason`, a clause of a message, says why the method needs class scores.
+    `key` names the option that sets the auxiliary network's architecture, and `reason`, a clause of a message, says why
+    the method needs class scores.
     """
 
     can_be_batched = False
@@ -98,7 +95,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
 
 
 class Pair(nn.Module):
-    """Two networks that are trained together and both run in a forward pass, which returns the outputs of `network`.
+    """Two networks that both run in a forward pass, which returns the outputs of `network`.
 
     `projector` is a linear layer between the representations of the two networks, if the method has one.
     """

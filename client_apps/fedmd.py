@@ -1,7 +1,4 @@
-"""FedMD and FedDF, client side: learn from received class scores of public examples, train, and send new scores.
-
-FedMD: Li and Wang, 2019; FedDF: Lin et al., 2020.
-"""
+"""FedMD (Li and Wang, 2019) and FedDF (Lin et al., 2020), client side: clients exchange scores of public examples."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,9 @@
-r"""FedMRL, client side: the heads of two networks use one fused representation (Yi et al., NeurIPS 2024).
+"""FedMRL, client side: the heads of two networks use one fused representation (Yi et al., NeurIPS 2024).
 
-    R = P [Phi_shared(x), Phi_own(x)] + b, where P and b are the client's projector
-    L = CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
+    R = P [Phi_shared(x), Phi_own(x)] + b,    L = CE(head_shared(R[1..d1]), y) + CE(head_own(R[1..d2]), y)
 
-where Phi_shared has width d1, Phi_own has width d2, and R[1..d] are the first d entries of R. A step trains both
-networks and the projector.
+Phi_shared has width d1, Phi_own has width d2, and R[1..d] are the first d entries of R. P and b are the client's
+projector. A step trains both networks and the projector.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +26,8 @@ from .distillation import SMALL, Pair, Projected
 class Fused(Pair):
     """Two networks whose heads use the first entries of one fused representation; returns the outputs of `network`.
 
-    Each network runs once for a batch: `small` runs when `network` reaches its head. `heads` are the names of the heads
-    of `network` and `small`, and `widths` the widths of their inputs; `pool` pools fused representations of tokens.
+    Each network runs once for a batch. `heads` are the names of the heads of `network` and `small`, and `widths` the
+    widths of their inputs; `pool` pools fused representations of tokens.
     """
 
     def __init__(

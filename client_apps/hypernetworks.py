@@ -1,10 +1,9 @@
 """FLHA-GHN and pFedHN, client side.
 
-In FLHA-GHN, a client trains a graph hypernetwork (GHN) that generates the weights of its network. All clients receive
-and send arrays of the same names and sizes, which disclose nothing about an architecture. But the hypernetwork's head
-for a layer type that a client does not use returns unchanged, so a server that compares replies with its messages
-learns the client's layer types (secure aggregation would hide them). `disclose-architecture`, off by default with this
-method, discloses the architecture's name. In pFedHN, the hypernetwork is at the server only.
+In FLHA-GHN, a client trains a graph hypernetwork (GHN) that generates the weights of its network. All clients send
+arrays of the same names and sizes, which disclose nothing about an architecture, but a head for a layer type that a
+client does not use returns unchanged, so the server can learn the client's layer types. In pFedHN, the hypernetwork is
+at the server only.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 PFNM (Yurochkin et al., ICML 2019): train a network and send it. FedMA (Wang et al., ICLR 2020, algorithm 1): in a pass,
 the server matches the layers in order, and matched layers are not trained any more. Between the rounds of a pass, a
-client keeps its network: the matched layers as in the global model, then its own layers. The inputs of the client's own
-layers have the order of the global units, with zeros for units that the client does not have.
+client keeps its network: the matched layers as in the global model, then its own layers, whose inputs have the order of
+the global units, with zeros for units that the client does not have.
 """
 
 from collections.abc import Callable, Sequence

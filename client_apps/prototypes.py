@@ -1,13 +1,11 @@
 """FedProto, FedTGP, FD, FedGH and FedGen, client side.
 
 Mean vectors of classes are exchanged in FedProto (Tan et al., AAAI 2022), FedTGP (Zhang et al., AAAI 2024), FD (Jeong
-et al., 2018, algorithm 1) and FedGH (Yi et al., ACM MM 2023). In FedGen (Zhu et al., ICML 2021, equation 5), the head
-also learns from generated representations:
+et al., 2018, algorithm 1) and FedGH (Yi et al., ACM MM 2023). In FedGen (Zhu et al., ICML 2021, equation 5), the head h
+also learns from representations that the server's generator G generates for noise e and classes y, drawn in proportion
+to the number of examples of all clients:
 
-    L = CE(h(Phi(x)), y') + weight CE(h(G(e, y)), y)
-
-where h is the head, Phi(x) the representation of an example with label y', and G the server's generator. G receives
-noise e and a class y, drawn in proportion to the number of examples of all clients.
+    L = CE(h(Phi(x)), y') + weight CE(h(G(e, y)), y)    for an example x with label y'
 """
 
 from collections.abc import Callable
@@ -38,10 +36,8 @@ W = TypeVar("W", bound=WidthOptions)
 class ByClass(ClientSide[P]):
     """Client side that sends the client's mean vector of each class, and receives the global vectors of classes.
 
-    Attributes:
-        of_phi: whether vectors are representations (Phi); otherwise they are the network's outputs.
-        classes: (k,) int64, the classes that have a global vector.
-        prototypes: (k, width), the global vectors.
+    Attributes: of_phi: whether vectors are representations (Phi); otherwise they are the network's outputs. classes:
+    (k,) int64, the classes that have a global vector. prototypes: (k, width), the global vectors.
     """
 
     of_phi: ClassVar[bool] = True

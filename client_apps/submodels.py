@@ -1,17 +1,12 @@
 """HeteroFL, FjORD, DepthFL and InclusiveFL, client side: train a part of the network.
 
-HeteroFL (Diao et al., ICLR 2021):
-
-scaler         a layer's outputs are divided by the width r of the client's part, or by r^.5 in deep networks without
-               normalisation
-masked loss    outputs for classes without an example on the client are set to 0
+HeteroFL (Diao et al., ICLR 2021) divides a layer's outputs by the width r of the client's part (in deep networks
+without normalisation, by r^.5), and sets outputs for classes without an example on the client to 0 in the loss.
 
 FjORD (Horvath et al., NeurIPS 2021, algorithm 1): each step draws a width p from the configured widths up to the
 client's own width p_max. f_p is the network with the first ceil(p K) of the K units of each hidden layer.
 
     loss = CE(f_p(x), y),    or with self-distillation    CE(f_pmax(x), y) + KL(f_pmax(x) || f_p(x))
-
-This is the paper's loss with temperature and alpha equal to 1.
 
 DepthFL (Kim et al., ICLR 2023): a client has the first blocks of a network, with an exit (classifier) each, which learn
 from the labels and from each other:
@@ -150,8 +145,7 @@ class FjORD(ClientSide[FjORDOptions]):
 class Ordered(nn.Module):
     """A network that computes each batch in its full width or one of `cuts`, drawn at random.
 
-    With `keeps_widest`, it also computes the full width. `narrow` are the outputs of the last batch in the drawn width,
-    part of the autograd graph.
+    With `keeps_widest`, it also computes the full width. `narrow` are the last outputs in the drawn width.
     """
 
     narrow: Tensor

@@ -1,7 +1,7 @@
 """Helpers that several methods use: arrays by class, rows of the public dataset, networks that the server trains."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ N = TypeVar("N", bound=nn.Module)
 
 MOST_CLASSES = 2**16
 """The largest number of classes; clients allocate memory for all of them."""
-
-MOST_TOKENS = 2**16
-"""The largest number of tokens of one example."""
 
 # ---- what clients send
 
@@ -74,10 +71,13 @@ def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | Non
     return rows
 
 
-def mean_distance(replies: Iterable[Reply]) -> float | None:
-    """Return the mean of the value `distance` over the replies that have it; None if no reply has it."""
+def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
+    """Return the mean `distance` that clients report as a metric, or 1 minus it as `alignment`; empty if none does."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
-    return float(np.mean(distances)) if distances else None
+    if not distances:
+        return {}
+    distance = float(np.mean(distances))
+    return {name: 1 - distance if name == "alignment" else distance}
 
 
 # ---- public examples
@@ -85,7 +85,7 @@ def mean_distance(replies: Iterable[Reply]) -> float | None:
 
 def tokens_of(reply: Reply) -> int:
     """Return the number of tokens that each of a client's examples has; 1 if the client does not report it."""
-    return reply.values.count("tokens", 1, at_least=1, at_most=MOST_TOKENS)
+    return reply.values.count("tokens", 1, at_least=1, at_most=2**16)
 
 
 def public_rows(generator: np.random.Generator, size: int, tokens: int, count: int) -> NDArray[Any]:
@@ -118,8 +118,8 @@ def train_at_server(
 ) -> tuple[Arrays, dict[str, float]]:
     """Train a network from `weights` (its own if empty), with random numbers that depend on the seed and the round.
 
-    `transform` prepares a batch of raw inputs. Returns the new weights and the metric `server_loss`, the mean loss (no
-    metric without a step), or the given weights and no metric if training diverged.
+    `transform` prepares a batch of raw inputs. Returns the new weights and the metric `server_loss`, the mean loss; or
+    the given weights and no metric if training diverged.
     """
     load_into(network.state_dict(), weights)
     task, generator = Task("classification"), torch_generator(seed, "server", round)

@@ -1,12 +1,7 @@
 """FedAvg, methods that average a part of the network in the same way, and Ensemble, server side.
 
-    W(t) = sum_i n_i / n W_i(t),    n = sum_i n_i
-
-over the clients i of round t, which trained W_i(t) from W(t-1) on n_i examples (McMahan et al., AISTATS 2017, algorithm
-1): the defaults of `fedhet.server.Hooks`.
-
-Ensemble is a baseline in the FedMA paper (tables 1 and 2): clients of any architecture train without each other and
-send their networks. It predicts the mean of their softmax (sigmoid for many labels).
+Ensemble is a baseline of the FedMA paper (tables 1 and 2): clients of any architecture train without each other, and
+the mean of their networks' predictions is the prediction.
 """
 
 from collections.abc import Mapping
@@ -23,7 +18,7 @@ from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 
 
 class FedAvg(FederatedStrategy[Options, State]):
-    """Sends W(t-1) to the clients of the round (`payload_for`) and averages what they return (`aggregate_fit`)."""
+    """Averages the clients' networks, weighted by numbers of examples (McMahan et al., AISTATS 2017, algorithm 1)."""
 
     method = fedavg
 
@@ -94,8 +89,8 @@ class Ensemble(FederatedStrategy[Options, EnsembleState]):
 class Mean(nn.Module):
     """Predicts the mean of several networks' predictions.
 
-    For classes, it returns the log of the mean softmax; for labels or one output, the logit of the mean sigmoid; for
-    regression, the mean output.
+    It returns the log of the mean softmax for classes, the logit of the mean sigmoid for labels or a single output, and
+    the mean output for regression.
     """
 
     def __init__(self, members: list[nn.Module], metric: str = "accuracy") -> None:

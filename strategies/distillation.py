@@ -1,18 +1,13 @@
 """FedMD, FedDF, FedKD and FLHA-distillation, server side: networks learn from each other's outputs.
 
-FedMD (Li and Wang, 2019, algorithm 1): a round takes one exchange. In round t, a client learns the mean scores on the
-public examples X(t), trains on its own examples, and returns its scores on X(t+1). As in the paper, the mean of round
-t - 1 is learnt at the start of round t.
+In round t of FedMD (Li and Wang, 2019, algorithm 1), a client learns the mean scores of the public examples X(t),
+trains on its own examples, and returns its scores of X(t+1). In FedDF (Lin et al., 2020), the server's network w takes
+steps of Adam on KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x))) for the logits f_k that the clients send after
+training.
 
-FedDF (Lin et al., 2020): in round t, on X(t), the server's network w takes steps of Adam on
-
-    KL(softmax(1/m sum_k f_k(x)) || softmax(f_w(x)))
-
-where f_k are the logits that client k sends after its local training.
-
-FedKD (Wu et al., 2022) averages the changes of a small network, sent as low-rank factors. Clients that trained in the
-last round receive the last change; others receive the whole network. In FLHA-distillation, a teacher is trained by
-FedAvg, and then sent to each client to learn from.
+FedKD (Wu et al., 2022) averages the changes of a small network, sent as low-rank factors: clients that trained in the
+last round receive the last change, others the whole network. In FLHA-distillation, a teacher is trained by FedAvg, and
+then sent to each client to learn from.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,15 +44,15 @@ from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft
 from fedhet.utils.machine import device_of, one_thread
 from fedhet.utils.randomness import numpy_generator
 
-from ._common import build_at_server, mean_distance, packed_rows, public_rows, tokens_of, train_at_server
+from ._common import build_at_server, distance_metric, packed_rows, public_rows, tokens_of, train_at_server
 
 
 @dataclass
 class ScoresState(State):
-    """The class scores that clients learn, and the public examples that the scores belong to.
+    """The class scores that clients learn, and the public examples that they belong to.
 
-    `mean` are the packed scores (in FedMD the mean of the clients' scores) for the public examples of the round
-    `mean_round` (0 if there are none). With several `tokens` per example, a row of scores belongs to one token.
+    `mean` are the packed scores for the public examples of the round `mean_round`, which is 0 if there are none. With
+    several `tokens` for each example, a row of scores belongs to one token.
     """
 
     mean: Arrays = field(default_factory=dict)
@@ -119,11 +114,6 @@ class Scores(FederatedStrategy[Q, T]):
         """Keep the scores of a round's public examples, so that clients learn them in the next round."""
         self.state.mean, self.state.mean_round = pack(scores), round + 1
 
-    def distance(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Return the mean distance of the clients' scores to the mean scores, as the metric `distance`, if known."""
-        distance = mean_distance(replies.values())
-        return {} if distance is None else {"distance": distance}
-
 
 class FedMD(Scores[FedMDOptions, ScoresState]):
     """Sends clients the consensus f~(x) = 1/m sum_k f_k(x), the mean of their class scores."""
@@ -134,7 +124,7 @@ class FedMD(Scores[FedMDOptions, ScoresState]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         if self._sent_in(round):
             self.teach(round, self.mean(replies))
-        return self.distance(replies)
+        return distance_metric(replies.values(), "distance")
 
     def _sent_in(self, round: int) -> bool:
         """Return True except in the last round, whose scores would not be used."""
@@ -179,13 +169,13 @@ class FedDF(Scores[FedDFOptions, FedDFState]):
         network.to(device)
         inputs = self.public[torch.from_numpy(self.rows(round + 1)).long()].to(device)
         examples = Examples(inputs, self.mean(replies).to(device))
-        transform, metrics = self._transform(network, own_data=self.run.own_data), self.distance(replies)
+        transform = self._transform(network, own_data=self.run.own_data)
         state, seed = self.state, self.config.seed
         state.model, trained = train_at_server(network, state.model, self._phase(), examples, seed, round, transform)
         if self.options.teach and trained:
             with one_thread():
                 self.teach(round, read(network, inputs, transform).cpu())
-        return metrics | trained
+        return distance_metric(replies.values(), "distance") | trained
 
     def global_model(self) -> nn.Module | None:
         return self.network() if self.has_global_model else None
@@ -239,10 +229,7 @@ class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace the factors of a client's update by the updated shared network.
-
-        A client that lost the network does not train and sends no update.
-        """
+        """Replace the factors of the client's update by the updated network; a client that lost it sends no update."""
         if "update" in reply.arrays:
             spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
             reply.arrays["update"] = factors.unpack(

@@ -1,9 +1,8 @@
-"""FedHARM, server side: the mean of the clients' descriptors of shared images (Kastellos et al., 2024, algorithm 1).
+"""FedHARM, server side: the mean of the clients' descriptors of public images (Kastellos et al., 2024, algorithm 1).
 
-A descriptor of an image has, for each block of a network, the activations that matter most for the image's class. A
-round takes one exchange: clients send descriptors in their replies, and receive the mean in the next message, which
-begins with the shared phase (training on the shared images). The shared phase of the last round is therefore the
-closing round. No weights are sent.
+A descriptor of an image has, for each block of a network, the activations that matter most for the image's class.
+Clients send descriptors in their replies, and receive the mean in the next message, with which they train on the public
+images. Weights are not sent. The closing round trains on the public images for the last time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +19,16 @@ from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import torch_generator
 
-from ._common import mean_distance
+from ._common import distance_metric
 
 
 @dataclass
 class FedHARMState(State):
-    """The state of FedHARM: the clients' descriptors, and their statistics for the report.
+    """The state of FedHARM.
 
-    Attributes:
-        sent: the latest packed descriptors, features or posteriors of each client; absent clients are included.
-        cosines: for each round and block, the mean cosine between a client's descriptors and the other clients' mean,
-            for the same image (`same`) and for different images (`other`).
+    Attributes: sent: the latest packed descriptors or posteriors of each client, absent clients included. cosines: for
+    each round and block, the mean cosine similarity between a client's descriptors and the mean of the other clients',
+    of the same image (`same`) and of different images (`other`).
     """
 
     sent: ArraysBy = field(default_factory=dict)
@@ -63,9 +61,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
-        distance = mean_distance(replies.values())
-        alignment = {} if distance is None else {"alignment": 1 - distance}
-        return alignment | self._agreement(round, replies)
+        return distance_metric(replies.values(), "alignment") | self._agreement(round, replies)
 
     @property
     def travels(self) -> bool:

@@ -27,7 +27,7 @@ from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.utils.randomness import numpy_generator, torch_generator
 
-from ._common import mean_distance, packed_rows, public_rows, tokens_of
+from ._common import distance_metric, packed_rows, public_rows, tokens_of
 
 
 @dataclass
@@ -121,8 +121,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         if sent:
             values = {client: unpack(arrays) for client, arrays in sent.items()}
             self.state.target, self.state.target_round = self.target_of(values, round + 1), round + 1
-        distance = mean_distance(replies.values())
-        return {} if distance is None else {"alignment": 1 - distance}
+        return distance_metric(replies.values(), "alignment")
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
         """Return the row numbers of the alignment examples X(t) in the public dataset, (L,), drawn from the seed."""

@@ -1,11 +1,9 @@
 """FLHA-GHN and pFedHN, server side: hypernetworks generate the clients' weights.
 
-FLHA-GHN (Litany et al., 2022, algorithm 1) averages a graph hypernetwork, which clients train.
-
-pFedHN (Shamsian et al., ICML 2021, algorithm 1) trains a hypernetwork phi at the server on the clients' updates: client
-i receives the weights theta_i and changes them by delta_i in training, so the gradient of phi is
--(d theta_i / d phi)^T delta_i. The paper takes a step for each client; here, a round is one step with the mean gradient
-over its clients.
+FLHA-GHN (Litany et al., 2022, algorithm 1) averages a graph hypernetwork, which clients train. pFedHN (Shamsian et al.,
+ICML 2021, algorithm 1) trains a hypernetwork phi at the server: client i receives the weights theta_i and changes them
+by delta_i in training, so the gradient of phi is -(d theta_i / d phi)^T delta_i. The paper takes a step for each
+client; here, a round is one step with the mean gradient.
 """
 
 from collections.abc import Mapping
@@ -61,7 +59,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 
 @dataclass
 class PFedHNState(State):
-    """The state of pFedHN: `hypernetwork` has the parameters by name, `moments` the state of Adam by name and kind.
+    """The state of pFedHN: the parameters of the `hypernetwork`, and the `moments` of Adam by parameter and kind.
 
     `starts` has, by client, the offset and scale of generated arrays, where they differ from the defaults (`begin_of`).
     """
@@ -79,7 +77,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     copies = 8  # weights, their gradients, and pieces of both
 
     def admit(self, reply: Reply) -> None:
-        """Keep the offset and scale of the client's arrays, where they differ from the defaults (see `begin_of`)."""
         starts, known = reply.arrays.get("starts", {}), self.federation.specs.get(reply.client, reply.report.spec)
         check(starts, dict.fromkeys(starts.keys() & known.keys(), ((2,), "float32")), "the starts of arrays")
         if starts:
@@ -87,7 +84,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
 
     def payload_for(self, client: str) -> Payload:
         with torch.no_grad(), one_thread():
-            written = self._hypernetwork().write(client, self._shapes(client), self._starts(client))
+            written = self._written(self._hypernetwork(), client)
         return Payload({"model": to_arrays(written, self.config.wire_dtype)})
 
     def check_reply(self, reply: Reply) -> None:
@@ -95,15 +92,12 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         check(reply.arrays.get("delta", {}), spec, "the client's change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Take a step of Adam on the hypernetwork; parameters for absent clients and architectures do not change.
-
-        An aggregation rule other than the mean is applied to one gradient per client.
-        """
+        """Take a step of Adam on the hypernetwork; a robust rule aggregates one gradient for each client."""
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
         with one_thread():
             for client, reply in replies.items():
-                written = hypernetwork.write(client, self._shapes(client), self._starts(client))
+                written = self._written(hypernetwork, client)
                 share = len(replies) if plain else 1
                 passed = [-to_tensor(reply.arrays["delta"][name]).float() / share for name in written]
                 torch.autograd.backward(list(written.values()), passed)
@@ -140,8 +134,8 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
             optimizer.state[tensors[name]][kind] = to_tensor(array)
         return optimizer
 
-    def _starts(self, client: str) -> dict[str, list[float]]:
-        return {name: array.tolist() for name, array in self.state.starts.get(client, {}).items()}
-
-    def _shapes(self, client: str) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, (shape, _) in self.federation.specs[client].items()}
+    def _written(self, hypernetwork: PersonalHypernetwork, client: str) -> dict[str, Tensor]:
+        """Generate the arrays of a client's network."""
+        shapes = {name: shape for name, (shape, _) in self.federation.specs[client].items()}
+        starts = {name: array.tolist() for name, array in self.state.starts.get(client, {}).items()}
+        return hypernetwork.write(client, shapes, starts)

@@ -1,15 +1,14 @@
 """PFNM and FedMA, server side: clients' units are matched.
 
-Matching finds, for each hidden unit of a client, the global unit to average it with. PFNM (Yurochkin et al., ICML 2019)
-matches whole networks; in further rounds, clients start from their units of the global model.
+Matching finds, for each hidden unit of a client, the global unit to average it with. A group is a set of hidden units
+that must be permuted together; in a plain network, the units of one layer. PFNM (Yurochkin et al., ICML 2019) matches
+all groups in one round.
 
-FedMA (Wang et al., ICLR 2020, algorithm 1) matches layer by layer. A group is a set of hidden units that must be
-permuted together; in a plain network, the units of one layer. A pass matches one group per round and averages the
-output layer in its last round, so it takes groups + 1 rounds. In round n of a pass, clients send group n, with its
-inputs in the global order. The next message returns the matched group and each client's assignment (the global unit of
-each local unit), and clients train the later layers. A further pass ("FedMA with communication") starts from local
-models that clients extract from the global model. A client that misses a round leaves the pass, and can take part in
-the next one.
+FedMA (Wang et al., ICLR 2020, algorithm 1) matches one group per round and averages the output layer in the last round
+of a pass. In round n of a pass, clients send group n, with its inputs in the global order. The next message returns the
+matched group and each client's assignment (the global unit of each local unit), and clients train the later layers. A
+further pass starts from local models that clients extract from the global model. A client that misses a round leaves
+the pass until the next one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,10 +44,9 @@ from ._common import class_counts
 class MatchedState(State):
     """The state of a method that matches units.
 
-    Attributes:
-        groups: the permutation groups of the clients' architecture (JSON), as the first client describes them.
-        classes: whether labels are classes; None before the first client is admitted.
-        assignments: by client and group, the global unit of each of the client's units.
+    Attributes: groups: the permutation groups of the clients' architecture (JSON). classes: whether labels are classes;
+    None before the first client is admitted. assignments: by client and group, the global unit of each of the client's
+    units.
     """
 
     groups: str = ""
@@ -66,7 +64,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return digests of layers and connections, with widths unless these may differ, and the kind of labels."""
+        """Return digests of layers and connections, with widths if these must be equal, and the kind of labels."""
         groups, equal = self._groups_of(reply), self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
@@ -172,10 +170,7 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
     method = pfnm
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the global model with each client's assignments, by which a client selects its units.
-
-        A client that has no assignments starts from its own weights if one of its layers is wider than the global one.
-        """
+        """Return the global model with each client's assignments; nothing for a client that cannot start from it."""
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
             if assignments := self.state.assignments.get(client):
@@ -213,12 +208,10 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
 class FedMAState(MatchedState):
     """The state of FedMA: the groups that the current pass has matched, and the clients' units in them.
 
-    Attributes:
-        pass_: number of complete passes.
-        step: index of the group that is matched next.
-        holding: the clients that sent the last group; they keep their networks, and go on with the pass.
-        group: the weights of each group's global units and the parameters averaged with them, in the dtype sent.
-        last: the output layer of the last complete pass.
+    Attributes: pass_: number of complete passes. step: index of the group that is matched next. holding: the clients
+    that sent the last group, and keep their networks for the rest of the pass. group: by group, the weights of its
+    global units and the parameters averaged with them, in the dtype sent. last: the output layer of the last complete
+    pass.
     """
 
     pass_: int = 0
@@ -265,9 +258,9 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the group that was matched last with the client's assignment; at the start of a pass, the model.
+        """Return the last matched group with the client's assignment; at the start of a pass, the model.
 
-        A client that does not keep its part of the model starts from its own weights if it has a wider layer.
+        A client that has a wider layer than the model, and lacks its part of it, starts from its own weights.
         """
         state, payloads = self.state, {}
         for client in clients:

@@ -1,21 +1,19 @@
 """FedProto, FD, FedGH, FedTGP and FedGen, server side.
 
-FedProto (Tan et al., AAAI 2022, equation 6) averages prototypes, the clients' mean representations of each class. In
-FD (Jeong et al., 2018, algorithm 1), each client receives the mean logits of the other clients. FedGH (Yi et al., ACM
-MM 2023) trains a head on the prototypes. FedTGP (Zhang et al., AAAI 2024) trains global ones:
+FedProto (Tan et al., AAAI 2022, equation 6) averages prototypes, the clients' mean representations of each class. In FD
+(Jeong et al., 2018, algorithm 1), each client receives the mean logits of the other clients. FedGH (Yi et al., ACM MM
+2023) trains a head on the prototypes. FedTGP (Zhang et al., AAAI 2024) trains global prototypes
 
-    P_c = F(e_c)                                                     an embedding of class c, and a small network F
+    P_c = F(e_c)                                                     for class c, with embedding e_c and small network F
     L = -log( exp(-(|p - P_y| + d)) / (exp(-(|p - P_y| + d)) + sum_{c != y} exp(-|p - P_c|)) )
 
-where p is a client's prototype of class y. The margin d is the largest distance between the mean prototypes of two
-classes (over clients), but at most tau.
-
-In FedGen (Zhu et al., ICML 2021), a generator G learns representations that the clients' heads h_i agree on:
+where p is a client's prototype of class y, and the margin d is the largest distance between the mean prototypes of two
+classes, but at most tau. In FedGen (Zhu et al., ICML 2021), a generator G learns representations on which the clients'
+heads h_i agree, from noise e and classes y, drawn in proportion to the clients' examples:
 
     L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
 
-for noise e and classes y, drawn in proportion to the clients' examples. The mean score of the linear heads is the score
-of the averaged head, which clients receive with the generator.
+The mean score of linear heads is the score of the averaged head, which clients receive with the generator.
 """
 
 from abc import abstractmethod

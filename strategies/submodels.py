@@ -1,31 +1,27 @@
 """Methods whose clients have parts of one network, server side: HeteroFL, FedRolex, FjORD, DepthFL, InclusiveFL, LoRA.
 
-HeteroFL, FedRolex and FjORD: each entry is averaged over the clients that have it,
+HeteroFL, FedRolex and FjORD: client i of width r_i has ceil(r_i K) of the K units along each axis. Each entry of an
+array is averaged over the clients that have it, weighted by their examples, or keeps its value if no client of the
+round has it (HeteroFL: Diao et al., ICLR 2021, equation 2). DepthFL (Kim et al., ICLR 2023) averages in the same way; a
+client of depth d has the first d blocks of the network and an exit (classifier) after each.
 
-    W(t)[S] = sum_{i: S in S_i} n_i W_i(t)[S] / sum_{i: S in S_i} n_i
-
-where client i of width r_i has the entries S_i: of the K units along each axis, ceil(r_i K). An entry that no client of
-the round has keeps its value (HeteroFL: Diao et al., ICLR 2021, equation 2).
-
-DepthFL (Kim et al., ICLR 2023) averages in the same way. A client of depth d has the first d blocks of the network and
-an exit (classifier) after each. In InclusiveFL (Liu et al., KDD 2022), clients of depth d share their last block and
-exit, W_d, only with each other. W_d learns from the momentum m_d of the next deeper clients, of depth e:
+In InclusiveFL (Liu et al., KDD 2022), clients of depth d share their last block and exit, W_d, only with each other.
+W_d also learns from the update of the next deeper clients, of depth e ("momentum distillation"):
 
     g_d       = W_d(t-1) - sum_{i: d_i = d} n_i W_i(t) / n_d
     W_d(t)[a] = W_d(t-1)[a] - (1 - b) g_d[a] - b m_d(t-1)[a]     for arrays a of m_d, else W_d(t-1)[a] - g_d[a]
     W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i deeper than the block of a
-    m_d(t)[a] = mean of g_e over the arrays of blocks d to e that are like a, for arrays a of block d
+    m_d(t)[a] = mean of g_e over the arrays of blocks d to e that correspond to a, for arrays a of block d
 
-where b is `momentum`, and g_d the mean by the configured `aggregation`.
+where b is the key `momentum`, and g_d the mean by the configured `aggregation`.
 
-Low-rank adapters (LoRA) of different ranks are aggregated in one of three ways:
+Low-rank adapters (LoRA) of different ranks are aggregated in one of three ways, with shares p_i = n_i / sum n:
 
     truncate    A(t) = sum_i p_i [A_i; 0],  B(t) = sum_i p_i [B_i, 0]         HetLoRA (Cho et al., EMNLP 2024)
     svd         B(t) A(t) = the closest of rank r to sum_i p_i B_i A_i        FlexLoRA (Bai et al., NeurIPS 2024)
     stack       W(t) = W(t-1) + [B_1, ..., B_m] [p_1 A_1; ...; p_m A_m]     FLoRA (Wang et al., NeurIPS 2024)
 
-A client of rank r_i receives the first r_i rows of A(t) and columns of B(t); p_i is its share n_i / sum n of examples.
-Rows and columns that no client of a round has keep their values.
+A client of rank r_i receives the first r_i rows of A(t) and columns of B(t).
 """
 
 import re
@@ -95,10 +91,7 @@ class HeteroFL(SubmodelStrategy[SizedOptions, SubmodelState]):
 
 
 class FedRolex(HeteroFL):
-    """Averages like HeteroFL, but a client's units roll over each hidden layer (Alam et al., NeurIPS 2022, equation 2).
-
-    In round t, it has the units that start at (t - 1) mod K and wrap around (`sharing.ROLLING_UNITS`).
-    """
+    """Averages like HeteroFL, but a client's units roll over the layers (Alam et al., NeurIPS 2022, equation 2)."""
 
     method = fedrolex
 
@@ -137,7 +130,7 @@ class DepthFL(ByDepth[DepthFLOptions, SubmodelState]):
 
 @dataclass
 class InclusiveFLState(SubmodelState):
-    """The state of InclusiveFL: by depth, the clients' last block and exit, and the update of deeper clients for it."""
+    """The state of InclusiveFL, by depth: the last block and exit of clients (`last`), and m_d (`momentum`)."""
 
     last: ArraysBy = field(default_factory=dict)
     momentum: ArraysBy = field(default_factory=dict)
@@ -212,13 +205,13 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group arrays of repeated layers, without exits: equal shapes, and names that differ only in the first number."""
+    """Group arrays that correspond to each other: equal shapes, and names that differ in the first number only."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return the mean `change`, over blocks from `depth` on, of the arrays that are `alike` to each array in `last`."""
+    """Return the mean `change` of the arrays that correspond to each array in `last`, in blocks from `depth` on."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):
@@ -248,8 +241,7 @@ Array = np.ndarray[Any, Any]
 class LoRAState(SubmodelState):
     """The state of LoRA: with `aggregate = stack`, `products` has each layer's sum of products B A.
 
-    A sum is kept as factors `lora_a` (r, in) and `lora_b` (out, r) while these are smaller than the whole matrix, and
-    then as the matrix, under the name `lora_b`.
+    A sum is kept as factors `lora_a` and `lora_b` while they are smaller than the matrix, then as the matrix `lora_b`.
     """
 
     products: Arrays = field(default_factory=dict)

@@ -299,10 +299,7 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 
 @contextmanager
 def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
-    """Context that prints errors as messages, and exits with code 2 for invalid input and 1 for a failed run.
-
-    With `everything_is_input`, all errors count as invalid input; `stopped` is the message after Ctrl-C.
-    """
+    """Context that prints errors as messages, and exits with code 2 for invalid input and 1 for a failed run."""
     with ended_by_signals():
         try:
             yield

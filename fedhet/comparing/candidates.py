@@ -32,8 +32,8 @@ CONTROL = "local"
 class Candidates:
     """The methods that can train all clients, and those that cannot.
 
-    `choices` maps each method that can train all clients to the keys that had to be changed for it, with their values.
-    `alone` are the methods in `choices` whose clients exchange nothing; `refused` maps all other methods to reasons.
+    `choices` maps methods that can train all clients to the keys that had to be changed for them, and `refused` maps
+    the others to reasons. Under the methods in `alone`, clients exchange nothing.
     """
 
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -53,9 +53,9 @@ def ask(
     """Find the methods that can train the clients, by a handshake of each method with untrained clients.
 
     If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
-    `allow` has the kinds of arrays that may leave the clients, as in a node's config. Labels of a configured public
-    dataset are not known. After the `deadline` (`time.monotonic()`), all methods but the first are refused without a
-    handshake. Raises a ConfigError if the settings are invalid.
+    `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the `deadline`
+    (`time.monotonic()`), all methods but the first are refused without a handshake. Raises a ConfigError for invalid
+    settings.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)

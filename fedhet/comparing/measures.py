@@ -1,7 +1,6 @@
 """The outcomes of a comparison's runs: means and spreads over seeds, and paired differences between methods.
 
-Every number is from the last round, never from the best one. Spread is the sample standard deviation over seeds.
-Differences have intervals by Student's t, and p-values that are corrected for their number.
+All numbers are from the last round. Spread is the sample standard deviation over seeds.
 """
 
 import math
@@ -34,8 +33,8 @@ WORST = 0.1
 class Difference:
     """A paired difference between two methods: its mean over a number of seeds.
 
-    For at least `FEWEST` seeds, `low` and `high` are the ends of the confidence interval (`CONFIDENCE`), and `p` is the
-    p-value of a paired t-test against no difference.
+    For at least `FEWEST` seeds, it has the ends `low` and `high` of the interval by Student's t (`CONFIDENCE`), and the
+    p-value `p` of a paired t-test against no difference.
     """
 
     mean: float
@@ -76,10 +75,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A completed run of a comparison.
+    """A completed run of a comparison, with the values of the `MEASURES` by name (None if unknown).
 
-    `values` are the `MEASURES` by name, None without a value. `gains` are each client's accuracy minus its accuracy
-    under the method `local` with the same seed; empty if unknown.
+    `gains` are each client's accuracy minus its accuracy under the method `local` with the same seed; empty if unknown.
     """
 
     run: PlannedRun

@@ -1,7 +1,7 @@
 """Recommend a method for a federation's own clients, models and data, within a time budget.
 
-The methods that can train the clients try configurations on validation examples. The best methods are then compared
-with local training without exchange, on test examples and with other seeds.
+Methods try configurations on validation examples; the best are compared with training without exchange on test
+examples, with other seeds.
 """
 
 import json
@@ -63,10 +63,10 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method, and whether it `beats_alone`, training without exchange.
+    """The recommended method, and whether it `beats_alone`, training without exchange; a federated method does.
 
-    A federated method is recommended only if it does. `settings` is the content of `recommended.toml`; `refused` maps
-    methods that cannot train the clients, cost too much or completed no trial to reasons.
+    `settings` is the content of `recommended.toml`; `refused` maps methods that cannot train the clients, cost too much
+    or completed no trial to reasons.
     """
 
     folder: Path
@@ -98,19 +98,13 @@ def recommend(
     If called again with the same settings, completed runs are kept, and the whole budget is available again. Raises a
     ConfigError for invalid settings, and a FedhetError if training without exchange failed or exceeds the budget.
 
-    Args:
-        config: settings for all methods, as for `fedhet.compare`.
-        model: the clients' networks, as for `fedhet.run`.
-        data: the clients' data, as for `fedhet.run`.
-        task: the task of the user's data.
-        methods: methods to try in addition to those without exchange; by default all.
-        allow: kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all.
-        max_bytes: the most bytes that a client may send and receive in a round, such as `"500 KB"`.
-        budget: the total time, such as `"30m"`, or a number of seconds.
-        seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
-        out: folder for all files; by default `runs/recommend`.
-        jobs: number of simultaneous runs, as for `fedhet.compare`.
-        console: console for progress and tables; by default standard output.
+    Args: config: settings for all methods, as for `fedhet.compare`. model, data, task: the clients' networks, data and
+    task, as for `fedhet.run`. methods: methods to try in addition to those without exchange; by default all. allow:
+    kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all. max_bytes: the
+    most bytes that a client may send and receive in a round, such as `"500 KB"`. budget: the total time, such as
+    `"30m"`, or a number of seconds. seeds: seeds of the comparison; the last ones are left out if the time is not
+    sufficient. out: folder for all files; by default `runs/recommend`. jobs, console: number of simultaneous runs and
+    console, as for `fedhet.compare`.
     """
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
@@ -184,10 +178,7 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 def _in_time(
     tuner: Tuner, candidates: Candidates, budget: float, began: float
 ) -> tuple[dict[str, Choice], dict[str, str], float]:
-    """Time one round of `local`; return the methods to try, why others are left out, and when trials end.
-
-    Raises a FedhetError if the budget is not enough for trials and a comparison of local and one other method.
-    """
+    """Time one round of `local`; return the methods to try, why others are left out, and when trials end."""
     execute, rounds = tuner.execute, tuner.shared.settings(CONTROL, SEED).rounds
     trial, start = Trial(CONTROL, {"rounds": 1}), time.monotonic()
     replace(tuner, execute=replace(execute, deadline=max(execute.deadline, start + LEAST))).run([trial], [SEED])
@@ -254,10 +245,7 @@ def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
 
 
 def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
-    """Return the best trials of the methods in `alone` and of the two best other methods.
-
-    `local`, the best other method and the best method in `alone` are the first three.
-    """
+    """Return the best trials of the methods in `alone` and of the two best other methods, the most important first."""
     best = [each.best for name, each in searches.items() if each.completed and name not in left]
     best.sort(key=lambda tried: -(tried.accuracy or 0))
     others = [tried for tried in best if tried.variant not in alone][:FINALISTS]

@@ -133,10 +133,9 @@ def _check_links(out: Path) -> None:
 
 @dataclass(frozen=True)
 class Execution:
-    """Carries out runs in child processes, `at_once` at a time.
+    """Carries out runs in child processes, `at_once` at a time, each by `function`, which is called as `fedhet.run` is.
 
-    Each process calls `function`, which takes the arguments of `fedhet.run` and is pickled by cloudpickle. At the
-    `deadline` (`time.monotonic()`), runs are stopped; they can be resumed later.
+    At the `deadline` (`time.monotonic()`), runs are stopped; they can be resumed later.
     """
 
     function: Callable[..., object]
@@ -200,7 +199,7 @@ class Job:
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
     """Run each job in its own process with one thread, `at_once` at a time; yield names and reasons of failures.
 
-    Processes that are still running at the deadline, or when the iteration is interrupted, are killed.
+    Processes that are still running at the deadline are killed.
     """
     waiting, running = iter(jobs), dict[Connection, tuple[Job, Child]]()
     try:

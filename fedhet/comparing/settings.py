@@ -95,11 +95,9 @@ class PlannedRun:
 class SharedSettings:
     """The settings that the variants of a comparison share, and those of single variants.
 
-    Attributes:
-        own: by variant, its own settings, such as the method.
-        fixed: by variant, the keys that are set in the variant itself and are therefore not tuned.
-        equalised: variants whose clients all get one architecture because the method requires this.
-        notes: remarks on the settings, printed below the tables.
+    Attributes: own: by variant, its own settings, such as the method. fixed: by variant, the keys that are set in the
+    variant itself and are therefore not tuned. equalised: variants whose clients all get one architecture because the
+    method requires this. notes: remarks on the settings, printed below the tables.
     """
 
     for_all: Mapping[str, Value]
@@ -302,10 +300,9 @@ def without_effect(
 
 
 def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Extend the keys that a user set for one method to the other compared methods with the same key.
+    """Return a user's settings for keys of one method that other compared methods share, with these methods' prefixes.
 
-    Methods share a key if their `Options` inherit it from the same class, such as `SizedOptions.widths`. A key
-    that is set for several methods to different values is not extended. Returns only the additional keys.
+    Methods share a key that their `Options` inherit from one class. A key that is set to different values is left out.
     """
     families = {registry.method(variant.method).family for variant in variants}
     values: dict[str, list[Any]] = {}

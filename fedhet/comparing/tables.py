@@ -101,10 +101,7 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
-    """Return tables of accuracies, of gains over training without exchange (if known), and of costs.
-
-    Each has headings and a line for each variant.
-    """
+    """Return tables of accuracies, of gains over training without exchange (if known), and of costs, with headings."""
     known = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
     gains: dict[str, _Cell] = {name.replace("_", " "): partial(_mean, name, text) for name, text in known.items()}
     costs: dict[str, _Cell] = {heading: partial(_mean, name, "{:,.0f}") for name, heading in _COUNTS.items()}

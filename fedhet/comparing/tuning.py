@@ -1,7 +1,6 @@
 """Tuning: choose every variant's settings on validation parts, with seeds that are not reported.
 
-Every variant tries the same number of configurations with all tuning seeds. The configuration with the highest mean
-validation accuracy is chosen; results on test examples are not used.
+Every variant tries the same number of configurations with all tuning seeds; the highest mean accuracy is chosen.
 """
 
 import itertools
@@ -38,12 +37,10 @@ _NOT_TUNED = SAME_FOR_ALL | {"architectures", "assign"}
 class Tuning:
     """The configurations to try in tuning.
 
-    Attributes:
-        grid: the values to try for each key; a key may be common to all methods, or belong to one method
-            (`fedhenn.eta0`); `NAME:KEY` is for the variant NAME only.
-        seeds: seeds of tuning; each configuration runs once with each seed.
-        runs: number of configurations for each variant; by default the size of the largest grid. Smaller grids are
-            extended by further learning rates.
+    Attributes: grid: the values to try for each key, common (`learning-rate`) or of a method (`fedhenn.eta0`);
+    `NAME:KEY` is for the variant NAME only. seeds: seeds of tuning; each configuration runs once with each seed. runs:
+    number of configurations for each variant; by default the size of the largest grid. Smaller grids are extended by
+    further learning rates.
     """
 
     grid: Mapping[str, Sequence[Value]]
@@ -55,8 +52,7 @@ class Tuning:
 class Trial:
     """A configuration in tuning, with its validation accuracies and failures by seed, and its costs.
 
-    `round_bytes` are the most bytes that one client sent and received in one round of training, and `seconds` is the
-    time of the longest run.
+    `round_bytes` are the most bytes of one client in a round, and `seconds` is the time of the longest run.
     """
 
     variant: str
@@ -184,8 +180,8 @@ def tune(
 ) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
 
-    Returns the searches by variant, and reasons for variants of which no configuration completed with all seeds. Raises
-    a ConfigError if the settings cannot be tuned, and a FedhetError if no configuration of any variant completed.
+    Returns the searches by variant, and reasons for variants without a configuration that completed with all seeds.
+    Raises a ConfigError if settings cannot be tuned, and a FedhetError if no variant completed.
     """
     check_tuning(tuning, shared, reported)
     tuner = Tuner(shared, held_out(shared), out / "tuning", execute)
@@ -259,10 +255,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
 
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Choice], dict[str, str]]:
-    """Return a variant's configurations without repetitions, and the reason for each key without effect on it.
-
-    Configurations have the keys that the variant does not set itself and that have an effect.
-    """
+    """Return a variant's configurations, of keys that have an effect on it, and the reasons for other keys."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
     prefix = f"{variant}:"

@@ -42,9 +42,9 @@ def chestxray14(folder: Path | None, *, size: int = SIZE) -> DataSet:
 
     The folder contains the table of labels (see `LABELS`), directly or in its subfolder `chestxray`, and PNG images in
     any subfolder. Rows without an image are left out; larger images are shrunk to `size`. The patients of
-    `test_list.txt` are for testing; without that file, every fifth patient is. The partition `iid` assigns whole
-    patients to clients. Decoded images (5.6 GB at 224 x 224) are kept in the user's cache folder. Raises a `DataError`
-    if files are missing or damaged, or `test_list.txt` has only some images of a patient.
+    `test_list.txt` are for testing; without that file, every fifth patient is. Decoded images (5.6 GB at 224 x 224) are
+    kept in the user's cache folder. Raises a `DataError` for missing or damaged files, or a list with only some images
+    of a patient.
     """
     table = locate_one(folder, "chestxray", LABELS, "chestxray14")
     files = {path.name: path for path in sorted(table.parent.rglob("*.png"), reverse=True)}

@@ -164,14 +164,11 @@ class Owners(NamedTuple):
 class DataSet:
     """A data set: its training examples, its common test set, and its task, which determines loss and metric.
 
-    Attributes:
-        classes: Number of outputs of a model: classes, labels or characters.
-        input_shape: Shape of one transformed example.
-        transform: Converts a batch of raw inputs (n, ...) to a model's input, each example separately.
-        augment: Returns random variants of raw images, of the same shape and dtype, given a generator.
-        groups: Owners of the examples, for the partition `natural`.
-        together: Owners whose examples the partition `iid` keeps together, such as patients.
-        white: Raw value of a white pixel, for images.
+    Attributes: classes: number of outputs of a model: classes, labels or characters. input_shape: shape of one
+    transformed example. transform: converts a batch of raw inputs (n, ...) to a model's input, each example separately.
+    augment: returns random variants of raw images, of the same shape and dtype, given a generator. groups: owners of
+    the examples, for the partition `natural`. together: owners whose examples the partition `iid` keeps together, such
+    as patients. white: raw value of a white pixel, for images.
     """
 
     name: str
@@ -212,8 +209,8 @@ def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) ->
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
     """Augment images (n, channels, height, width) as usual for CIFAR: pad by 4 pixels, crop at random, flip half.
 
-    The padding is the reflected image, or zeros without `reflect`. The generator is on the CPU, so that results do not
-    depend on the device.
+    The padding is the reflected image, or zeros without `reflect`. The generator is on the CPU for any device of
+    images.
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)
@@ -231,8 +228,8 @@ def flip_crop_brighten_blur(images: Tensor, generator: torch.Generator) -> Tenso
     """Augment images (n, channels, height, width) uint8 as FedHARM does; see `crop_and_flip` for the generator.
 
     Images are flipped horizontally and vertically, cropped and blurred, and their brightness changes by up to 20 %.
-    Kastellos et al. (2024) give no probabilities: here each flip and the Gaussian blur (3 x 3, standard deviation of
-    0.1 to 1 pixel) affect half of the images.
+    Each flip and the blur (3 x 3, standard deviation of 0.1 to 1 pixel) affect half of the images, since Kastellos et
+    al. (2024) give no probabilities.
     """
     n = len(images)
     cropped = crop_and_flip(images, generator)

@@ -1,8 +1,7 @@
 """Image data sets: handwritten digits, MNIST, Fashion-MNIST, CIFAR-10 with variants and CIFAR-100.
 
-The digits are part of scikit-learn; the others are read from the files that their authors published.
-
-Loaders raise a `DataError` if a file is missing or damaged, or if a data set cannot be downloaded.
+The digits are part of scikit-learn; the others are read from the files that their authors published. Loaders raise a
+`DataError` if a file is missing or damaged, or if a data set cannot be downloaded.
 """
 
 from collections.abc import Sequence

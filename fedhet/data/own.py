@@ -2,7 +2,7 @@
 
 Each part (training, test, common test and validation examples) is a pair (inputs, labels) of tensors, arrays or lists;
 a mapping with columns by name; a torch `Dataset`, a Hugging Face partition or another sequence of rows; or a
-`DataLoader`. Rows are read on demand (see `fedhet.data.reading`). Ambiguous forms are refused.
+`DataLoader`. Rows are read on demand (see `fedhet.data.reading`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,8 +54,7 @@ def check_scale(raw: Mapping[str, Tensor]) -> None:
 def as_client_data(client: str, value: Any) -> ClientData:
     """Convert the value of a user's data function to `ClientData`.
 
-    Raises a `DataError` that names the client and the part (such as `train`) if the form is unknown or a number is not
-    finite.
+    Raises a `DataError` that names the client and the part if the form is unknown or a number is not finite.
     """
     try:
         if not isinstance(value, ClientData):
@@ -75,7 +74,7 @@ def as_client_data(client: str, value: Any) -> ClientData:
 def as_public_dataset(value: Any) -> PublicDataset | None:
     """Convert a user's public dataset (inputs alone, or any form of a client's part), and read it into memory.
 
-    Returns None if `value` is None. Raises a `DataError` for other forms, and for numbers that are not finite.
+    Raises a `DataError` for unknown forms and numbers that are not finite; returns None if `value` is None.
     """
     return None if value is None else _part("the public dataset", value, public=True)
 

@@ -97,8 +97,8 @@ def partition(
     `classes_per_client` and the concentration `alpha` are for the partitions `classes` and `dirichlet`. With
     `samples_per_client`, a client keeps at most this number of training examples, stratified by class, and test
     examples as a fraction `test_share` of its examples; `halved_clients` is the fraction of clients that then keep half
-    of their training examples. `available` are the indices of the training examples to assign, by default all. Raises a
-    `DataError` if a client gets no training or test examples.
+    of their training examples. `available` are the indices of the training examples to assign. Raises a `DataError` if
+    a client gets no training or test examples.
     """
     if name not in _PARTITIONS:
         raise DataError(nearest("partition", name, _PARTITIONS))
@@ -167,8 +167,7 @@ def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
 def by_classes(job: Job) -> Dealt:
     """Assign to every client examples of k classes (`classes_per_client`), which are the same in training and test.
 
-    Clients choose in turn the classes that the fewest clients have chosen, with ties at random. Raises a `DataError` if
-    there are fewer than k classes.
+    Clients choose in turn the classes that the fewest clients have chosen, with ties at random.
     """
     k, classes = job.classes_per_client, job.dataset.classes
     if not 1 <= k <= classes:
@@ -193,9 +192,8 @@ def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Genera
 def dirichlet(job: Job) -> Dealt:
     """Divide each class among clients in proportions p ~ Dir(alpha), which are the same in training and test.
 
-    As in the code of FedMA's authors, a client that has 1 / clients of all examples receives none of the remaining
-    classes, and the draw is repeated while a client has fewer than `DIRICHLET_LEAST` examples, at most
-    `DIRICHLET_TRIES` times.
+    As in the code of FedMA's authors, a client that has 1 / clients of all examples receives no further classes, and
+    the draw is repeated (`DIRICHLET_TRIES`) while a client has fewer than `DIRICHLET_LEAST` examples.
     """
     sizes = job.class_sizes()
     fair_share = len(job.examples[0]) / job.clients

@@ -45,9 +45,9 @@ def augments(name: str) -> bool:
 def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) -> DataSet:
     """Load a data set; the same arguments return the same object.
 
-    The folder is by default the user's cache folder, to which missing files are downloaded. Batches of images are
-    resized to height and width `input_size`, unless that is 0. Raises a `DataError` if there is no such data set, or
-    files are missing or damaged.
+    The folder is by default the user's cache folder, to which missing files are downloaded. Images are resized to
+    height and width `input_size`, unless that is 0. Raises a `DataError` for unknown names and missing or damaged
+    files.
     """
     key = (name, Path(folder).expanduser() if folder else None, input_size)
     if key not in LOADED:

@@ -73,8 +73,7 @@ def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> Data
     """Return the data set with a test set that is drawn by the seed from all its examples.
 
     The test set keeps its size or, if `share` is not 0, has this fraction of the examples. It is stratified by class,
-    or consists of all examples of some owners. Raises a `DataError` if natural clients have fixed test examples, such
-    as the ends of texts.
+    or consists of all examples of some owners. Raises a `DataError` if natural clients have fixed test examples.
     """
     if dataset.groups is not None and dataset.together is None:
         raise DataError(
@@ -152,8 +151,8 @@ def split(
 ) -> Split:
     """Hold out a public dataset and common validation examples, and assign the rest to clients by the partition `name`.
 
-    `validation` is a fraction of the training examples that clients keep. The seed of the partition is
-    `partition_seed`, by default `seed`. `options` are further arguments of `partition`.
+    `validation` is a fraction of the remaining training examples. The seed of the partition is `partition_seed`, by
+    default `seed`. `options` are further arguments of `partition`.
     """
     held_out, available = hold_out(dataset, public_samples, seed)
     public = common = None
@@ -175,8 +174,8 @@ def with_validation(
 ) -> ClientData:
     """Return a client's data with a fraction `share` of its training examples, at least one, held out for validation.
 
-    With `owners` (n,), all examples of some owners are held out. Data that already have a validation part, or have a
-    single example or owner, are returned unchanged.
+    With `owners` (n,), all examples of some owners are held out. Data that have a validation part already, or a single
+    example or owner, are returned unchanged.
     """
     if not share or len(data.train) < 2 or data.validation is not None:
         return data

@@ -112,8 +112,7 @@ def shakespeare(folder: Path | None, *, min_characters: int = 10_000) -> DataSet
     """Load Shakespeare's plays as in LEAF and in FedMA, section 4: windows of 80 characters and the next character.
 
     Each role is a natural client, and the first 80 % of its text are training data. Roles with fewer than
-    `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if the text is missing or has another layout,
-    or if no role has enough text.
+    `min_characters` (10,000 in FedMA) are left out. Raises a `DataError` if the text is missing or unknown.
     """
     path = locate_one(folder, "shakespeare", FILES, "shakespeare")
     try:
@@ -177,7 +176,7 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
 
     Natural clients are users with at least `min_tweets` tweets (LEAF's option `-k`). Every fifth tweet, sorted by user,
     is a test example. The vocabulary has the most frequent words of the training part. Raises a `DataError` if the file
-    (see `TWEETS`, can be compressed) is missing, damaged or has another layout.
+    (see `TWEETS`, can be compressed) is missing or damaged.
     """
     return _tweets(folder, min_tweets)[0]
 
@@ -201,7 +200,7 @@ def _look_up(indices: Tensor, vectors: Tensor) -> Tensor:
 def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
     """Read the word vectors of a vocabulary, (2 + words, width) float32; the first two, padding and unknown, are zeros.
 
-    The file has GloVe's text format. Raises a `DataError` if it is damaged or contains none of the words.
+    Raises a `DataError` if the file, in GloVe's text format, is damaged or contains none of the words.
     """
     numbers = {word: number for number, word in enumerate(vocabulary, UNKNOWN + 1)}
     vectors, found, width = np.zeros((0, 0), np.float32), 0, 0

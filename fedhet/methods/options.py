@@ -68,11 +68,7 @@ class Options:
         return False
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return values that suit a user's models and data better than the preset's or the defaults.
-
-        `own_models` says that the user has own models, `unlabelled` that public examples have no labels. The result
-        has, by key (common or the method's), a value and the reason for it.
-        """
+        """Return values for a user's own models (`own_models`) or `unlabelled` public examples by key, with reasons."""
         return {}
 
     def check(self, config: "Config") -> None:

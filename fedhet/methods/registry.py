@@ -1,8 +1,7 @@
 """Look up methods by name.
 
-A method (`fedhet.methods.method.Method`) is included in fedhet (`fedhet/methods/included/`), is provided by an
-installed package (entry point group `fedhet.methods`), is registered in this process (`register`), or is imported from
-`package.module:name` or `FILE.py:NAME`.
+A method (`fedhet.methods.method.Method`) is included in fedhet, provided by an installed package (entry point group
+`fedhet.methods`), registered in this process (`register`), or imported from `package.module:name` or `FILE.py:NAME`.
 """
 
 import importlib
@@ -76,8 +75,7 @@ def registered() -> list[Method]:
 def method(reference: str, *, trusted: bool = True) -> Method:
     """Return the method of a name or reference; raise a ConfigError if there is none.
 
-    `package.module:name` and `FILE.py:NAME` are imported, also from the working folder, and registered, if the
-    reference is `trusted`.
+    If the reference is `trusted`, `package.module:name` and `FILE.py:NAME` are imported, also from the working folder.
     """
     if reference in _registered:
         return _registered[reference]
@@ -135,8 +133,7 @@ def _default_strategy(name: str) -> type[Any]:
 def strategy_classes() -> dict[str, str]:
     """Map the class name of each included method to the method's name, such as `FedHeNN` to `fedhenn`.
 
-    A class in `strategies/` or `client_apps/` determines the class name. For a method without such a class, it is the
-    method's name in title case without hyphens (`SecondLast`).
+    For a method without a class of its own, it is the method's name in title case without hyphens (`SecondLast`).
     """
     found = {**_own_sides("client"), **_own_sides("server")}
     names = {name: reference.rpartition(":")[2] for name, reference in found.items()}

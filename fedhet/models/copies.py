@@ -56,8 +56,8 @@ def copied(model: nn.Module) -> nn.Module:
 def separated(model: nn.Module) -> nn.Module:
     """Return a copy that shares no memory with other clients' networks, or `model` itself if it cannot be copied.
 
-    Raises a ModelError if it cannot be copied and another client already uses one of its modules. Nested tensors are
-    disabled in PyTorch's transformers, since hooks and `torch.func` do not support them.
+    Raises a ModelError if it cannot be copied and another client uses one of its modules. Nested tensors are disabled
+    in PyTorch's transformers, since hooks and `torch.func` do not support them.
     """
     variable = False
     for module in model.modules():
@@ -164,8 +164,8 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
     """Return the kind of each array of a network's state dict, by name.
 
     A parameter that requires gradients is trained, any other is frozen. Statistics are the buffers of BatchNorm and
-    InstanceNorm, and buffers whose names start with a prefix in `RUNNING`, unless the network keeps their module in
-    evaluation mode during training, as in fine-tuning.
+    InstanceNorm, and buffers whose names start with a prefix in `RUNNING`, unless their module stays in evaluation mode
+    during training, as in fine-tuning.
     """
     modes = {module: module.training for module in model.modules()}
     model.train()
@@ -242,13 +242,9 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Module] | None = None) -> str:
     """Return a warning if a network has state that its state dict lacks, or an empty string.
 
-    A copy of the network runs in training mode. It is compared with a second copy that loads its state dict, and the
-    second copy with a network that `again` builds. Checks are skipped if a network cannot be copied, built or run.
-
-    Args:
-        model: the network, which is not changed.
-        inputs: (n, ...) transformed examples.
-        again: builds the network with other random numbers, if given.
+    A copy of the network runs in training mode on transformed examples `inputs`, and is compared with a second copy
+    that loads its state dict; that copy is compared with a network that `again` builds with other random numbers.
+    Checks are skipped if a network cannot be copied, built or run.
     """
 
     def alike(one: nn.Module, other: nn.Module, *training: bool) -> bool:

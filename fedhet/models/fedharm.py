@@ -38,8 +38,8 @@ class SqueezeExcitation(nn.Module):
 class InvertedResidual(nn.Module):
     """An expanding 1 x 1 convolution, a depthwise convolution, an optional gate and a projecting 1 x 1 convolution.
 
-    There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). EfficientNet calls this
-    block MBConv. The depthwise convolution has `expanded` channels and the given `stride` and `kernel` size.
+    There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). The depthwise convolution
+    has `expanded` channels and the given `stride` and `kernel` size.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     `name` is one of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
     pooled to this width before the last `nn.Linear`. `input_shape` is (channels, height, width) of an image or
-    (characters,) of a text; `classes` is the number of outputs, such as the size of the vocabulary.
+    (characters,) of a text; `classes` is the number of outputs.
     """
     base, width = _parts(name)
     if base not in _BUILDERS:
@@ -125,10 +125,9 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build an auxiliary model, which some methods train in addition to the clients' models.
+    """Build a model for inputs (n, ...): `name`, or the first of the `architectures`, or a small one for rows.
 
-    It is `name`, or else the first of the `architectures`, or else `mlp-20` for tabular inputs (n, features). Raises a
-    `ModelError` if the model cannot take `inputs`.
+    Raises a `ModelError` if the model cannot take `inputs`.
     """
     shape = tuple(inputs.shape[1:])
     try:
@@ -140,10 +139,7 @@ def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int)
 
 
 def expand(architectures: str) -> list[str]:
-    """Return the names of the models in a comma-separated list, with families replaced by their models.
-
-    Raises a `ModelError` for an unknown name or an empty list.
-    """
+    """Return the names of the models in a comma-separated list, with families replaced by their models."""
     chosen: list[str] = []
     for name in filter(None, (part.strip() for part in architectures.split(","))):
         base, width = _parts(name)
@@ -162,10 +158,9 @@ def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ..
 
 
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
-    """Return one of K `values` for each client.
+    """Return one of K `values` for each client; raise a `ModelError` if `how` is unknown.
 
-    `how` is `round-robin` (in turn), `blocks` (K consecutive blocks of clients) or `random` (drawn with `seed`). Raises
-    a `ModelError` for any other value of `how`.
+    `how` is `round-robin` (in turn), `blocks` (K consecutive blocks of clients) or `random` (drawn with `seed`).
     """
     if how not in ASSIGNMENTS:
         raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))

@@ -88,14 +88,12 @@ class Representation:
     """The representation of a network, `(n, d)` for n examples: by default the first input of its head.
 
     If the attribute `places` is `tokens`, the representation is `(n, tokens, d)`; for `pixels`, it is averaged over
-    pixels. By default the head is found by `head_name` when it is needed.
+    pixels.
 
-    Args:
-        model: the network.
-        head: name of its head; empty to find it.
-        what: `last` or `mean` to represent a text by its last token or the mean over its tokens, for heads that are
-            applied to every token; or the name of a module, to use its output. If empty, it is `last` for networks
-            whose class is named `...ForSequenceClassification`.
+    Args: model: the network. head: name of its head; empty to find it by `head_name` when it is needed. what: `last` or
+    `mean` to represent a text by its last token or the mean over its tokens, for heads that are applied to every token;
+    or the name of a module, to use its output. If empty, it is `last` for networks whose class is named
+    `...ForSequenceClassification`.
     """
 
     def __init__(self, model: nn.Module, head: str = "", what: str = "") -> None:

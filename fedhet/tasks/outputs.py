@@ -20,11 +20,9 @@ Columns = tuple[Tensor, ...]
 class Outputs(ABC):
     """A kind of network outputs, such as class scores: its loss, its metric, and the shapes of outputs and labels.
 
-    Attributes:
-        name: Name of the task, such as `classification`.
-        metric: `accuracy`, `auc`, `iou` or `r2`.
-        places: Whether an example has one prediction, or one for each token or pixel.
-        meaning: Whether outputs are scores of exclusive classes, scores of several labels, or numbers.
+    Attributes: name: name of the task, such as `classification`. metric: `accuracy`, `auc`, `iou` or `r2`. places:
+    whether an example has one prediction, or one for each token or pixel. meaning: whether outputs are scores of
+    exclusive classes, scores of several labels, or numbers.
     """
 
     name: ClassVar[str]
@@ -140,10 +138,7 @@ class Binary(Classification):
 
 
 class NextCharacter(Classification):
-    """Prediction of the next character of a text: logits (n, characters) and labels (n,), or a prediction at each step.
-
-    With a prediction at each step, logits are (n, steps, characters) and labels (n, steps).
-    """
+    """Prediction of the next character: logits (n, characters) and labels (n,), or with an axis of steps after n."""
 
     name = "next-character"
     places = "tokens"

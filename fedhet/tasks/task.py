@@ -41,7 +41,7 @@ def infer(outputs: Tensor, labels: Tensor) -> str:
 
     One output per example and labels of 0 and 1 mean `binary`; several labels of 0 and 1 with as many outputs mean
     `multi-label`. Tasks with a class for each token or pixel are recognised by the axes. Otherwise float labels mean
-    `regression` and integers `classification`. `Outputs.problem` checks whether outputs and labels fit the task.
+    `regression` and integers `classification`.
     """
     known, one_each = zeros_and_ones(labels), labels.numel() == len(labels)
     if known and one_each and len(outputs) and outputs[0].numel() == 1:
@@ -104,21 +104,17 @@ class Task:
 
         fedhet.run(settings, model=model, data=data, task=fedhet.Task(class_weights=[1, 5]))
 
-    Args:
-        name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation` or
-            `regression`; by default it is inferred from labels and outputs.
-        class_weights: Weight of each class in the loss, as in `torch.nn.CrossEntropyLoss`; for `multi-label` the weight
-            of positive labels, as `pos_weight` of `torch.nn.BCEWithLogitsLoss`.
-        loss: Replaces the task's loss: a function of outputs and labels, or a module without parameters, that returns
-            the mean over a batch. It receives outputs and labels in the form of PyTorch's loss for the task:
-            `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` (labels as floats of the outputs' shape) or
-            `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes, or keywords of a
-            `functools.partial`) are ignored in the metric, too.
+    Evaluations report the same loss, with a loss module in evaluation mode. Raises a ConfigError if an argument cannot
+    be used.
 
-    Evaluations report this loss as well, with a loss module in evaluation mode.
-
-    Raises:
-        ConfigError: The task is unknown, or `class_weights` or `loss` cannot be used.
+    Args: name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation` or
+    `regression`; by default it is inferred from labels and outputs. class_weights: weight of each class in the loss, as
+    in `torch.nn.CrossEntropyLoss`; for `multi-label` the weight of positive labels, as `pos_weight` of
+    `torch.nn.BCEWithLogitsLoss`. loss: replaces the task's loss: a function of outputs and labels, or a module without
+    parameters, that returns the mean over a batch. It receives outputs and labels in the form of PyTorch's loss for the
+    task: `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` (labels as floats of the outputs' shape) or
+    `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes, or keywords of a
+    `functools.partial`) are ignored in the metric, too.
     """
 
     def __init__(

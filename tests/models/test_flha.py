@@ -41,16 +41,6 @@ def test_depths_and_skips_are_the_papers() -> None:
     assert skips == [[True] * 8, [False] * 8, [True] * 4 + [False] * 2, [False] * 2 + [True] * 4]
 
 
-def test_hybrids_concatenate() -> None:
-    networks = [models.build(name, CIFAR10, 10) for name in models.expand("flha-small-hybrids")]
-    concatenations = [
-        tuple(index for index, layer in enumerate(network.body) if type(layer).__name__ == "ConcatBlock")
-        for network in networks
-    ]
-    assert concatenations == [(), (2,), (4,), (2, 4)]
-    assert [depth(network) for network in networks] == [18] * 4
-
-
 def test_plain_networks_repeat_one_type() -> None:
     networks = [models.build(name, CIFAR10, 10) for name in models.expand("flha-small-plain")]
     assert [depth(network) for network in networks] == [4, 7, 10, 13]
@@ -67,7 +57,7 @@ def test_all_layers_have_resnet18s_types(name: str) -> None:
 
 
 def test_large_images_have_the_stem_of_7_x_7() -> None:
-    for name in ("flha-small-2", "flha-small-hybrid-1", "flha-small-plain-4"):
+    for name in ("flha-small-2", "flha-small-plain-4"):
         model = models.build(name, CHEST, 14).eval()
         assert types(model)[0][2:] == (7, 2)
         with torch.no_grad():

@@ -1,8 +1,8 @@
 """Similarity of two representations of the same examples: CKA, the Procrustes distance, and FedHeNN's distance.
 
 Representations are features `(L, d1)` and `(L, d2)` of the same L examples. All measures centre the features, are
-differentiable and raise a ValueError if the shapes do not fit. CKA does not depend on the scale of features. Features
-are divided by their norm, which autograd treats as a constant: gradients are exact, and large features cannot overflow.
+differentiable and raise a ValueError if the shapes do not fit. Features are divided by their norm, which autograd
+treats as a constant: gradients are exact, and large features cannot overflow.
 """
 
 from typing import Literal
@@ -54,8 +54,8 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """Return CKA with linear kernels from the debiased estimate HSIC_1 (Song et al., JMLR 2012) of L >= 4 examples.
 
-    Its mean over mini-batches estimates CKA of all examples. It is a scalar of at most 1, can be negative, and is 0 if
-    `x` or `y` is constant.
+    Its mean over mini-batches estimates CKA of all examples. It is at most 1, can be negative, and is 0 if `x` or `y`
+    is constant.
     """
     check_pair(x, y)
     if (n := len(x)) < 4:
@@ -225,11 +225,9 @@ class Alignment:
         loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
 
     `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
-    (0 for all) it uses the debiased estimate of CKA.
-
-    The `target` is a matrix of features `(L, d)` or, for the kernel `"linear"`, a factor of the target kernel.
-    `"procrustes"` always uses all examples, since no unbiased estimate on a mini-batch is known. For `"rbf"`,
-    mini-batches are fixed slices of the examples, and their kernels are computed once.
+    (0 for all) it uses the debiased estimate of CKA. The `target` is a matrix of features `(L, d)` or, for the kernel
+    `"linear"`, a factor of the target kernel. `"procrustes"` always uses all examples; for `"rbf"`, mini-batches are
+    fixed slices of the examples, whose kernels are computed once.
     """
 
     def __init__(self, kernel: Kernel, target: Tensor, *, batch: int = 128, generator: torch.Generator) -> None:

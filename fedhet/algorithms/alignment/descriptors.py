@@ -1,9 +1,9 @@
 """FedHARM's descriptors of images (Kastellos et al., 2024, equation 1).
 
 The descriptor of image j consists of the k activations F_j^b of each block b with the largest |d p_c / d F_j^b|, where
-c is the image's class and p_c its predicted probability. The activation with the m-th largest gradient is slot m.
-Clients send the values of the activations, not their positions. This module differentiates the log-odds of c instead of
-p_c. The order of activations is the same, and the gradients do not vanish once the network fits the image.
+c is the image's class and p_c its predicted probability. The activation with the m-th largest gradient is slot m. This
+module differentiates the log-odds of c instead of p_c: the order is the same, and the gradients do not vanish once the
+network fits the image.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,11 +46,11 @@ def describe(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return FedHARM's descriptors of images and the indices of their activations, both (n, k_b) for each block b.
 
-    A descriptor has the k_b activations of each block that affect the probability of the image's class most. Indices
-    refer to the block's flattened output. `blocks` names the modules that end blocks, from shallow to deep, and `slots`
-    has the numbers k_b, limited to the size of the output. `labels` (n,) are by default the predicted classes;
-    `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation mode. Raises a
-    ModelError if the model does not return logits (n, C) for two or more classes, or if gradients are not finite.
+    `blocks` names the modules that end blocks, from shallow to deep, and `slots` has the numbers k_b of activations,
+    limited to the size of the block's output, in which (flattened) the indices lie. `labels` (n,) are by default the
+    predicted classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation
+    mode. Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not
+    finite.
     """
     values: list[list[Tensor]] = [[] for _ in blocks]
     places: list[list[Tensor]] = [[] for _ in blocks]
@@ -129,8 +129,8 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
     """Return mean cosine similarities between clients' descriptors of the same image, and of different images.
 
-    A client's descriptor is compared with the other clients' mean, without the columns that only one client has. Each
-    list has a mean for each block, followed by the mean for whole descriptors.
+    A client's descriptor is compared with the other clients' mean, in the columns that several clients have. Each list
+    has a mean for each block, followed by the mean for whole descriptors.
     """
     totals = [_sums(block) for block in zip(*clients, strict=True)]
     cosines: list[list[tuple[float, float]]] = []

@@ -1,7 +1,6 @@
 """Conversion of alignment targets to float16 arrays for messages, scaled by a power of two.
 
-Unpacking raises a ValueError with the name of an array that is missing, unexpected or not finite, or that has a wrong
-dtype or shape.
+Unpacking raises a ValueError that names an array that is missing, unexpected or not valid.
 """
 
 from collections.abc import Sequence

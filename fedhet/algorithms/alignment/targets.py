@@ -63,8 +63,7 @@ def spectrum(values: Tensor) -> tuple[Tensor, Tensor]:
 def mean_target(features: Sequence[Tensor], *, unit: bool = False) -> Tensor:
     """Return a low-rank factor (L, r) of the mean of the peers' linear kernels (FedHeNN, algorithm 2).
 
-    Features are (L, d_j) on the same L examples. With `unit`, each kernel is divided by its norm, so that no peer
-    dominates.
+    `features` are (L, d_j) on the same L examples. With `unit`, each kernel is divided by its norm.
     """
     peers = [centred(peer) for peer in features]
     if unit:
@@ -103,9 +102,8 @@ def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torc
 
     `parts` are the clients' centred posteriors `(L, C_i)`, and `eigenvalues` belong to their kernel, largest first.
     Parallel analysis (Horn, 1965) shuffles each client's rows, and counts the singular values above the largest one of
-    the shuffled posteriors. This count is small early in training, so k is at least the median number of classes. It is
-    at most half of the number of singular values, since with all of them an example would resemble only itself. With a
-    single client, k is this maximum.
+    the shuffled posteriors. k is at least the median number of classes, since the count is small early in training, and
+    at most half of the number of singular values, since with all of them an example would resemble only itself.
     """
     rank = int((eigenvalues > _LEAST * eigenvalues[:1]).sum())
     if len(parts) == 1:

@@ -91,15 +91,12 @@ class Variables:
     A variable, given by its number in ``Segment.group``, stands for a run of units. Operators add constraints: two
     variables are equal, several units form one unit, a variable is a sequence of other variables, or it is fixed.
 
-    Attributes:
-        choices: node that divides an axis -> index of the part along which the units lie (0 by default).
-        meaning: variable -> the segments that replace it, according to the constraints.
-        refusals: axes that must be fixed, each with the message of the error that is raised if it is not.
-        splits: divisions of axes, in the order of the graph.
-        bound: (parameter, axis) -> segments of that axis; tied parameters have their first name.
-        written: (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order.
-        read: axes that layers sum over.
-        batch: number of examples with which the graph was exported.
+    Attributes: choices: node that divides an axis -> index of the part along which the units lie (0 by default).
+    meaning: variable -> the segments that replace it, according to the constraints. refusals: axes that must be fixed,
+    each with the message of the error that is raised if it is not. splits: divisions of axes, in the order of the
+    graph. bound: (parameter, axis) -> segments of that axis; tied parameters have their first name. written:
+    (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order. read: axes
+    that layers sum over. batch: number of examples with which the graph was exported.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
@@ -163,8 +160,7 @@ class Variables:
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
         """Divide an axis into axes of these sizes: one has the hidden units, and the others are fixed.
 
-        The part with the units follows from constraints; otherwise it is the largest, or the one that `choices`
-        selects.
+        The part with the units follows from constraints, or is the largest, or the one that `choices` selects.
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
@@ -196,8 +192,8 @@ class Variables:
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
         """Set the segments of axis number `axis` of a node's parameter (its `role`: ``weight``), and return them.
 
-        `layout` has the segments, by default a new variable. A parameter that is used twice has equal segments. With
-        `writes`, the layer's outputs lie along the axis; otherwise the layer sums over it.
+        `layout` has the segments, by default a new variable. With `writes`, the layer's outputs lie along the axis;
+        otherwise the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis

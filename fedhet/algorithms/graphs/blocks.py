@@ -103,8 +103,8 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     """Return the names of the modules that end the first `count - 1` of a network's blocks, from shallow to deep.
 
     By default (`names` empty, see `blocks`), blocks are the last `count` of the network's `stages`. A network with
-    fewer stages, such as an MLP or a transformer, is divided into blocks of about equal numbers of layers, after
-    modules whose output is all that later layers need. Raises an UnsupportedArchitecture error if this is impossible.
+    fewer stages is divided into blocks of about equal numbers of layers. Raises an UnsupportedArchitecture error if
+    this is impossible.
     """
     if count == 1:
         return ()
@@ -206,15 +206,15 @@ class _LastExit(Exception):
 
 
 class Exits(nn.Module):
-    """A network with an exit (a classifier) after each block.
+    """A network with an exit (a classifier) after each block; raises a ModelError if it has a module named `exits`.
 
     The last exit is the network's own head. Earlier exits average over positions and apply the linear layers `exits.0`,
     `exits.1`, ... The output is the mean of all exits' logits in evaluation mode, and the last exit's logits in
-    training mode, where the modules `exits.N` return the logits of earlier exits.
+    training mode.
 
     Modules, arrays and their names are those of the original network. It has `count` blocks, which end with the modules
     `names` (see `block_ends`) and the last layer. Only the first `depth` blocks are used; arrays of later blocks may be
-    missing. Raises a ModelError if the network has a module named `exits`.
+    missing.
     """
 
     network: nn.Module
@@ -267,9 +267,8 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return one permutation group whose units are the blocks of a network, for `Exits.add_exits`.
 
     Narrower networks, with fewer units of this group, have only the first blocks. `PermutationGroup.rows` has the axes
-    of features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError if the network does not
-    return one vector for each example or a block does not return features, and an UnsupportedArchitecture error if the
-    network cannot be divided into this number of blocks, or the axis of features is unknown.
+    of features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError or an
+    UnsupportedArchitecture error if the network cannot be divided or have exits.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)

@@ -96,7 +96,7 @@ _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = Weak
 
 
 def architecture_graph(model: nn.Module, example: Tensor) -> ArchitectureGraph:
-    """Return the graph of a network's operators. It is cached for the module, its shapes and the shape of the example.
+    """Return the graph of a network's operators, cached for the module, its shapes and the shape of the example.
 
     The network takes one tensor like `example` (N, ...), and is exported in evaluation mode. Raises an
     UnsupportedArchitecture error if ``torch.export`` cannot trace it.

@@ -24,9 +24,8 @@ class LayerNode:
 
     `type` describes it: ``c<in>_<out>_k<kernel>_s<stride>`` for a convolution, with ``_g<groups>`` and ``_d<dilation>``
     if not 1; ``l<in>_<out>`` for a linear layer; ``add``, ``cat`` and ``stack`` for joints; otherwise the operator and
-    the shapes of its parameters, such as ``layer_norm_64_64``. `parameters` (names in the ``state_dict``), `shapes` and
-    `starts` (see `starts_of`) are dictionaries by role, such as ``weight`` or ``running_mean``; `constants` are the
-    roles of arrays that are not trained.
+    the shapes of its parameters. `parameters` (names in the ``state_dict``), `shapes` and `starts` (see `starts_of`)
+    are dictionaries by role, such as ``weight``; `constants` are the roles of arrays that are not trained.
     """
 
     name: str
@@ -54,9 +53,8 @@ class LayerGraph:
 def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] | None = None) -> LayerGraph:
     """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
 
-    A BatchNorm that follows a layer belongs to it; a BatchNorm of other values, such as a sum, is a layer itself. A
-    module that is called twice is one node, and so are operators with tied parameters. `starts` has the initial values
-    of arrays (see `starts_of`).
+    A BatchNorm that follows a layer belongs to it. A module that is called twice is one node, and so are operators with
+    tied parameters. `starts` has the initial values of arrays (see `starts_of`).
     """
     graph = architecture_graph(model, example)
     layers: list[tuple[Node, dict[str, str]]] = []  # the operator that a layer is named after, and arrays by role

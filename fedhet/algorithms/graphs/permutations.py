@@ -3,8 +3,7 @@
 Each axis of each value in the graph is a sequence of segments (see `axes`), which are units of a variable or fixed.
 Operators pass axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several
 units into one, and the axes of the output are fixed. The remaining variables are the groups. If a reshape divides an
-axis, one of the parts has the units: the largest that later operators allow, such as the heads of attention. A network
-is refused if an operator has no rule, or if permuting units would change its result (a softmax over units).
+axis, one of the parts has the units: the largest that later operators allow, such as the heads of attention.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -106,9 +105,9 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         >>> groups.widths, groups.axes["2.weight"]
         ((8,), ((Segment(group=None, width=2, block=1),), (Segment(group=0, width=8, block=1),)))
 
-    Raises an UnsupportedArchitecture error if an operator has no rule or would divide units. With `partly`, such units
-    are left out of all groups instead; with `whole`, so are all units of modules that divide an axis, such as
-    attention.
+    Raises an UnsupportedArchitecture error if an operator has no rule or permuting units would change its result. With
+    `partly`, such units are left out of all groups instead; with `whole`, so are all units of modules that divide an
+    axis, such as attention.
     """
     if graph.unused:
         raise UnsupportedArchitecture(

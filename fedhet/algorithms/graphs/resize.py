@@ -30,9 +30,8 @@ def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.
     """Return a copy of a network with the parameters and buffers in `state`, which can have other widths.
 
     Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
-    a ``HeadAttention``; a user's own modules keep their attributes. Ties, dtypes, devices, modes and ``requires_grad``
-    are as in `model`, and arrays in `lacking` are left out. Raises a KeyError if `state` has other names, and an
-    UnsupportedArchitecture error for a layer whose size attributes are unknown.
+    a ``HeadAttention``; a user's own modules keep their attributes. Arrays in `lacking` are left out. Raises a KeyError
+    if `state` has other names, and an UnsupportedArchitecture error for a layer whose size attributes are unknown.
     """
     expected = {name: value for name, value in model.state_dict().items() if name not in lacking}
     if state.keys() != expected.keys():
@@ -71,8 +70,8 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
     """Return the permutation groups of a network, after a check that the network works with other widths; cached.
 
     The check adds units to each group, and derives the groups of the wider network. With `partly`, units that cannot be
-    permuted are left out of all groups, and if the check fails, all units of modules that divide an axis, such as
-    attention; otherwise, an UnsupportedArchitecture error is raised.
+    permuted are left out of all groups, and if the check fails, so are all units of modules that divide an axis;
+    otherwise, an UnsupportedArchitecture error is raised.
     """
     graph = architecture_graph(model, example)
     known = _resizable.setdefault(model, {})

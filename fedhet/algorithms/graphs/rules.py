@@ -261,7 +261,7 @@ _LAYERS = ("linear", "embedding", *GATES)
 def features(graph: ArchitectureGraph) -> dict[str, int]:
     """Return the axis of the features of the values in a graph, by the name of the value's node.
 
-    A value is left out if no layer wrote it, or if its features lie along no single axis.
+    Values that no layer wrote, or whose features lie along no single axis, are left out.
     """
     found: dict[str, int] = {}
     for node in graph:
@@ -304,8 +304,7 @@ def _reshaped(start: int, end: int, ends: Sequence[int]) -> int | None:
 def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()) -> int:
     """Return the axis of the features of a module's output, given the output's shape if it is known.
 
-    Raises:
-        UnsupportedArchitecture: the axis of the features is unknown.
+    Raises an UnsupportedArchitecture error if the axis is unknown.
     """
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)

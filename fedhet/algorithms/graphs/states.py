@@ -1,8 +1,8 @@
 """Operations on state dicts along permutation groups: reorder units, widen or narrow a network, extract rows to match.
 
 An *assignment* of a group is an integer array (L,): unit l of the smaller network is unit ``assignment[l]`` of the
-wider one. Assignments and sizes are given by group index; other groups do not change. States hold arrays or tensors
-(bfloat16 becomes float32). Results hold arrays; arrays that do not change are not copied.
+wider one. Assignments and sizes are given by group index; other groups do not change. States hold arrays or tensors,
+and results arrays, which are copied only if they change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     """Return the number of units of each group in a network with arrays of these shapes.
 
     A group without arrays in `shapes` has its width in `groups`; a group of blocks (see `groups_by_depth`) has the
-    largest width that `PermutationGroups.needs` requires for these arrays. Raises a ValueError if two arrays imply
-    different widths, or if the architecture has no array with this name and rank.
+    largest width that `PermutationGroups.needs` requires for these arrays. Raises a ValueError for arrays of another
+    architecture.
     """
     units_of: dict[int, tuple[int, str]] = {}
     for name, shape in shapes.items():
@@ -115,8 +115,8 @@ def permute(state: State, groups: PermutationGroups, permutations: Assignments) 
 def rows(state: State, groups: PermutationGroups, index: int) -> NDArray[np.floating]:
     """Return the matrix (L, D) by which the L units of a group are matched: their weights in `PermutationGroup.rows`.
 
-    Filters are flattened channel-major; the four gates of an LSTM's W_ih are concatenated (4E columns), and so are the
-    channels of an attention head or of a convolution's group.
+    Filters are flattened channel-major; the gates of an LSTM's W_ih, the channels of an attention head and those of a
+    convolution's group are concatenated.
     """
     pieces = ((_front(state, slot)[places], len(places)) for slot, places in _row_places(state, groups, index))
     return np.hstack([piece.reshape(width, -1) for piece, width in pieces])

@@ -1,7 +1,6 @@
 """Hypernetworks, which generate the weights of other networks.
 
-`fedhet.algorithms.hypernets.hypernetwork` is not imported here, because it imports PyTorch Geometric, which takes
-seconds.
+The module `hypernetwork` is not imported here, because it imports PyTorch Geometric, which takes seconds.
 """
 
 from fedhet.algorithms.hypernets.design import Catalogue, catalogue, start, std_of

@@ -1,4 +1,4 @@
-"""The design of a graph hypernetwork, the layer types that it knows, and its initial values.
+"""The layer types that a graph hypernetwork knows, and the initial values of its parameters.
 
 Initial values depend on name, shape and seed only, so the server draws them without building the hypernetwork. The
 initial standard deviation of generated weights is `std_of`: since E[z^2] = 1 for the latent vector z, a head's weights
@@ -92,8 +92,8 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
     """Return the ratio of an array's standard deviation in a new network (`own`) to the result `rule` of `std_of`.
 
-    Return 1 if the two are similar. PyTorch's linear layers and convolutions have 0.41 of Kaiming's standard deviation,
-    and the larger one keeps activations from vanishing in networks without normalisation.
+    Return 1 if the two are similar, as for PyTorch's linear layers and convolutions, which have 0.41 of Kaiming's
+    standard deviation: the larger one keeps activations from vanishing.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio

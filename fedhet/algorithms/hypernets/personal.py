@@ -2,12 +2,11 @@
 
     f_i = MLP(v_i),    theta_i = b + s * reshape((C_a diag(f_i)) W)
 
-v_i is the embedding of client i, and a is its architecture. The head of an architecture in the paper is a matrix with a
-row for each weight: 1.1 billion numbers for a ResNet-18. Here weights are generated in chunks of c weights: row j of
-C_a (chunks x width) weights the features for chunk j, and W (width x c) is shared by all chunks and architectures. The
-scale s is fixed: Kaiming's sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for the weight
-of a normalisation and 0 otherwise. Embeddings start close to each other, because clients with distant embeddings hardly
-learn from one another.
+v_i is the embedding of client i, and a is its architecture. In the paper, the head of an architecture is a matrix with
+a row for each weight. Here weights are generated in chunks of c weights: row j of C_a (chunks x width) weights the
+features for chunk j, and W (width x c) is shared by all chunks and architectures. The scale s is fixed: Kaiming's
+sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for the weight of a normalisation and 0
+otherwise. Embeddings start close to each other, because clients with distant embeddings hardly learn from one another.
 """
 
 import math

@@ -59,7 +59,7 @@ def match_layer(
     """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
     Clients are matched from wide to narrow. Then each sweep removes every client, in a random order, and matches it
-    again. Costs are computed in float32.
+    again.
 
         >>> rows = np.random.randn(5, 20)
         >>> match = match_layer([rows, rows[::-1]], gamma=1.0)
@@ -166,8 +166,7 @@ class GlobalRows:
 
     A global row stays in its *slot*, and `order` lists the used slots in global order. Products of global rows and
     clients' rows are cached until a client's row joins or leaves the slot. `weights` has the rows (L_j, D) of each
-    client divided by sigma2. There are at most `max_rows` global rows, or as many as the widest client has; None for no
-    limit.
+    client divided by sigma2; `max_rows` is as in `match_layer`.
     """
 
     def __init__(
@@ -241,8 +240,7 @@ class GlobalRows:
     def assign(self, j: int) -> Ints:
         """Return the optimal assignment of client j's rows, as indices into the global rows followed by new rows.
 
-        The number of new rows is increased until some are not used. This is optimal, since the best total is concave in
-        their number (a minimum-cost flow, and -2 log k decreases).
+        The number of new rows is increased until some are not used, since the best total is concave in their number.
         """
         rows, size = len(self.weights[j]), len(self.order)
         if not size:

@@ -1,12 +1,10 @@
 """Matching of whole networks, one permutation group after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
 
-A *state* has a client's arrays by name, at least those that a group needs, with earlier groups in the global order.
-Matching a group determines its *matched* parameters, the `rows` of a `PermutationGroup`, and its *carried* parameters,
-the `completes`, which are averaged in the order found. The *rest* are the arrays that belong to no group: the output
-layer, and BatchNorm's statistics.
-
-`states` and `assignments` have one entry for each client. `assignments` and `sizes` (global widths) cover all earlier
-groups.
+A *state* has a client's arrays by name, with earlier groups in the global order. Matching a group determines its
+*matched* parameters, the `rows` of a `PermutationGroup`, and its *carried* parameters, the `completes`, which are
+averaged in the order found. The *rest* are the arrays that belong to no group: the output layer, and BatchNorm's
+statistics. `states` and `assignments` have one entry for each client. `assignments` and `sizes` (global widths) cover
+all earlier groups.
 """
 
 import json
@@ -190,8 +188,7 @@ def average_carried(
 ) -> dict[str, Array]:
     """Average a group's parameters that are not matched, by posterior means (`map`) or plain means (`mean`).
 
-    A unit's weights are averaged over the clients that have it, and recurrent weights over all clients, as in the code
-    of FedMA's authors.
+    The mean is over the clients that have a unit; for recurrent weights over all clients, as in the authors' code.
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:

@@ -11,15 +11,7 @@ PROGRAM, APP = ("run.py",), ("client_app.py", "server_app.py", "pyproject.toml")
 
 
 def write(folder: Path, *, flower: bool) -> list[str]:
-    """Write the files of a project, and return their names.
-
-    Args:
-        folder: a new or empty folder.
-        flower: write a Flower app for `flwr run`; otherwise a Python script.
-
-    Raises:
-        ConfigError: the folder is not empty, or is a file.
-    """
+    """Write a Flower app (`flower`) or a script to a new or empty folder, and return the names of the files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         problem = "is not empty" if folder.is_dir() else "is a file"
         raise ConfigError(f"{folder} {problem}: give the name of a new folder, since no files are overwritten")

@@ -31,11 +31,7 @@ fedprox = Method("fedprox", fedavg.traits, FedProxOptions)
 
 @dataclass(frozen=True)
 class FedRepOptions(Options):
-    """Configuration keys of FedRep.
-
-    The common key `local-epochs` is the number of epochs of head and body together; after the last round, only the head
-    is trained, for `closing-epochs`.
-    """
+    """Configuration keys of FedRep; the common key `local-epochs` counts the epochs of head and body together."""
 
     body_epochs: int = option(
         1, "number of epochs per round that train the body; the others train the head", at_least=1
@@ -63,11 +59,10 @@ lg_fedavg = Method("lg-fedavg", Traits(shares=HEAD, keeps="model", scored="train
 
 @dataclass(frozen=True)
 class LayerAverageOptions(Options):
-    """Configuration keys of the method `layer-average`.
+    """Configuration key of the method `layer-average`.
 
-    Layers are matched by type and order, or as common first layers. The latter is FlexiFed's rule (Wang et al.,
-    WWW 2023), whose authors compare layers by name and position; here, layers match if their class, options and shapes
-    are equal. Layers are in the order in which the model defines them.
+    The rule of FlexiFed (Wang et al., WWW 2023) averages common first layers. Its authors compare layers by name and
+    position; here, layers match if their class, options and shapes are equal.
     """
 
     by: str = option(

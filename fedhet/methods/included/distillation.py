@@ -106,10 +106,7 @@ class ScoresOptions(Options):
 
 @dataclass(frozen=True)
 class FedMDOptions(ScoresOptions):
-    """Configuration keys of FedMD, with the values of the authors' code.
-
-    The common key `local-epochs` is the number of epochs on the client's examples in each round ("revisit").
-    """
+    """Configuration keys of FedMD, with the values of the authors' code ("revisit" is `local-epochs`)."""
 
     public_batch: int = option(256, "number of public examples per mini-batch", at_least=1)
     public_epochs: int = option(

@@ -87,10 +87,7 @@ class FedHeNNOptions(Options):
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send for the alignment examples (RAD).
-
-        It is empty if there is no proximal term, or if each client computes the target from the global model.
-        """
+        """Name of the arrays that clients send for the RAD; empty if no server computes a target from them."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"

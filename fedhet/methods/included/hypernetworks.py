@@ -10,10 +10,7 @@ from fedhet.methods.sharing import TRAINED
 
 @dataclass(frozen=True)
 class FLHAGHNOptions(Options):
-    """Configuration keys of FLHA-GHN, with the paper's values except for the head.
-
-    The paper's head, `dense`, is ten times larger than the default.
-    """
+    """Configuration keys of FLHA-GHN, with the paper's values except for the head, which is `dense` in the paper."""
 
     without = ("start-from",)  # the hypernetwork generates the weights
 

@@ -44,10 +44,7 @@ class SizedOptions(SubmodelOptions):
 
 @dataclass(frozen=True)
 class FjORDOptions(SizedOptions):
-    """Configuration keys of FjORD, with the paper's values.
-
-    In each training step a client draws one of `widths` up to its own.
-    """
+    """Configuration keys of FjORD, with the paper's values; each step draws one of the `widths` up to the client's."""
 
     distil: bool = option(True, "smaller networks learn from the outputs of the client's widest network")
 
@@ -80,9 +77,7 @@ fjord = Method("fjord", _traits, FjORDOptions, common={"batch-norm": "re-estimat
 class CountedOptions(SubmodelOptions):
     """Base class of options of methods whose clients have an integer size; the whole network has the largest one.
 
-    Attributes:
-        counted: the key that lists the sizes, such as `lora.ranks`. A node's own size has the singular name, `rank`, in
-            its node config.
+    The key `counted` lists the sizes, such as `lora.ranks`; a node config sets one by its singular name, `rank`.
     """
 
     counted: ClassVar[str]
@@ -166,7 +161,7 @@ inclusivefl = Method("inclusivefl", _traits, InclusiveFLOptions, own={"inclusive
 
 @dataclass(frozen=True)
 class LoRAOptions(CountedOptions):
-    """Configuration keys of the method `lora` (low-rank adapters).
+    """Configuration keys of low-rank adapters (LoRA).
 
     HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
     """
