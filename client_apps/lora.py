@@ -4,7 +4,7 @@ A (rank, in) is initialised uniformly in +-1 / sqrt(in), and B (out, rank) to ze
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from fnmatch import filter
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.methods.included.submodels import A, B, LoRAOptions
 from fedhet.methods.options import Config, listed
+from fedhet.models.copies import storage_place
 from fedhet.models.representation import head_name
 from fedhet.training import Phase
 
@@ -51,13 +52,16 @@ class LoRA(ClientSide[LoRAOptions]):
             raise ModelError("the model function returned one network twice, but lora needs a new network in each call")
         model.requires_grad_(False)
         model.get_submodule(head).requires_grad_(keys.train_head)
+        first: dict[Hashable, Any] = {}  # by tied weight, whose layers share an adapter
         for layer in _chosen(model, keys, head):
             rank, weight = max(keys.all_sizes), layer.weight
-            dtype = torch.promote_types(weight.dtype, torch.float32)  # a network of bfloat16 is adapted in float32
-            outputs, inputs = _as_stored(layer, weight).shape
-            layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, inputs, dtype=dtype)))
-            layer.register_parameter(B, nn.Parameter(weight.new_empty(outputs, rank, dtype=dtype)))
-            _start(layer)
+            if (tied := first.setdefault(storage_place(weight), layer)) is layer:
+                dtype = torch.promote_types(weight.dtype, torch.float32)  # a network of bfloat16 is adapted in float32
+                outputs, inputs = _as_stored(layer, weight).shape
+                layer.register_parameter(A, nn.Parameter(weight.new_empty(rank, inputs, dtype=dtype)))
+                layer.register_parameter(B, nn.Parameter(weight.new_empty(outputs, rank, dtype=dtype)))
+                _start(layer)
+            layer.lora_a, layer.lora_b = tied.lora_a, tied.lora_b
             layer.register_forward_hook(_with_adapter, with_kwargs=True)
         return model
 
@@ -105,7 +109,8 @@ def check_adapters(model: nn.Module, inputs: Tensor) -> None:
 
 def adapters(model: nn.Module) -> dict[str, Any]:
     """Return the layers of a model that have an adapter, by name."""
-    return {name: module for name, module in model.named_modules() if A in module._parameters}
+    named = model.named_modules(remove_duplicate=False)
+    return {name: module for name, module in named if A in module._parameters}
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
@@ -129,6 +134,9 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
     }
     if keys.train_head or not keys.layers:
         linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
+    others = (module for module in model.modules() if module not in linear.values())
+    outside = {storage_place(each) for module in others for each in module.parameters(recurse=False)}  # stay tied
+    linear = {name: each for name, each in linear.items() if storage_place(each.weight) not in outside}
     matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
     if not keys.layers and not linear:
         others = [

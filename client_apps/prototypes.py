@@ -9,7 +9,7 @@ to the number of examples of all clients:
 """
 
 from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -225,12 +225,12 @@ class FedGen(SameWidth[FedGenOptions]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return a term with the head's loss on generated representations; no term before the generator is trained."""
-        client, name, weight = self.client, self.client.head, self.options.weight
+        client, weight = self.client, self.options.weight
         if not weight or "generator" not in payload.arrays:
             return ()
-        head = client.tensors[f"{name}.weight"]
-        dtype = head.dtype
-        generator = Generator(*head.shape).to(client.device, dtype).eval()
+        head = cast(nn.Linear, client.model.get_submodule(client.head))
+        dtype = head.weight.dtype
+        generator = Generator(*head.weight.shape).to(client.device, dtype).eval()
         load_into(generator.state_dict(), payload.arrays["generator"])
         counts = to_tensor(payload.arrays["classes"]["counts"])
 
@@ -239,10 +239,9 @@ class FedGen(SameWidth[FedGenOptions]):
             with torch.no_grad():
                 return {"inputs": generator(noise), "labels": noise[:, -1].long()}
 
-        return (Term(generated, draw=drawn, head=name, weight=weight),)
+        return (Term(generated, draw=drawn, head=head, weight=weight),)
 
 
-def generated(step: Step, inputs: Tensor, labels: Tensor, head: str, weight: float) -> Tensor:
+def generated(step: Step, inputs: Tensor, labels: Tensor, head: nn.Linear, weight: float) -> Tensor:
     """Return the head's loss on generated representations."""
-    scores = F.linear(inputs, step.parameters[f"{head}.weight"], step.parameters[f"{head}.bias"])
-    return weight * step.task.loss(scores, labels)
+    return weight * step.task.loss(F.linear(inputs, head.weight, head.bias), labels)

@@ -91,7 +91,7 @@ def _bound(model: nn.Module) -> tuple[str, bool]:
     for name, module in model.named_modules():
         for each in (each for held in vars(module).values() for each in _entries(held)):
             for variable, value in _outside(each, set()):
-                if id(value) in modules:
+                if id(getattr(value, "__self__", value)) in modules:  # of a bound method, such as model.forward
                     return f"{each.__qualname__} of module {name!r} refers to the original", variable
     return "", False
 

@@ -231,6 +231,9 @@ def test_networks_with_closures() -> None:
     assert separated(network) is network
     with pytest.raises(ModelError, match="shares modules with another client's network and cannot be copied"):
         separated(nn.Sequential(network))
+    patched, forward = (each := model()), each.forward
+    patched.forward = lambda inputs: 2 * forward(inputs)  # type: ignore[method-assign]
+    assert separated(patched) is patched
     PATCHED.forward = call_patched  # type: ignore[method-assign]
     with pytest.raises(ModelError, match="call_patched of module '' refers to the original"):  # that of any client
         separated(PATCHED)

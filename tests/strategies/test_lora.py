@@ -177,6 +177,13 @@ def test_choice_of_layers():
         adapted(model := network()), adapted(model)
 
 
+def test_tied_layers_share_an_adapter():
+    model = nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(8, 8), nn.ReLU())][:-1])
+    model[2].weight, model[4].weight = model[0].weight, model[6].weight  # and the head's stays tied
+    assert adapted(model) == ["0"]
+    assert model[2].lora_b is model[0].lora_b
+
+
 def test_unused_layer(federate):
     with pytest.raises(FedhetError, match="do not depend on .*unused"):
         federate("lora", model=lambda client: Attending())
