@@ -24,6 +24,7 @@ from fedhet.tasks.outputs import (
     TokenClassification,
     zeros_and_ones,
 )
+from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
 
 LARGEST = 1e9
@@ -226,7 +227,8 @@ class Task:
         leaf = outputs.detach().requires_grad_()
         with torch.enable_grad():
             try:
-                value: object = self.loss(leaf, labels)
+                with seeded(0, "loss"):
+                    value: object = self.loss(leaf, labels)
             except Exception as error:  # whatever a user's loss raises
                 shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
                 raise ConfigError(
@@ -240,6 +242,8 @@ class Task:
             raise ConfigError(
                 f"the task's loss {name} returned {got}: return a differentiable scalar, the mean over a batch"
             )
+        with torch.no_grad(), seeded(0, "loss"):
+            again = self.loss(leaf, labels)
         with torch.no_grad():
             twice = self.loss(torch.cat([leaf, leaf]), torch.cat([labels, labels])).item()
         if math.isclose(twice, 2 * value.item(), rel_tol=1e-4) and abs(value.item()) > 1e-6:
@@ -249,10 +253,10 @@ class Task:
                 f"the task's loss {name} has parameters, which clients do not train: move them into the network, or "
                 "freeze them (requires_grad_(False))"
             )
-        if any(not torch.equal(before[key], buffer) for key, buffer in buffers.items()):
+        if not torch.equal(value, again) or any(not torch.equal(before[key], each) for key, each in buffers.items()):
             raise ConfigError(
-                f"the task's loss {name} changes its buffers, which clients in a process share: compute these values "
-                "from each batch instead"
+                f"the task's loss {name} changes buffers or other state, which clients in a process share: compute "
+                "these values from each batch instead"
             )
 
 

@@ -1,6 +1,7 @@
 import math
 import operator
 from functools import partial, reduce
+from itertools import count
 
 import numpy as np
 import pytest
@@ -142,6 +143,9 @@ def test_ignored_examples_and_pixels():
     assert one_channel.loss(pixels, void.clamp(min=0)).item() == pytest.approx(F.softplus(torch.tensor(-2.0)).item())
 
 
+CALLS = count()
+
+
 class Own(nn.Module):
     """A loss that drops out half, and keeps what it is made with."""
 
@@ -169,7 +173,8 @@ def test_a_loss_is_in_training_mode_in_training_only():
     [
         (Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which clients do not train"),
         (Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which clients do not train"),
-        (Own(calls=torch.zeros(())), "changes its buffers, which clients"),
+        (Own(calls=torch.zeros(())), "changes buffers or other state, which clients"),
+        (lambda outputs, labels: next(CALLS) * outputs.mean(), "changes buffers or other state"),
         (Own(scale=nn.Parameter(torch.ones(()), requires_grad=False)), ""),
     ],
 )
