@@ -92,36 +92,36 @@ def focal3(outputs, labels):
     return focal(outputs, labels, 3)
 
 
-PARTS = ("train", "test", "augment")
-
-
 def tanh():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-CHANGED = ("training examples", "test examples", "network", "task", "settings", "augmentation")
+CHANGED = ("training examples", "test examples", "common test set", "network", "task", "settings", "augmentation")
 
 
 @pytest.mark.parametrize("changed", CHANGED)
 def test_resuming_needs_the_same_task_model_and_data(run, tiny, changed):
-    def data(client):  # of client 1 alone others
+    def data(client, changed=""):  # of client 1 alone others
         (x, y), (tested, right) = tiny.data(client)
         x, y = (x.flip(0), y.flip(0)) if changed == "training examples" and client.name == "1" else (x, y)
-        return (x, y), (tested + (changed == "test examples" and client.name == "1"), right)
+        test = tested + (changed == "test examples" and client.name == "1"), right
+        common = {} if changed == "common test set" else {"common": (torch.eye(3, 4), torch.arange(3))}
+        return {"train": (x, y), "test": test, **common}
 
-    own = {"model": tiny.model, "data": tiny.data, "task": Task(loss=lambda outputs, labels: focal(outputs, labels))}
+    own = {"model": tiny.model, "data": data, "task": Task(loss=lambda outputs, labels: focal(outputs, labels))}
     own["client_settings"] = lambda client: {}
     other = {
         "network": {"model": tanh},
         "task": {"task": Task(loss=lambda outputs, labels: focal3(outputs, labels))},
         "settings": {"client_settings": lambda client: {"learning-rate": 0.01}},
-        "augmentation": {"data": lambda client: dict(zip(PARTS, (*tiny.data(client), Tensor.neg), strict=True))},
+        "augmentation": {"data": lambda client: data(client) | {"augment": Tensor.neg}},
     }
     done = run({"workers": 1, "rounds": 1}, **own)
     before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     who = "client 1" if "examples" in changed else "3 clients .*"
+    another = other.get(changed, {"data": partial(data, changed=changed)})
     with pytest.raises(FedhetError, match=rf"{who}: the client's {changed} changed since this run began"):
-        fedhet.run({"rounds": 2}, resume=done.folder, **own | other.get(changed, {"data": data}))
+        fedhet.run({"rounds": 2}, resume=done.folder, **own | another)
     assert {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()} == before
     assert fedhet.run({"rounds": 2}, resume=done.folder, **own).summary["rounds"] == 2
 

@@ -254,14 +254,17 @@ def check_unchanged(job: Job) -> None:
     are checked, which another process may have split differently.
     """
     store, request = job.client.store, job.client.request
+    begins = request.question == HANDSHAKE and not request.begun
+    then = {} if begins else store.beginning()
     with seeded(job.client.config.seed, "beginning", job.client.name):
         now = _digests_of_examples(job)
         if request.question == HANDSHAKE:
             now |= _digests(job)
-    then = store.beginning()
-    if request.question == HANDSHAKE and not (request.begun and then):
+        else:
+            then = {name: value for name, value in then.items() if name in PARTS.values()}
+    if begins or not then:
         store.note_beginning(now)
-    elif changed := [name for name, value in now.items() if then.get(name, value) != value]:
+    elif changed := [name for name in then | now if then.get(name, now.get(name)) != now.get(name)]:
         remedy = "restore the same task, model and data, or start another run"
         if request.question != HANDSHAKE:
             remedy = "draw from the global generators of torch, NumPy and Python, which are seeded for each client"
@@ -290,6 +293,8 @@ def _digests(job: Job) -> dict[str, str]:
     if (augment := client.augment) and client.own_data and len(client.data.train) and job.loop is None:
         batch = client.data.train.inputs[:ROWS]
         augmented = _seeded(job, "its augment function", lambda: augment(batch, torch.Generator().manual_seed(0)))
+    if (public := client.data.public) is not None and job.side.traits.public != "none":
+        found["public dataset"] = public.digest
     found["augmentation"] = digest(client.own_data and augment is not None, *augmented)
     found["settings"] = digest(config.local_epochs, config.learning_rate, config.batch_size, client.data.batch_size)
     structure = _structure(client.model, sized=client.part is not None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config import toml
-from fedhet.config.validation import conflicts, effective
+from fedhet.config.validation import SUPPLIED, conflicts, effective
 from fedhet.errors import ConfigError, nearest
 from fedhet.methods import registry
 from fedhet.methods.keys import checked, default_of, takes
@@ -42,7 +42,12 @@ KeyRow = tuple[str, Value, str, str]
 
 
 def resolve(
-    chosen: Mapping[str, Any], *, strict: bool = True, over: Collection[str] = (), trusted: bool = True
+    chosen: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    over: Collection[str] = (),
+    trusted: bool = True,
+    supplied: Collection[str] = (),
 ) -> Config:
     """Complete and check a user's settings; raises a ConfigError that lists all problems.
 
@@ -52,6 +57,7 @@ def resolve(
         over: keys that the user sets in addition to a file; they may leave keys of the file without effect.
         trusted: whether a method given as `package.module:name` or `FILE.py:NAME` may be imported; False for settings
             from messages.
+        supplied: names of the user's arguments in Python, such as `data`, which replace keys.
     """
     wanted = flattened(chosen)
     for key in ("preset", EXTRA, "method"):
@@ -94,7 +100,8 @@ def resolve(
             "last round: leave it out, or use a method that averages or generates weights, such as layer-average"
         )
     config.options.check(config)
-    return effective(config, traits, (wanted if strict else layers).keys(), strict=strict, over=over)
+    own = {part for part in SUPPLIED if part in supplied}
+    return effective(config, traits, (wanted if strict else layers).keys(), own, strict=strict, over=over)
 
 
 @cache

@@ -181,7 +181,7 @@ def _configured(
     if isinstance(config, Config):
         complete = config
     elif resume is None:
-        complete = configuration.resolve(configuration.completed(config, names))
+        complete = configuration.resolve(configuration.completed(config, names), supplied=names)
     else:
         changes = configuration.from_file(Path(config), names) if isinstance(config, str | Path) else dict(config or {})
         complete = configuration.resolve(_resumed(Path(resume), changes, names), strict=False, trusted=False)
