@@ -35,13 +35,7 @@ from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
 from fedhet.messages import Payload
-from fedhet.methods.included.submodels import (
-    DepthFLOptions,
-    DepthOptions,
-    FjORDOptions,
-    InclusiveFLOptions,
-    SizedOptions,
-)
+from fedhet.methods.included import submodels as declared
 from fedhet.methods.options import Config
 from fedhet.models.copies import multiplies, tied_names
 from fedhet.models.representation import Output
@@ -66,7 +60,7 @@ class Scaled(Submodel):
         return part
 
 
-class HeteroFL(ClientSide[SizedOptions]):
+class HeteroFL(ClientSide[declared.SizedOptions]):
     """Trains the client's part of the network with the masked loss."""
 
     can_be_batched = False
@@ -116,7 +110,7 @@ def _divided(width: float, module: nn.Module, inputs: object, outputs: Tensor) -
     return outputs / width
 
 
-class FjORD(ClientSide[FjORDOptions]):
+class FjORD(ClientSide[declared.FjORDOptions]):
     """Trains the client's network in randomly drawn widths."""
 
     can_be_batched = False
@@ -193,7 +187,7 @@ class Cut:
         return outputs
 
 
-D = TypeVar("D", bound=DepthOptions)
+D = TypeVar("D", bound=declared.DepthOptions)
 
 
 class FirstBlocks(Submodel):
@@ -227,7 +221,7 @@ class ByDepth(ClientSide[D]):
         return f"{EXITS}.0" if max(config.options.all_sizes) > 1 else config.head
 
 
-class DepthFL(ByDepth[DepthFLOptions]):
+class DepthFL(ByDepth[declared.DepthFLOptions]):
     """Trains all exits of the client's part of the network."""
 
     can_be_batched = False
@@ -265,7 +259,7 @@ class LastExit(Exits):
         return scores
 
 
-class InclusiveFL(ByDepth[InclusiveFLOptions]):
+class InclusiveFL(ByDepth[declared.InclusiveFLOptions]):
     """Trains the client's first blocks and their last exit, or the network's head if the client has all blocks."""
 
     kind = LastExit

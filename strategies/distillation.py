@@ -26,18 +26,7 @@ from fedhet.data import Examples
 from fedhet.data.own import as_input
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, factors, load_into, to_arrays
-from fedhet.methods.included.distillation import (
-    AuxiliaryOptions,
-    FedDFOptions,
-    FedMDOptions,
-    FLHADistillationOptions,
-    ScoresOptions,
-    energy,
-    feddf,
-    fedkd,
-    fedmd,
-    flha_distillation,
-)
+from fedhet.methods.included import distillation as declared
 from fedhet.models.representation import fitted, precision
 from fedhet.server import Common, FederatedStrategy, State, in_order
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
@@ -61,7 +50,7 @@ class ScoresState(State):
     tokens: int = 0
 
 
-Q = TypeVar("Q", bound=ScoresOptions)
+Q = TypeVar("Q", bound=declared.ScoresOptions)
 T = TypeVar("T", bound=ScoresState)
 
 
@@ -115,10 +104,10 @@ class Scores(FederatedStrategy[Q, T]):
         self.state.mean, self.state.mean_round = pack(scores), round + 1
 
 
-class FedMD(Scores[FedMDOptions, ScoresState]):
+class FedMD(Scores[declared.FedMDOptions, ScoresState]):
     """Sends clients the consensus f~(x) = 1/m sum_k f_k(x), the mean of their class scores."""
 
-    method = fedmd
+    method = declared.fedmd
     state_class = ScoresState
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -140,10 +129,10 @@ class FedDFState(ScoresState):
     integers: bool = False
 
 
-class FedDF(Scores[FedDFOptions, FedDFState]):
+class FedDF(Scores[declared.FedDFOptions, FedDFState]):
     """Trains the global model at the server; with the key `teach`, clients then learn the global model's scores."""
 
-    method = feddf
+    method = declared.feddf
     state_class = FedDFState
 
     @property
@@ -214,10 +203,10 @@ class FedKDState(State):
     holding: list[str] = field(default_factory=list)
 
 
-class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
+class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
     """Averages the changes of the small shared network; the clients' own networks are not sent."""
 
-    method = fedkd
+    method = declared.fedkd
     state_class = FedKDState
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
@@ -245,7 +234,7 @@ class FedKD(FederatedStrategy[AuxiliaryOptions, FedKDState]):
         if models:
             mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
             spec = self.federation.specs[state.holding[0]]
-            state.update = factors.pack(mean, state.model, energy(round, self.config.rounds), dtype)
+            state.update = factors.pack(mean, state.model, declared.energy(round, self.config.rounds), dtype)
             state.model = factors.apply(state.update, state.model, spec)
         return {}
 
@@ -257,10 +246,10 @@ class FLHADistillationState(State):
     taught: list[str] = field(default_factory=list)
 
 
-class FLHADistillation(FederatedStrategy[FLHADistillationOptions, FLHADistillationState]):
+class FLHADistillation(FederatedStrategy[declared.FLHADistillationOptions, FLHADistillationState]):
     """Averages the teacher in the first rounds; afterwards clients train their own networks without averaging."""
 
-    method = flha_distillation
+    method = declared.flha_distillation
     state_class = FLHADistillationState
 
     @property

@@ -29,18 +29,7 @@ from torch import Tensor, nn
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, check_room, load_into, to_arrays
-from fedhet.methods.included.prototypes import (
-    FDOptions,
-    FedGenOptions,
-    FedProtoOptions,
-    FedTGPOptions,
-    LearnerOptions,
-    fd,
-    fedgen,
-    fedgh,
-    fedproto,
-    fedtgp,
-)
+from fedhet.methods.included import prototypes as declared
 from fedhet.methods.options import Options
 from fedhet.models.generator import Generator, draw
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
@@ -124,10 +113,10 @@ def _width(reply: Reply) -> int:
     return reply.values.count("width", at_least=1, at_most=MOST_CLASSES)
 
 
-class FedProto(ByClass[FedProtoOptions, ClassState]):
+class FedProto(ByClass[declared.FedProtoOptions, ClassState]):
     """Averages the clients' prototype (mean representation) of each class."""
 
-    method = fedproto
+    method = declared.fedproto
 
 
 @dataclass
@@ -137,10 +126,10 @@ class FDState(ClassState):
     own: ArraysBy = field(default_factory=dict)
 
 
-class FD(ByClass[FDOptions, FDState]):
+class FD(ByClass[declared.FDOptions, FDState]):
     """Sends each client the mean logits of each class over the other clients that have the class, equally weighted."""
 
-    method = fd
+    method = declared.fd
     state_class = FDState
     vectors = "prediction"
     way_out = "all clients need the same classes"
@@ -169,7 +158,7 @@ class LearnerState(ClassState):
     learner: Arrays = field(default_factory=dict)
 
 
-L = TypeVar("L", bound=LearnerOptions)
+L = TypeVar("L", bound=declared.LearnerOptions)
 
 
 class Learner(ByClass[L, LearnerState]):
@@ -227,10 +216,10 @@ class Learner(ByClass[L, LearnerState]):
         return metrics
 
 
-class FedGH(Learner[LearnerOptions]):
+class FedGH(Learner[declared.LearnerOptions]):
     """Trains a linear head at the server, and sends it to the clients."""
 
-    method = fedgh
+    method = declared.fedgh
 
     def network(self) -> nn.Module:
         return nn.Linear(self.state.width, self.state.outputs)
@@ -256,10 +245,10 @@ class Prototypes(nn.Module):
         return -torch.cdist(vectors, self.prototypes(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
-class FedTGP(Learner[FedTGPOptions]):
+class FedTGP(Learner[declared.FedTGPOptions]):
     """Trains global prototypes of all classes at the server, and sends them to the clients."""
 
-    method = fedtgp
+    method = declared.fedtgp
 
     def network(self) -> Prototypes:
         return Prototypes(self.state.outputs, self.state.width)
@@ -292,10 +281,10 @@ class FedGenState(State):
     generator: Arrays = field(default_factory=dict)
 
 
-class FedGen(FederatedStrategy[FedGenOptions, FedGenState]):
+class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
     """Averages the clients' heads like LG-FedAvg, and trains the generator against the averaged head."""
 
-    method = fedgen
+    method = declared.fedgen
     state_class = FedGenState
 
     def admit(self, reply: Reply) -> None:

@@ -39,32 +39,18 @@ from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.algorithms.graphs.blocks import EXITS, Exits
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, cast, load_into
-from fedhet.methods.included.submodels import (
-    A,
-    B,
-    DepthFLOptions,
-    DepthOptions,
-    FjORDOptions,
-    InclusiveFLOptions,
-    LoRAOptions,
-    SizedOptions,
-    depthfl,
-    fedrolex,
-    fjord,
-    heterofl,
-    inclusivefl,
-    lora,
-)
+from fedhet.methods.included import submodels as declared
+from fedhet.methods.included.submodels import A, B
 from fedhet.server import ArraysBy, Common, average_shared
 from fedhet.server.submodel import SubmodelState, SubmodelStrategy, cut, read_network
 from fedhet.utils.machine import one_thread
 from fedhet.utils.statistics import grouped, in_order
 
 
-class HeteroFL(SubmodelStrategy[SizedOptions, SubmodelState]):
+class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
     """Averages each entry over the clients that have it, and rows of the head over the clients that have the class."""
 
-    method = heterofl
+    method = declared.heterofl
 
     def check_reply(self, reply: Reply) -> None:
         """Check the reply, including the row numbers of the client's classes in the head."""
@@ -93,16 +79,16 @@ class HeteroFL(SubmodelStrategy[SizedOptions, SubmodelState]):
 class FedRolex(HeteroFL):
     """Averages like HeteroFL, but a client's units roll over the layers (Alam et al., NeurIPS 2022, equation 2)."""
 
-    method = fedrolex
+    method = declared.fedrolex
 
 
-class FjORD(SubmodelStrategy[FjORDOptions, SubmodelState]):
+class FjORD(SubmodelStrategy[declared.FjORDOptions, SubmodelState]):
     """Averages each entry over the clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
 
-    method = fjord
+    method = declared.fjord
 
 
-D = TypeVar("D", bound=DepthOptions)
+D = TypeVar("D", bound=declared.DepthOptions)
 T = TypeVar("T", bound=SubmodelState)
 
 
@@ -122,10 +108,10 @@ class ByDepth(SubmodelStrategy[D, T]):
         return model
 
 
-class DepthFL(ByDepth[DepthFLOptions, SubmodelState]):
+class DepthFL(ByDepth[declared.DepthFLOptions, SubmodelState]):
     """Averages each array over the clients that have it; the global model is the whole network with its exits."""
 
-    method = depthfl
+    method = declared.depthfl
 
 
 @dataclass
@@ -136,10 +122,10 @@ class InclusiveFLState(SubmodelState):
     momentum: ArraysBy = field(default_factory=dict)
 
 
-class InclusiveFL(ByDepth[InclusiveFLOptions, InclusiveFLState]):
+class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
     """Averages last blocks over clients of equal depth, and earlier blocks over all clients that have them."""
 
-    method = inclusivefl
+    method = declared.inclusivefl
     state_class = InclusiveFLState
 
     def admit(self, reply: Reply) -> None:
@@ -247,10 +233,10 @@ class LoRAState(SubmodelState):
     products: Arrays = field(default_factory=dict)
 
 
-class LoRA(SubmodelStrategy[LoRAOptions, LoRAState]):
+class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
     """Aggregates the clients' low-rank adapters, and averages the head if it is trained."""
 
-    method = lora
+    method = declared.lora
     state_class = LoRAState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:

@@ -12,21 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fedhet.cli.arguments import (
-    Data,
-    Folders,
-    Jobs,
-    Named,
-    Settings,
-    Source,
-    Tune,
-    TuneRuns,
-    method_names,
-    numbers,
-    path_of,
-    place,
-    tuning_grid,
-)
+from fedhet.cli import arguments
 from fedhet.config import configuration
 from fedhet.config.toml import parse_settings, toml_value
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_words
@@ -60,14 +46,14 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 @app.command()
 def run(
-    config: Source = None,
-    settings: Settings = None,
+    config: arguments.Source = None,
+    settings: arguments.Settings = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
-    out: Annotated[Path | None, place("Run directory; by default a new one in runs/.")] = None,
-    data: Data = None,
+    out: Annotated[Path | None, arguments.place("Run directory; by default a new one in runs/.")] = None,
+    data: arguments.Data = None,
     engine: Annotated[str | None, typer.Option(metavar="ENGINE", help="local, ray, or a SuperLink connection.")] = None,
-    resume: Annotated[Path | None, place("Resume the run in this directory.")] = None,
-    method: Named = None,
+    resume: Annotated[Path | None, arguments.place("Resume the run in this directory.")] = None,
+    method: arguments.Named = None,
 ) -> None:
     """Run a federation from beginning to end."""
     with _errors():
@@ -96,26 +82,26 @@ def compare(
         typer.Argument(
             metavar="METHOD...",
             help="Methods in the order of the table, or [NAME=]METHOD,KEY=VALUE,... for one with its own settings.",
-            autocompletion=method_names,
+            autocompletion=arguments.method_names,
         ),
     ],
     seeds: Annotated[str, typer.Option(help="Comma-separated; every method runs once with each seed.")] = "0,1,2",
     config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings for all: a TOML file or preset.")] = None,
-    settings: Settings = None,
-    out: Annotated[Path | None, place("Folder of the comparison; by default one in runs/.")] = None,
-    jobs: Jobs = None,
+    settings: arguments.Settings = None,
+    out: Annotated[Path | None, arguments.place("Folder of the comparison; by default one in runs/.")] = None,
+    jobs: arguments.Jobs = None,
     baseline: Annotated[str | None, typer.Option(metavar="NAME", help="By default the first method.")] = None,
-    tune: Tune = None,
-    tune_runs: TuneRuns = None,
+    tune: arguments.Tune = None,
+    tune_runs: arguments.TuneRuns = None,
     tune_seeds: Annotated[str, typer.Option(help="Comma-separated; for tuning only.")] = "1000,1001,1002",
-    data: Data = None,
+    data: arguments.Data = None,
 ) -> None:
     """Run several methods on the same clients and data. If interrupted, the same command continues."""
     with _errors(stopped=GOES_ON):
-        reported, for_tuning = numbers("--seeds", seeds), numbers("--tune-seeds", tune_seeds)
+        reported, for_tuning = arguments.numbers("--seeds", seeds), arguments.numbers("--tune-seeds", tune_seeds)
         chosen = configuration.named(config) | _settings_of(settings, data=data)
         comparing = _quietly("fedhet.comparing")
-        tuning = comparing.Tuning(tuning_grid(tune), for_tuning, tune_runs) if tune else None
+        tuning = comparing.Tuning(arguments.tuning_grid(tune), for_tuning, tune_runs) if tune else None
         if tuning is None and tune_runs is not None:
             raise ConfigError("--tune-runs has no effect without --tune: give values with --tune KEY=V1,V2")
         how: dict[str, Any] = {"jobs": jobs, "baseline": baseline, "tuning": tuning, "console": terminal()}
@@ -125,8 +111,8 @@ def compare(
 
 @app.command()
 def recommend(
-    config: Source = None,
-    settings: Settings = None,
+    config: arguments.Source = None,
+    settings: arguments.Settings = None,
     allow: Annotated[
         str | None, typer.Option(metavar="KINDS", help="Kinds of values that clients may send; by default all.")
     ] = None,
@@ -135,9 +121,9 @@ def recommend(
     ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Total time, such as 90s, 30m or 2h.")] = "30m",
     methods: Annotated[str, typer.Option(help="Methods to try, comma-separated; by default all that can serve.")] = "",
-    out: Annotated[Path | None, place("Folder for all runs; by default runs/recommend.")] = None,
-    jobs: Jobs = None,
-    data: Data = None,
+    out: Annotated[Path | None, arguments.place("Folder for all runs; by default runs/recommend.")] = None,
+    jobs: arguments.Jobs = None,
+    data: arguments.Data = None,
 ) -> None:
     """Find the methods that can train these clients, and compare them. If interrupted, the same command continues."""
     with _errors(stopped=GOES_ON):
@@ -152,7 +138,7 @@ def recommend(
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="A new folder.", parser=path_of)],
+    folder: Annotated[Path, typer.Argument(help="A new folder.", parser=arguments.path_of)],
     flower: Annotated[bool, typer.Option("--flower", help="Write a Flower app for `flwr run`.")] = False,
 ) -> None:
     """Write the files of a new project: a model, data, and a script or Flower app."""
@@ -167,9 +153,9 @@ def new(
 
 @app.command()
 def report(
-    folders: Folders,
-    out: Annotated[Path, place("The page about several runs.", "FILE")] = Path("comparison.html"),
-    method: Named = None,
+    folders: arguments.Folders,
+    out: Annotated[Path, arguments.place("The page about several runs.", "FILE")] = Path("comparison.html"),
+    method: arguments.Named = None,
 ) -> None:
     """Write report.html and figures for a run, or one page about several runs."""
     with _errors(everything_is_input=True):
@@ -186,7 +172,7 @@ def report(
 @app.command()
 def clean(
     days: Annotated[float, typer.Option(min=0, help="Age in days from which runs are removed.")] = 30,
-    state_dir: Annotated[Path | None, place("The node's folder of state; by default ~/.fedhet/state.")] = None,
+    state_dir: Annotated[Path | None, arguments.place("The node's state; by default ~/.fedhet/state.")] = None,
 ) -> None:
     """Remove states and public datasets of old runs from this node's folder."""
     with _errors(everything_is_input=True):
@@ -225,7 +211,7 @@ def keys(
         typer.Argument(
             metavar="[METHOD|WORD]",
             help="Show only this method's keys, or keys with this word in their name or description.",
-            autocompletion=method_names,
+            autocompletion=arguments.method_names,
         ),
     ] = None,
 ) -> None:

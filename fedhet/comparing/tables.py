@@ -12,17 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.comparing.measures import (
-    ACCURACIES,
-    CONFIDENCE,
-    EXAMPLES,
-    GAINS,
-    MEASURES,
-    WORK,
-    VariantResult,
-    corrected_p_values,
-    differences,
-)
+from fedhet.comparing import measures
+from fedhet.comparing.measures import VariantResult
 from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.comparing.tuning import Search, Tuning
 from fedhet.results.plotting import INK, draw_line, label_axes, look, new_figure
@@ -33,9 +24,10 @@ _WORDS = ("method", "models")
 _LEFT = (*_WORDS, "settings")
 _LEAST = ("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global")
 """Headings of the columns that a narrow terminal does not show, the least important first."""
-_COUNTS = dict(zip((*EXAMPLES, *WORK), ("labelled", "public", "own steps", "steps", "examples seen"), strict=True))
+_COUNTED = "labelled", "public", "own steps", "steps", "examples seen"
+_COUNTS = dict(zip((*measures.EXAMPLES, *measures.WORK), _COUNTED, strict=True))
 """Measures that are counts, and their headings."""
-_GAINS = dict(zip(GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
+_GAINS = dict(zip(measures.GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
 _Cell = Callable[[VariantResult], str]
 
 
@@ -82,22 +74,22 @@ def _in_markdown(cell: str) -> str:
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
     """Yield headings and a row for each run, then rows over seeds: `mean`, `std`, paired `difference`, p-value `p`."""
-    yield ["method", "seed", "models", "equal_architectures", *MEASURES]
+    yield ["method", "seed", "models", "equal_architectures", *measures.MEASURES]
     for result in results:
         for each in result.outcomes:
-            values = [each.values[measure] for measure in MEASURES]
+            values = [each.values[measure] for measure in measures.MEASURES]
             yield [result.variant, each.run.seed, each.models, result.equalised, *values]
     for result in results:
         for name, of in (("mean", result.mean), ("std", result.spread)):
-            yield [result.variant, name, result.models, result.equalised, *map(of, MEASURES)]
+            yield [result.variant, name, result.models, result.equalised, *map(of, measures.MEASURES)]
     for result in results:
         if result is not baseline:
-            of_all = [result.difference(baseline, measure) for measure in MEASURES]
+            of_all = [result.difference(baseline, measure) for measure in measures.MEASURES]
             for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
                 values = [getattr(each, end, None) for each in of_all]
                 yield [result.variant, f"difference{name}", result.models, result.equalised, *values]
-    for variant, p in corrected_p_values(results, baseline).items():
-        yield [variant, "p", "", "", *(p if measure == "personal_accuracy" else None for measure in MEASURES)]
+    for variant, p in measures.corrected_p_values(results, baseline).items():
+        yield [variant, "p", "", "", *(p if measure == "personal_accuracy" else None for measure in measures.MEASURES)]
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
@@ -118,7 +110,7 @@ def _accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> di
     for name in _shown(results):
         heading = "after training" if name == "trained_accuracy" else name.removesuffix("_accuracy")
         columns[heading] = partial(_accuracy, name)
-    found, p_values = differences(results, baseline), corrected_p_values(results, baseline)
+    found, p_values = measures.differences(results, baseline), measures.corrected_p_values(results, baseline)
     columns[f"minus {baseline.variant}"] = lambda result: str(found.get(result.variant) or "-")
     if p_values:
         columns["p"] = lambda result: _p_value(p_values.get(result.variant))
@@ -142,10 +134,12 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 def _shown(results: Sequence[VariantResult]) -> list[str]:
     """Return the accuracies that have a column: the personal accuracy, and others that are known and differ from it."""
     without = {
-        "trained_accuracy": all(each.mean("trained_accuracy") in (None, each.mean(ACCURACIES[0])) for each in results),
+        "trained_accuracy": all(
+            each.mean("trained_accuracy") in (None, each.mean("personal_accuracy")) for each in results
+        ),
         "common_accuracy": all(each.mean("common_accuracy") is None for each in results),
     }
-    return [name for name in ACCURACIES if not without.get(name)]
+    return [name for name in measures.ACCURACIES if not without.get(name)]
 
 
 def _accuracy(measure: str, result: VariantResult) -> str:
@@ -198,15 +192,15 @@ def notes_below(
 
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
-    found = differences(results, baseline)
+    found = measures.differences(results, baseline)
     if not found:
         return
-    covers = f"with its {CONFIDENCE:.0%} interval (Student's t)"
+    covers = f"with its {measures.CONFIDENCE:.0%} interval (Student's t)"
     if few := {each.seeds for each in found.values() if each and each.low is None}:
         covers = f"{max(few)} here: too few seeds for an interval"
     paired = "paired over the seeds that both completed"
     yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
-    if number := len(corrected_p_values(results, baseline)):
+    if number := len(measures.corrected_p_values(results, baseline)):
         yield f"p: of no difference, corrected for the number of differences in the table ({number}, Holm)."
 
 

@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.algorithms.graphs import (
-    VALUE,
-    PermutationGroup,
-    PermutationGroups,
-    Segment,
-    Slot,
-    columns,
-    expand,
-    rows,
-    set_rows,
-    tie,
-)
+from fedhet.algorithms import graphs
 from fedhet.algorithms.matching.bbp_map import LayerMatch, estimate_variances, match_layer
 
 Array = npt.NDArray[Any]
@@ -55,7 +44,7 @@ class Matching:
     def match(
         self,
         matrices: Sequence[Array],
-        group: PermutationGroup,
+        group: graphs.PermutationGroup,
         prior: npt.NDArray[np.float64],
         random: np.random.RandomState,
     ) -> LayerMatch:
@@ -67,17 +56,19 @@ class Matching:
         return match_layer(matrices, **options, seed=random, average=self._average_of(group))
 
     def prior_mean(
-        self, states: Sequence[State], matrices: Sequence[Array], groups: PermutationGroups, index: int
+        self, states: Sequence[State], matrices: Sequence[Array], groups: graphs.PermutationGroups, index: int
     ) -> npt.NDArray[np.float64]:
         """Return the prior mean (D,) of global rows: 0.1 for biases, the clients' mean for scales of norms, else 0."""
-        slots = columns(states[0], groups, index)
+        slots = graphs.columns(states[0], groups, index)
         prior = np.array([BIAS_MEAN if slot.role.startswith("bias") else 0.0 for slot in slots])
-        scale = np.array([slot.role in ("weight", VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots])
+        scale = np.array(
+            [slot.role in ("weight", graphs.VALUE) and states[0][slot.parameter].ndim == 1 for slot in slots]
+        )
         if scale.any():
             prior[scale] = np.concatenate([matrix[:, scale] for matrix in matrices]).mean(0)
         return prior
 
-    def _average_of(self, group: PermutationGroup) -> str:
+    def _average_of(self, group: graphs.PermutationGroup) -> str:
         plain = any(slot.axis or slot.role.startswith("weight_ih") for slot in group.rows)  # an embedding, or recurrent
         return "mean" if plain else self.average
 
@@ -93,7 +84,7 @@ class GroupMatch:
 
 def match_group(
     states: Sequence[State],
-    groups: PermutationGroups,
+    groups: graphs.PermutationGroups,
     index: int,
     assignments: Sequence[Assignments],
     sizes: Sequence[int],
@@ -101,10 +92,12 @@ def match_group(
     random: np.random.RandomState,
 ) -> GroupMatch:
     """Match the units of the group `index` among clients, and average its parameters that are not matched."""
-    matrices = [rows(state, groups, index) for state in states]
+    matrices = [graphs.rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
-    _keep_constants(match, matrices, [slot.parameter in groups.kinds for slot in columns(states[0], groups, index)])
+    _keep_constants(
+        match, matrices, [slot.parameter in groups.kinds for slot in graphs.columns(states[0], groups, index)]
+    )
     placed = [{**assignment, index: units} for assignment, units in zip(assignments, match.assignments, strict=True)]
     carried = average_carried(states, groups, index, placed, [*sizes, len(match.counts)], match, average=how.average)
     return GroupMatch(match, prior, carried)
@@ -121,7 +114,7 @@ def _keep_constants(match: LayerMatch, matrices: Sequence[Array], constant: Sequ
 
 
 def match_networks(
-    states: Sequence[State], groups: PermutationGroups, how: Matching, random: np.random.RandomState
+    states: Sequence[State], groups: graphs.PermutationGroups, how: Matching, random: np.random.RandomState
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
     """Match whole networks without training in between (PFNM: Yurochkin et al., ICML 2019).
 
@@ -137,26 +130,26 @@ def match_networks(
         size = {group.index: len(matched.match.counts)}
         for j, assignment in enumerate(matched.match.assignments):
             assignments[j][group.index] = assignment
-            moved[j] = expand(moved[j], groups, {group.index: assignment}, size)
+            moved[j] = graphs.expand(moved[j], groups, {group.index: assignment}, size)
     return settled, moved
 
 
 def patch(
-    state: State, groups: PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
+    state: State, groups: graphs.PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
     """Return a client's state with the units of one more group in the global order.
 
     The group's matched parameters are the global rows `settled` (L', D), its other parameters those in `carried`, and
     `assignment` (L,) has the global row of each unit. Later layers have zero weights for units of other clients.
     """
-    moved = expand(state, groups, {index: assignment}, {index: len(settled)})
-    moved = set_rows(moved, groups, index, settled)
+    moved = graphs.expand(state, groups, {index: assignment}, {index: len(settled)})
+    moved = graphs.set_rows(moved, groups, index, settled)
     moved |= {name: array.astype(moved[name].dtype) for name, array in carried.items()}
-    return tie(moved, groups)
+    return graphs.tie(moved, groups)
 
 
 def assemble(
-    groups: PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
+    groups: graphs.PermutationGroups, dtypes: Mapping[str, str], settled: Sequence[tuple[Array, State]], rest: State
 ) -> dict[str, Array]:
     """Return the state of the global model, assembled from the results of matching.
 
@@ -168,9 +161,9 @@ def assemble(
         name: np.full(shape, float(name.endswith("running_var")), dtypes[name]) for name, shape in shapes.items()
     }
     for index, (matrix, carried) in enumerate(settled):
-        state = set_rows(state, groups, index, matrix)
+        state = graphs.set_rows(state, groups, index, matrix)
         state |= {name: array.astype(dtypes[name]) for name, array in carried.items()}
-    return tie(state | {name: array.astype(dtypes[name]) for name, array in rest.items()}, groups)
+    return graphs.tie(state | {name: array.astype(dtypes[name]) for name, array in rest.items()}, groups)
 
 
 # ---- averages of arrays that are not matched
@@ -178,7 +171,7 @@ def assemble(
 
 def average_carried(
     states: Sequence[State],
-    groups: PermutationGroups,
+    groups: graphs.PermutationGroups,
     index: int,
     assignments: Sequence[Assignments],
     sizes: Sequence[int],
@@ -195,7 +188,7 @@ def average_carried(
         if groups.kinds.get(name := slot.parameter) == "statistic":
             continue
         moved = (
-            expand({name: state[name]}, groups, {index: assignment[index]}, {index: sizes[index]})[name].astype(
+            graphs.expand({name: state[name]}, groups, {index: assignment[index]}, {index: sizes[index]})[name].astype(
                 np.float64
             )
             for state, assignment in zip(states, assignments, strict=True)
@@ -215,7 +208,7 @@ def average_carried(
 
 def average_rest(
     states: Sequence[State],
-    groups: PermutationGroups,
+    groups: graphs.PermutationGroups,
     *,
     examples: Sequence[int],
     class_counts: npt.ArrayLike | None = None,
@@ -256,7 +249,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _present(
-    groups: PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
+    groups: graphs.PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
     """Return 1 for entries along a global axis that a client has, else 0; all groups without assignment have 1."""
     parts = []
@@ -272,13 +265,13 @@ def _present(
 # ---- the arrays of a group, and groups as text
 
 
-def parameters_of(groups: PermutationGroups, index: int) -> tuple[str, ...]:
+def parameters_of(groups: graphs.PermutationGroups, index: int) -> tuple[str, ...]:
     """Return the names of a group's matched parameters, followed by those of its other parameters."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
 
-def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
+def rest_of(groups: graphs.PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
     """Return the names of the arrays that belong to no group, with or without BatchNorm's statistics."""
     settled = {name for group in groups for name in parameters_of(groups, group.index)}
     return tuple(
@@ -288,7 +281,7 @@ def rest_of(groups: PermutationGroups, *, statistics: bool = True) -> tuple[str,
     )
 
 
-def due(groups: PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
+def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA: those of the group number `step`.
 
     In the last step, these are the arrays that belong to no group.
@@ -296,26 +289,26 @@ def due(groups: PermutationGroups, step: int, *, statistics: bool) -> tuple[str,
     return parameters_of(groups, step) if step < len(groups) else rest_of(groups, statistics=statistics)
 
 
-def groups_to_json(groups: PermutationGroups) -> str:
+def groups_to_json(groups: graphs.PermutationGroups) -> str:
     """Return permutation groups as JSON, for a server that does not have the model."""
     return json.dumps(asdict(groups))
 
 
-def groups_from_json(text: str) -> PermutationGroups:
+def groups_from_json(text: str) -> graphs.PermutationGroups:
     """Return the permutation groups that `groups_to_json` wrote; raise a ValueError for any other text."""
     try:
         description = json.loads(text)
         axes = {
-            name: tuple(tuple(Segment(**segment) for segment in axis) for axis in axes)
+            name: tuple(tuple(graphs.Segment(**segment) for segment in axis) for axis in axes)
             for name, axes in description["axes"].items()
         }
         needs = {name: (int(group), int(least)) for name, (group, least) in description["needs"].items()}
         groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
-        return PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
+        return graphs.PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the text does not describe permutation groups: {error!r}") from error
 
 
-def _group(description: dict[str, Any]) -> PermutationGroup:
-    slots = {key: tuple(Slot(**slot) for slot in description[key]) for key in ("rows", "completes")}
-    return PermutationGroup(**{**description, **slots})
+def _group(description: dict[str, Any]) -> graphs.PermutationGroup:
+    slots = {key: tuple(graphs.Slot(**slot) for slot in description[key]) for key in ("rows", "completes")}
+    return graphs.PermutationGroup(**{**description, **slots})

@@ -4,19 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
+from fedhet.methods import sharing
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Options, option
-from fedhet.methods.sharing import (
-    BODY,
-    BY_FIRST_LAYERS,
-    BY_TYPE_AND_ORDER,
-    EVERYTHING,
-    HEAD,
-    WITHIN_ARCHITECTURES,
-    Sharing,
-)
 
-fedavg = Method("fedavg", Traits(networks="equal", shares=EVERYTHING, common_init=True))
+fedavg = Method("fedavg", Traits(networks="equal", shares=sharing.EVERYTHING, common_init=True))
 
 
 @dataclass(frozen=True)
@@ -48,13 +40,13 @@ class FedRepOptions(Options):
 
 fedrep = Method(
     "fedrep",
-    Traits(networks="equal", shares=BODY, keeps="rest", scored="received", common_init=True),
+    Traits(networks="equal", shares=sharing.BODY, keeps="rest", scored="received", common_init=True),
     FedRepOptions,
     common={"local-epochs": 11, "closing-epochs": 10},
     own={"fedrep.body-epochs": 2},
 )
 
-lg_fedavg = Method("lg-fedavg", Traits(shares=HEAD, keeps="model", scored="trained", common_init=True))
+lg_fedavg = Method("lg-fedavg", Traits(shares=sharing.HEAD, keeps="model", scored="trained", common_init=True))
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,11 @@ class LayerAverageOptions(Options):
 
 
 def _layer_average(options: LayerAverageOptions) -> Traits:
-    maps = {"type-order": BY_TYPE_AND_ORDER, "architecture": WITHIN_ARCHITECTURES, "max-common": BY_FIRST_LAYERS}
+    maps = {
+        "type-order": sharing.BY_TYPE_AND_ORDER,
+        "architecture": sharing.WITHIN_ARCHITECTURES,
+        "max-common": sharing.BY_FIRST_LAYERS,
+    }
     return Traits(shares=maps[options.by], common_init=True)
 
 
@@ -87,7 +83,7 @@ layer_average = Method(
 ensemble = Method(
     "ensemble",
     Traits(
-        shares=Sharing("everything", averaged=False),
+        shares=sharing.Sharing("everything", averaged=False),
         keeps="model",
         scored="trained",
         common_init=True,
