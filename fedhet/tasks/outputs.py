@@ -337,3 +337,9 @@ class Regression(Vectors):
         if labels[0].numel() == 1 and bool((labels == labels.round()).all()):
             maybe += "; classes must be integers (labels.long())"
         return f"its targets are {sizes(labels)}, but its outputs are {sizes(outputs)}: each needs an output{maybe}"
+
+
+_KINDS = (Classification, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression)
+
+OUTPUTS: dict[str, Outputs] = {kind.name: kind() for kind in _KINDS}
+"""Kinds of outputs by the name of their task."""

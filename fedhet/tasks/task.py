@@ -11,30 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ConfigError, check_kinds, nearest, shown
-from fedhet.tasks.outputs import (
-    IGNORED,
-    Binary,
-    Classification,
-    Columns,
-    MultiLabel,
-    NextCharacter,
-    Outputs,
-    Regression,
-    Segmentation,
-    TokenClassification,
-    zeros_and_ones,
-)
+from fedhet.tasks.outputs import IGNORED, OUTPUTS, Columns, Outputs, zeros_and_ones
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Metric
 
 LARGEST = 1e9
 """Larger numbers come from diverged training. Sums of squares of smaller ones are finite."""
-
-
-_KINDS = (Classification, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression)
-
-OUTPUTS: dict[str, Outputs] = {kind.name: kind() for kind in _KINDS}
-"""Kinds of outputs by the name of their task."""
 
 
 def infer(outputs: Tensor, labels: Tensor) -> str:
