@@ -36,8 +36,10 @@ W = TypeVar("W", bound=WidthOptions)
 class ByClass(ClientSide[P]):
     """Client side that sends the client's mean vector of each class, and receives the global vectors of classes.
 
-    Attributes: of_phi: whether vectors are representations (Phi); otherwise they are the network's outputs. classes:
-    (k,) int64, the classes that have a global vector. prototypes: (k, width), the global vectors.
+    Attributes:
+        of_phi: whether vectors are representations (Phi); otherwise they are the network's outputs.
+        classes: (k,) int64, the classes that have a global vector.
+        prototypes: (k, width), the global vectors.
     """
 
     of_phi: ClassVar[bool] = True

@@ -26,9 +26,10 @@ from ._common import distance_metric
 class FedHARMState(State):
     """The state of FedHARM.
 
-    Attributes: sent: the latest packed descriptors or posteriors of each client, absent clients included. cosines: for
-    each round and block, the mean cosine similarity between a client's descriptors and the mean of the other clients',
-    of the same image (`same`) and of different images (`other`).
+    Attributes:
+        sent: the latest packed descriptors or posteriors of each client, absent clients included.
+        cosines: for each round and block, the mean cosine similarity between a client's descriptors and the mean of the
+            other clients', of the same image (`same`) and of different images (`other`).
     """
 
     sent: ArraysBy = field(default_factory=dict)

@@ -44,9 +44,10 @@ from ._common import class_counts
 class MatchedState(State):
     """The state of a method that matches units.
 
-    Attributes: groups: the permutation groups of the clients' architecture (JSON). classes: whether labels are classes;
-    None before the first client is admitted. assignments: by client and group, the global unit of each of the client's
-    units.
+    Attributes:
+        groups: the permutation groups of the clients' architecture (JSON).
+        classes: whether labels are classes; None before the first client is admitted.
+        assignments: by client and group, the global unit of each of the client's units.
     """
 
     groups: str = ""
@@ -208,10 +209,12 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
 class FedMAState(MatchedState):
     """The state of FedMA: the groups that the current pass has matched, and the clients' units in them.
 
-    Attributes: pass_: number of complete passes. step: index of the group that is matched next. holding: the clients
-    that sent the last group, and keep their networks for the rest of the pass. group: by group, the weights of its
-    global units and the parameters averaged with them, in the dtype sent. last: the output layer of the last complete
-    pass.
+    Attributes:
+        pass_: number of complete passes.
+        step: index of the group that is matched next.
+        holding: the clients that sent the last group, and keep their networks for the rest of the pass.
+        group: by group, the weights of its global units and the parameters averaged with them, in the dtype sent.
+        last: the output layer of the last complete pass.
     """
 
     pass_: int = 0

@@ -32,8 +32,11 @@ __all__ = ["Comparison", "Tuning", "compare"]
 class Comparison:
     """A finished comparison of variants, which are methods with their settings.
 
-    Attributes: folder: the folder of the comparison. results: the result of each variant, over its seeds. baseline: the
-    result from which differences are computed. failed: the reason of failure of each failed run, by the run's name.
+    Attributes:
+        folder: the folder of the comparison.
+        results: the result of each variant, over its seeds.
+        baseline: the result from which differences are computed.
+        failed: the reason of failure of each failed run, by the run's name.
     """
 
     folder: Path
@@ -94,17 +97,25 @@ def compare(
     completed runs, and resumes interrupted and failed ones. Raises a ConfigError if settings are invalid or a folder in
     `out` has a run with other settings, and a FedhetError if all runs failed (for some, see `Comparison.failed`).
 
-    Args: methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method
-    with its own settings. config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and
-    `workers`. Setting a key of one method sets it for all methods that share the key. Keys that are not set have the
-    first method's defaults, and a method's own keys those of its preset. If one method needs public examples or closing
-    epochs, all get them. With `rounds = 0`, one method must determine the number of rounds. seeds: each method runs
-    once with each seed. model, data, task, client_settings: the clients' networks, data, task and settings, as for
-    `fedhet.run`. out: folder of the comparison; by default a folder in `runs/` named after the methods, with a number
-    if one of this name has a comparison with other settings. jobs: number of simultaneous runs, each in a process with
-    one thread; by default one for each core or for each 4 GiB of GPU memory. baseline: the variant from which
-    differences are computed; by default the first. tuning: settings to try for each method before the runs, measured on
-    validation examples. console: console for progress and tables; by default standard output.
+    Args:
+        methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
+            its own settings.
+        config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Setting a
+            key of one method sets it for all methods that share the key. Keys that are not set have the first method's
+            defaults, and a method's own keys those of its preset. If one method needs public examples or closing
+            epochs, all get them. With `rounds = 0`, one method must determine the number of rounds.
+        seeds: each method runs once with each seed.
+        model: the clients' networks, as for `fedhet.run`.
+        data: the clients' data, as for `fedhet.run`.
+        task: the task of the user's data.
+        client_settings: settings of single clients, as for `fedhet.run`.
+        out: folder of the comparison; by default a folder in `runs/` named after the methods, with a number if one of
+            this name has a comparison with other settings.
+        jobs: number of simultaneous runs, each in a process with one thread; by default one for each core or for each 4
+            GiB of GPU memory.
+        baseline: the variant from which differences are computed; by default the first.
+        tuning: settings to try for each method before the runs, measured on validation examples.
+        console: console for progress and tables; by default standard output.
     """
     check_list("methods", methods, str, "['fedhenn', 'local']")
     check_list("seeds", seeds, int, "[0, 1, 2]")

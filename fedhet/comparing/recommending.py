@@ -98,13 +98,19 @@ def recommend(
     If called again with the same settings, completed runs are kept, and the whole budget is available again. Raises a
     ConfigError for invalid settings, and a FedhetError if training without exchange failed or exceeds the budget.
 
-    Args: config: settings for all methods, as for `fedhet.compare`. model, data, task: the clients' networks, data and
-    task, as for `fedhet.run`. methods: methods to try in addition to those without exchange; by default all. allow:
-    kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all. max_bytes: the
-    most bytes that a client may send and receive in a round, such as `"500 KB"`. budget: the total time, such as
-    `"30m"`, or a number of seconds. seeds: seeds of the comparison; the last ones are left out if the time is not
-    sufficient. out: folder for all files; by default `runs/recommend`. jobs, console: number of simultaneous runs and
-    console, as for `fedhet.compare`.
+    Args:
+        config: settings for all methods, as for `fedhet.compare`.
+        model: the clients' networks, as for `fedhet.run`.
+        data: the clients' data, as for `fedhet.run`.
+        task: the task of the user's data.
+        methods: methods to try in addition to those without exchange; by default all.
+        allow: kinds of arrays that may leave the clients, such as `"posteriors"`, comma-separated; by default all.
+        max_bytes: the most bytes that a client may send and receive in a round, such as `"500 KB"`.
+        budget: the total time, such as `"30m"`, or a number of seconds.
+        seeds: seeds of the comparison; the last ones are left out if the time is not sufficient.
+        out: folder for all files; by default `runs/recommend`.
+        jobs: number of simultaneous runs, as for `fedhet.compare`.
+        console: console for progress and tables; by default standard output.
     """
     began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")

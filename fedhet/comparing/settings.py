@@ -95,9 +95,11 @@ class PlannedRun:
 class SharedSettings:
     """The settings that the variants of a comparison share, and those of single variants.
 
-    Attributes: own: by variant, its own settings, such as the method. fixed: by variant, the keys that are set in the
-    variant itself and are therefore not tuned. equalised: variants whose clients all get one architecture because the
-    method requires this. notes: remarks on the settings, printed below the tables.
+    Attributes:
+        own: by variant, its own settings, such as the method.
+        fixed: by variant, the keys that are set in the variant itself and are therefore not tuned.
+        equalised: variants whose clients all get one architecture because the method requires this.
+        notes: remarks on the settings, printed below the tables.
     """
 
     for_all: Mapping[str, Value]

@@ -37,10 +37,12 @@ _NOT_TUNED = SAME_FOR_ALL | {"architectures", "assign"}
 class Tuning:
     """The configurations to try in tuning.
 
-    Attributes: grid: the values to try for each key, common (`learning-rate`) or of a method (`fedhenn.eta0`);
-    `NAME:KEY` is for the variant NAME only. seeds: seeds of tuning; each configuration runs once with each seed. runs:
-    number of configurations for each variant; by default the size of the largest grid. Smaller grids are extended by
-    further learning rates.
+    Attributes:
+        grid: the values to try for each key, common (`learning-rate`) or of a method (`fedhenn.eta0`); `NAME:KEY` is
+            for the variant NAME only.
+        seeds: seeds of tuning; each configuration runs once with each seed.
+        runs: number of configurations for each variant; by default the size of the largest grid. Smaller grids are
+            extended by further learning rates.
     """
 
     grid: Mapping[str, Sequence[Value]]

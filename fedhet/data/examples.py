@@ -164,11 +164,14 @@ class Owners(NamedTuple):
 class DataSet:
     """A data set: its training examples, its common test set, and its task, which determines loss and metric.
 
-    Attributes: classes: number of outputs of a model: classes, labels or characters. input_shape: shape of one
-    transformed example. transform: converts a batch of raw inputs (n, ...) to a model's input, each example separately.
-    augment: returns random variants of raw images, of the same shape and dtype, given a generator. groups: owners of
-    the examples, for the partition `natural`. together: owners whose examples the partition `iid` keeps together, such
-    as patients. white: raw value of a white pixel, for images.
+    Attributes:
+        classes: number of outputs of a model: classes, labels or characters.
+        input_shape: shape of one transformed example.
+        transform: converts a batch of raw inputs (n, ...) to a model's input, each example separately.
+        augment: returns random variants of raw images, of the same shape and dtype, given a generator.
+        groups: owners of the examples, for the partition `natural`.
+        together: owners whose examples the partition `iid` keeps together, such as patients.
+        white: raw value of a white pixel, for images.
     """
 
     name: str

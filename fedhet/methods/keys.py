@@ -44,17 +44,26 @@ def option(
 ) -> Any:
     """Return a dataclass field that is a configuration key.
 
-    Args: default: the default value. help: a description in one line. choices: all accepted values, if there are few.
-    at_least, above, at_most, below: limits of accepted numbers; `above` and `below` are exclusive. about: the subject:
-    the clients' data (`data`), training (`training`, `optimiser`), how long the server waits for clients (`server`),
-    computation on a client's machine (`node`), the place of a run (`place`), or its measurements and files (`output`).
-    A comparison sets keys about data, place and output for all variants. at_node: whether a node may set the key for
-    itself, in its node config. resumable: whether the value may change when a run is resumed. path: whether the value
-    is a path, which must be set on the machine where it is used. needs: other keys, each with the values at which this
-    key has an effect: a tuple of values, or limits such as `{"below": 1}`. An empty tuple stands for all values except
-    0 and "". trait: the name of an attribute of `Traits`; the key has an effect if that is true or, if it is a tuple,
-    contains the key's value. replaced_by: parts that the user passes; if all of them are passed, the key has no effect.
-    at_need: values of a method's own key that `fedhet recommend` tries if the default is not applicable.
+    Args:
+        default: the default value.
+        help: a description in one line.
+        choices: all accepted values, if there are few.
+        at_least: smallest accepted number.
+        above: exclusive lower limit.
+        at_most: largest accepted number.
+        below: exclusive upper limit.
+        about: the subject: the clients' data (`data`), training (`training`, `optimiser`), how long the server waits
+            for clients (`server`), computation on a client's machine (`node`), the place of a run (`place`), or its
+            measurements and files (`output`). A comparison sets keys about data, place and output for all variants.
+        at_node: whether a node may set the key for itself, in its node config.
+        resumable: whether the value may change when a run is resumed.
+        path: whether the value is a path, which must be set on the machine where it is used.
+        needs: other keys, each with the values at which this key has an effect: a tuple of values, or limits such as
+            `{"below": 1}`. An empty tuple stands for all values except 0 and "".
+        trait: the name of an attribute of `Traits`; the key has an effect if that is true or, if it is a tuple,
+            contains the key's value.
+        replaced_by: parts that the user passes; if all of them are passed, the key has no effect.
+        at_need: values of a method's own key that `fedhet recommend` tries if the default is not applicable.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {

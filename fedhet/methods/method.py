@@ -40,21 +40,25 @@ UNSCORED = (
 class Traits:
     """The properties of a method that the server and the clients need to know.
 
-    Attributes: networks: how networks may differ: not at all (`"equal"`), in their `"widths"`, or in any way (`"any"`).
-    shares: which arrays of a client's network are shared, and how. keeps: what a client keeps between rounds: its whole
-    `"model"`, the `"rest"` that is not shared, or `"nothing"`. scored: which network is evaluated for the method's
-    results: the one that clients `"received"`, or the one that they `"trained"`, which requires `keeps="model"`.
-    common_init: clients start from the same initialization, if `shared-init` is set; otherwise from their own. public:
-    what the method needs of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
-    public_at_server: the server needs the inputs of the public dataset, too. communicates: clients exchange arrays or
-    values with the server; False for local training. serves_clients: clients use what the server computes; False if the
-    result is a model at the server only, which is evaluated on the common test set. other_arrays: how the server
-    aggregates arrays other than weights: by their `"mean"`; by an average of `"entries"`, to which the key
-    `aggregation` applies; by another function of `"whole"` arrays, whose norm `clip-norm` can limit; or `""` if there
-    are none or neither key applies. sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of
-    arrays and of each value that a client sends. Shared arrays are the group `model`, by default of kind `weights`.
-    sums_examples: a kind other than `statistics` and `prototypes` has means or numbers of the client's examples, which
-    differentially private training (`dp-noise`) does not cover.
+    Attributes:
+        networks: how networks may differ: not at all (`"equal"`), in their `"widths"`, or in any way (`"any"`).
+        shares: which arrays of a client's network are shared, and how.
+        keeps: what a client keeps between rounds: its whole `"model"`, the `"rest"` that is not shared, or `"nothing"`.
+        scored: which network is evaluated for the method's results: the one that clients `"received"`, or the one that
+            they `"trained"`, which requires `keeps="model"`.
+        common_init: clients start from the same initialization, if `shared-init` is set; otherwise from their own.
+        public: what the method needs of the public dataset: `"none"`, `"inputs"`, or inputs and labels (`"labelled"`).
+        public_at_server: the server needs the inputs of the public dataset, too.
+        communicates: clients exchange arrays or values with the server; False for local training.
+        serves_clients: clients use what the server computes; False if the result is a model at the server only, which
+            is evaluated on the common test set.
+        other_arrays: how the server aggregates arrays other than weights: by their `"mean"`; by an average of
+            `"entries"`, to which the key `aggregation` applies; by another function of `"whole"` arrays, whose norm
+            `clip-norm` can limit; or `""` if there are none or neither key applies.
+        sends: the kind (`fedhet.client.policy.KINDS`, or `STRUCTURE`) of each group of arrays and of each value that a
+            client sends. Shared arrays are the group `model`, by default of kind `weights`.
+        sums_examples: a kind other than `statistics` and `prototypes` has means or numbers of the client's examples,
+            which differentially private training (`dp-noise`) does not cover.
     """
 
     networks: Literal["equal", "widths", "any"] = "any"

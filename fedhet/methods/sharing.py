@@ -45,12 +45,14 @@ returns the units that the client has, in the client's order."""
 class Sharing:
     """A sharing map, and how the server uses it; raises a ValueError for `units` of arrays that are not averaged.
 
-    Attributes: keys: the map from arrays to shared keys; `"everything"` shares each array under its own name,
-    `"nothing"` none. Only a method that shares everything has a global model. averaged: whether the server averages the
-    arrays of each key, which must then have the same shape for all clients; otherwise a method uses them in another
-    way. statistics: whether running statistics are always sent, or only if the key `batch-norm` says so. units: a
-    function that returns which units of a hidden layer a client has, if clients have parts of arrays. The server then
-    averages each entry over the clients that have it.
+    Attributes:
+        keys: the map from arrays to shared keys; `"everything"` shares each array under its own name, `"nothing"` none.
+            Only a method that shares everything has a global model.
+        averaged: whether the server averages the arrays of each key, which must then have the same shape for all
+            clients; otherwise a method uses them in another way.
+        statistics: whether running statistics are always sent, or only if the key `batch-norm` says so.
+        units: a function that returns which units of a hidden layer a client has, if clients have parts of arrays. The
+            server then averages each entry over the clients that have it.
     """
 
     keys: Keys | Literal["everything", "nothing"]

@@ -90,10 +90,12 @@ class Representation:
     If the attribute `places` is `tokens`, the representation is `(n, tokens, d)`; for `pixels`, it is averaged over
     pixels.
 
-    Args: model: the network. head: name of its head; empty to find it by `head_name` when it is needed. what: `last` or
-    `mean` to represent a text by its last token or the mean over its tokens, for heads that are applied to every token;
-    or the name of a module, to use its output. If empty, it is `last` for networks whose class is named
-    `...ForSequenceClassification`.
+    Args:
+        model: the network.
+        head: name of its head; empty to find it by `head_name` when it is needed.
+        what: `last` or `mean` to represent a text by its last token or the mean over its tokens, for heads that are
+            applied to every token; or the name of a module, to use its output. If empty, it is `last` for networks
+            whose class is named `...ForSequenceClassification`.
     """
 
     def __init__(self, model: nn.Module, head: str = "", what: str = "") -> None:

@@ -20,9 +20,11 @@ Columns = tuple[Tensor, ...]
 class Outputs(ABC):
     """A kind of network outputs, such as class scores: its loss, its metric, and the shapes of outputs and labels.
 
-    Attributes: name: name of the task, such as `classification`. metric: `accuracy`, `auc`, `iou` or `r2`. places:
-    whether an example has one prediction, or one for each token or pixel. meaning: whether outputs are scores of
-    exclusive classes, scores of several labels, or numbers.
+    Attributes:
+        name: name of the task, such as `classification`.
+        metric: `accuracy`, `auc`, `iou` or `r2`.
+        places: whether an example has one prediction, or one for each token or pixel.
+        meaning: whether outputs are scores of exclusive classes, scores of several labels, or numbers.
     """
 
     name: ClassVar[str]

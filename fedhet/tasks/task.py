@@ -90,14 +90,16 @@ class Task:
     Evaluations report the same loss, with a loss module in evaluation mode. Raises a ConfigError if an argument cannot
     be used.
 
-    Args: name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation` or
-    `regression`; by default it is inferred from labels and outputs. class_weights: weight of each class in the loss, as
-    in `torch.nn.CrossEntropyLoss`; for `multi-label` the weight of positive labels, as `pos_weight` of
-    `torch.nn.BCEWithLogitsLoss`. loss: replaces the task's loss: a function of outputs and labels, or a module without
-    parameters, that returns the mean over a batch. It receives outputs and labels in the form of PyTorch's loss for the
-    task: `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` (labels as floats of the outputs' shape) or
-    `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes, or keywords of a
-    `functools.partial`) are ignored in the metric, too.
+    Args:
+        name: `classification`, `binary`, `multi-label`, `next-character`, `token-classification`, `segmentation` or
+            `regression`; by default it is inferred from labels and outputs.
+        class_weights: weight of each class in the loss, as in `torch.nn.CrossEntropyLoss`; for `multi-label` the weight
+            of positive labels, as `pos_weight` of `torch.nn.BCEWithLogitsLoss`.
+        loss: replaces the task's loss: a function of outputs and labels, or a module without parameters, that returns
+            the mean over a batch. It receives outputs and labels in the form of PyTorch's loss for the task:
+            `CrossEntropyLoss` (tokens flattened), `BCEWithLogitsLoss` (labels as floats of the outputs' shape) or
+            `MSELoss`. Labels that it ignores by an `ignore_index` or a `weight` of 0 (attributes, or keywords of a
+            `functools.partial`) are ignored in the metric, too.
     """
 
     def __init__(

@@ -91,12 +91,15 @@ class Variables:
     A variable, given by its number in ``Segment.group``, stands for a run of units. Operators add constraints: two
     variables are equal, several units form one unit, a variable is a sequence of other variables, or it is fixed.
 
-    Attributes: choices: node that divides an axis -> index of the part along which the units lie (0 by default).
-    meaning: variable -> the segments that replace it, according to the constraints. refusals: axes that must be fixed,
-    each with the message of the error that is raised if it is not. splits: divisions of axes, in the order of the
-    graph. bound: (parameter, axis) -> segments of that axis; tied parameters have their first name. written:
-    (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order. read: axes
-    that layers sum over. batch: number of examples with which the graph was exported.
+    Attributes:
+        choices: node that divides an axis -> index of the part along which the units lie (0 by default).
+        meaning: variable -> the segments that replace it, according to the constraints.
+        refusals: axes that must be fixed, each with the message of the error that is raised if it is not.
+        splits: divisions of axes, in the order of the graph.
+        bound: (parameter, axis) -> segments of that axis; tied parameters have their first name.
+        written: (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order.
+        read: axes that layers sum over.
+        batch: number of examples with which the graph was exported.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
