@@ -37,7 +37,7 @@ class FedHARMState(State):
 
 
 class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
-    """Averages descriptors, F_E,j = 1/N sum_i F^i_E,j: for each image and slot, over the clients that have the slot."""
+    """Averages the clients' descriptors, F_E,j = 1/N sum_i F^i_E,j, each entry over the clients that have it."""
 
     method = fedharm
     state_class = FedHARMState
@@ -66,7 +66,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
 
     @property
     def travels(self) -> bool:
-        """Whether clients send descriptors, features or posteriors of the shared images."""
+        """Whether clients send descriptors or posteriors of the public images."""
         return "sent" in self.traits.sends
 
     def _sends(self, round: int) -> bool:
@@ -82,7 +82,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         return target_of(self.options.align, sent, generator=generator)
 
     def _unpacked(self, sent: Arrays) -> list[Tensor]:
-        """Unpack a client's descriptors, features or posteriors; raise a WireError if they are invalid."""
+        """Unpack a client's descriptors or posteriors; raise a WireError if they are invalid."""
         settings = self.options
         try:
             parts = unpack_all(sent, settings.parts)

@@ -135,7 +135,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         return optimizer
 
     def _written(self, hypernetwork: PersonalHypernetwork, client: str) -> dict[str, Tensor]:
-        """Generate the arrays of a client's network."""
         shapes = {name: shape for name, (shape, _) in self.federation.specs[client].items()}
         starts = {name: array.tolist() for name, array in self.state.starts.get(client, {}).items()}
         return hypernetwork.write(client, shapes, starts)

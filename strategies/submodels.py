@@ -116,7 +116,7 @@ class DepthFL(ByDepth[declared.DepthFLOptions, SubmodelState]):
 
 @dataclass
 class InclusiveFLState(SubmodelState):
-    """The state of InclusiveFL, by depth: the last block and exit of clients (`last`), and m_d (`momentum`)."""
+    """The state of InclusiveFL, by depth: the clients' last block and exit (`last`), and m_d (`momentum`)."""
 
     last: ArraysBy = field(default_factory=dict)
     momentum: ArraysBy = field(default_factory=dict)

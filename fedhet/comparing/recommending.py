@@ -63,7 +63,7 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended method, and whether it `beats_alone`, training without exchange; a federated method does.
+    """The recommended method; `beats_alone` says whether it is federated and better than training without exchange.
 
     `settings` is the content of `recommended.toml`; `refused` maps methods that cannot train the clients, cost too much
     or completed no trial to reasons.

@@ -60,7 +60,7 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 def unused(
     folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
 ) -> Path:
-    """Return `folder`, or `folder-2`, ... if `runs` in it would have other settings, except of the keys `besides`."""
+    """Return `folder`, or `folder-2` and so on if it has runs with other settings; keys in `besides` may differ."""
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
     return place

@@ -33,7 +33,7 @@ _Cell = Callable[[VariantResult], str]
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """A table with headings (the first line) and notes below, without its least important columns where it is wide."""
+    """A table with headings (the first line) and notes below; a narrow terminal shows its most important columns."""
 
     lines: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
@@ -54,7 +54,7 @@ class TerminalTable:
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
-    """Return the `separate_tables` as one."""
+    """Return the tables of `separate_tables`, joined into one."""
     lines = zip(*separate_tables(results, baseline), strict=True)
     return [[*line, *(cell for other in others for cell in other[1:])] for line, *others in lines]
 

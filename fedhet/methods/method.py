@@ -166,7 +166,7 @@ class Method:
             object.__setattr__(self, "family", self.name)
 
     def variant(self, name: str, **changes: Any) -> "Method":
-        """Return a method with the same keys and some attributes changed, such as classes as `server` or `client`."""
+        """Return a method with the same keys and some attributes changed; `server` and `client` can be classes."""
         for side in {"server", "client"} & changes.keys():
             if isinstance(each := changes[side], type):
                 changes[side] = f"{each.__module__}:{each.__qualname__}"

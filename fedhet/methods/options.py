@@ -68,7 +68,7 @@ class Options:
         return False
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return values for a user's own models (`own_models`) or `unlabelled` public examples by key, with reasons."""
+        """Return values that suit a user's own models or `unlabelled` public examples by key, each with the reason."""
         return {}
 
     def check(self, config: "Config") -> None:

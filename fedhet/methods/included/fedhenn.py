@@ -87,7 +87,7 @@ class FedHeNNOptions(Options):
 
     @property
     def sent(self) -> str:
-        """Name of the arrays that clients send for the RAD; empty if no server computes a target from them."""
+        """Name of the arrays that clients send for the RAD; empty if the server computes no target from them."""
         if not self.eta0 or (self.homogeneous and self.target == "kernel"):
             return ""
         return "posteriors" if self.target == "spectral" else "features"
