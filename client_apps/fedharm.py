@@ -128,7 +128,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
 def distance(
     step: Step, kind: Kind, weight: float, target: Sequence[Tensor], places: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the weighted distance of descriptors (at `places`) or of Phi to `target`, and the distance alone."""
+    """Return the weighted distance to `target` of descriptors (at `places`) or representations, and the distance."""
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]

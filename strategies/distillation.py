@@ -122,7 +122,7 @@ class FedMD(Scores[declared.FedMDOptions, ScoresState]):
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: the weights of the server's network (`model`), and an input's shape and kind."""
+    """The state of FedDF: the weights of the server's network (`model`), and the shape and kind of an input."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
@@ -197,7 +197,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: the packed last change of the shared network, and the clients that can apply this change."""
+    """The state of FedKD: the shared network's last change (packed), and the clients `holding` that network."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)

@@ -10,7 +10,8 @@ def shakespeare(folder: Path, *, roles: int, characters: int) -> None:
     """Write roles of one speech each."""
     rng = np.random.default_rng(0)
     speeches = ("".join(rng.choice(list("abcdefgh ,.!"), size=characters)) for _ in range(roles))
-    (folder / "input.txt").write_text("\n".join(f"R{'x' * role}:\n{text}\n" for role, text in enumerate(speeches)))
+    lines = "\n".join(f"  R{'x' * role}. {text}\n" for role, text in enumerate(speeches))
+    (folder / "t8.shakespeare.txt").write_text(f"A PLAY\n\nby William Shakespeare\n\n{lines}")
 
 
 def sentiment140(folder: Path, *, users: int, tweets: int, vocabulary: int, words: int, width: int) -> None:

@@ -27,8 +27,8 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 WINDOW = 80
 """Number of characters from which the next one is predicted."""
 
-FILES = ("t8.shakespeare.txt", "raw_data.txt", "tinyshakespeare-input.txt", "input.txt")
-"""Names of the text: of the complete works (the second is LEAF's), then of the excerpt."""
+FILES = ("t8.shakespeare.txt", "raw_data.txt")
+"""Names of the text of the complete works; the second is LEAF's."""
 
 Speeches = dict[str, list[str]]
 
@@ -51,22 +51,12 @@ def encode(text: str) -> Tensor:
 
 
 def speeches(text: str) -> Speeches:
-    """Return the lines of each role in the complete works or tiny-shakespeare; raise a `DataError` for other texts.
+    """Return the lines of each `play: role` in the complete works; raise a `DataError` for another text.
 
-    The complete works are Project Gutenberg's Etext 100 of 1994, as in LEAF; their roles are named `play: role`.
+    They are Project Gutenberg's Etext 100 of 1994, as in LEAF.
     """
-    # The complete works repeat a copyright notice in every play, in lines that would be read as speeches.
+    # A copyright notice is in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
-    roles = _of_complete_works(lines) if any(_BY_LINE in line for line in lines) else _of_tiny(lines)
-    if not roles:
-        raise DataError(
-            f"this is neither the complete works (plays start with a line {_BY_LINE!r}, speeches with two spaces, role "
-            "and full stop) nor tiny-shakespeare (speeches start with a line 'Role:'): download one of them"
-        )
-    return roles
-
-
-def _of_complete_works(lines: list[str]) -> Speeches:
     plays: dict[str, Speeches] = defaultdict(lambda: defaultdict(list))
     title = role = ""
     for number, line in enumerate(lines):
@@ -83,20 +73,15 @@ def _of_complete_works(lines: list[str]) -> Speeches:
             plays[title][role].append(more[1])
         elif line.startswith("<"):
             role = ""
-    return {
+    found = {
         f"{play}: {role}": said for play, roles in plays.items() if play not in _POEMS for role, said in roles.items()
     }
-
-
-def _of_tiny(lines: list[str]) -> Speeches:
-    roles: Speeches = defaultdict(list)
-    role = ""
-    for above, line in zip(["", *lines], lines, strict=False):
-        if not above.strip() and (opening := re.fullmatch(r"([^:]+):", line)):
-            role = opening[1]
-        elif role:
-            roles[role].append(line)
-    return dict(roles)
+    if not found:
+        raise DataError(
+            f"this is not the text of the complete works, whose plays start with a line {_BY_LINE!r} and speeches with "
+            "two spaces, the role and a full stop: download Project Gutenberg's Etext 100"
+        )
+    return found
 
 
 def _windows(texts: list[Tensor]) -> tuple[Examples, Indices]:

@@ -108,7 +108,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a map to the kind of an array's layer and its count; a norm belongs to the layer before it."""
+    """Return a map from an array's name to its layer's kind and number of this kind; a norm belongs to its layer."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
