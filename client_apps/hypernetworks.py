@@ -87,12 +87,10 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         return super().end(payload)
 
     def refine(self, when: str) -> Sequence[Phase]:
-        settings, head = self.options, f"{self.client.head}."
-        if settings.refine == "none":
+        if self.options.refine == "none":
             return ()
-        optimisation = self.client.optimisation().at(REFINE_RATE)
-        trains = (lambda name: name.startswith(head)) if settings.refine == "head" else None
-        return [Phase(1, optimisation, trains=trains)]
+        optimisation, head = self.client.optimisation().at(REFINE_RATE), f"{self.client.head}."
+        return [Phase(1, optimisation, trains=lambda name: name.startswith(head))]
 
     @torch.no_grad()
     def _write(self) -> None:

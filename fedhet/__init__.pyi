@@ -219,8 +219,8 @@ class FLHADistillation(FederatedStrategy[Any, Any]):
 class FLHAGHNKeys(Keys, total=False):
     normalise: bool
     """normalise embeddings so that initial weights have Kaiming's scale; false: the paper's initialization"""
-    refine: Literal["head", "none", "all"]
-    """layers trained for one epoch before evaluation: the head (the paper's), none, or all"""
+    refine: Literal["head", "none"]
+    """trained for an epoch before evaluation: the head (the paper's) or none"""
 
 class FLHAGHN(FederatedStrategy[Any, Any]):
     def __init__(

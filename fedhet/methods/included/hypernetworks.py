@@ -24,10 +24,10 @@ class FLHAGHNOptions(Options):
         "normalise embeddings so that initial weights have Kaiming's scale; false: the paper's initialization",
         needs={"head": ("dense",)},
     )
-    refine: Literal["head", "none", "all"] = option(
+    refine: Literal["head", "none"] = option(
         "head",
-        "layers trained for one epoch before evaluation: the head (the paper's), none, or all",
-        choices=("head", "none", "all"),
+        "trained for an epoch before evaluation: the head (the paper's) or none",
+        choices=("head", "none"),
     )
 
     @property
