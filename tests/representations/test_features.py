@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhet.errors import ModelError
-from fedhet.models.representation import RandomStream, Representation, head_name, isolated, scores_of
+from fedhet.models.representation import Output, RandomStream, Representation, head_name, isolated, scores_of
 
 
 class Odd(nn.Module):
@@ -51,6 +51,13 @@ def test_phi_is_the_input_of_the_head() -> None:
         torch.testing.assert_close(representation(x), model.body(x))
     assert model.after == 0
     assert not model.classifier._forward_pre_hooks
+
+
+def test_an_output_that_is_changed_in_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+    for site in (Output(model, "0"), Representation(model, what="0")):
+        with site.capture() as captured, pytest.raises(ModelError, match="later module changes the output of '0'"):
+            model(torch.ones(3, 4)), captured()
 
 
 def noisy() -> nn.Module:

@@ -233,9 +233,9 @@ class Constants(nn.Module):
         return self.head(self.norm(self.hidden(self.frozen(inputs * self.mask).relu())).relu()) * self.scale
 
 
-@pytest.mark.parametrize("method", ["flha-ghn", "layer-average", "fedma"])
+@pytest.mark.parametrize("method", ["flha-ghn", "layer-average", "fedma", "depthfl"])
 def test_constants_stay(federate, method):
-    keys = {"flha-ghn.head": "tiled"} if method == "flha-ghn" else {}
+    keys = {"flha-ghn": {"flha-ghn.head": "tiled"}, "depthfl": {"depthfl.depths": "2"}}.get(method, {})
     settings = {
         "data": without_common,
         "rounds": 3,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import accumulate
 from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -241,6 +242,12 @@ class Exits(nn.Module):
         for number in range(len(self.ends)):
             classes, width = shapes[f"{EXITS}.{number}.weight"]
             self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the exits and, by its own `train`, of the network, which may keep BatchNorm in evaluation."""
+        super().train(mode)
+        self.network.train(mode)
+        return self
 
     def _get_name(self) -> str:
         return self.network._get_name()  # the user's class, also in errors of PyTorch

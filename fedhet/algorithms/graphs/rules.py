@@ -318,5 +318,5 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
 
 
 def channel_means(values: Tensor, axis: int = 1) -> Tensor:
-    """Return values (n, ...) averaged over all positions, (n, d); `axis` is the axis of their features."""
-    return values.movedim(axis, 1).flatten(2).mean(2) if values.ndim > 2 else values
+    """Return values (n, ...) averaged over all positions, (n, d), as a new tensor; `axis` is the axis of features."""
+    return values.movedim(axis, 1).flatten(2).mean(2) if values.ndim > 2 else values.clone()
