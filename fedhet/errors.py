@@ -1,9 +1,11 @@
 """Errors with messages for users: the command line prints them without a traceback."""
 
+import json
 import reprlib
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -11,7 +13,15 @@ _ROOT = Path(__file__).parents[1]
 _OURS = [_ROOT / each for each in ("fedhet", "client_apps", "strategies")]
 _LIBRARIES = [Path(sysconfig.get_path(each)) for each in ("stdlib", "purelib", "platlib")]
 
-_repr = reprlib.Repr()
+
+class _Repr(reprlib.Repr):
+    def repr_date(self, value: date | time, level: int) -> str:
+        return value.isoformat()  # TOML has dates and times
+
+    repr_datetime = repr_time = repr_date
+
+
+_repr = _Repr()
 _repr.maxstring = _repr.maxother = 200
 shown = _repr.repr
 """Return a text for any value, even if its `repr` is long or raises an exception."""
@@ -72,6 +82,14 @@ def in_words(error: OSError) -> str:
     if error.filename is None:
         return f"{type(error).__name__}: {error.strerror or error}"
     return f"{error.filename} cannot be written or read: {error.strerror or error}"
+
+
+def damage(error: Exception) -> str:
+    """Say what is wrong with the content of a file that raised an exception when it was used."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    worded = isinstance(error, FedhetError | json.JSONDecodeError)
+    return str(error) if worded else "a value is not of the kind that a run writes"
 
 
 KINDS = {"str": "a text", "Mapping": "a dict", "int": "a whole number", "float": "a number", "Path": "a path"}

@@ -95,11 +95,13 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         """Take a step of Adam on the hypernetwork; a robust rule aggregates one gradient for each client."""
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
+        deltas: Mapping[str, Arrays] = {client: reply.arrays["delta"] for client, reply in replies.items()}
+        deltas = self.aggregator.clipped(deltas) if plain else deltas
         with one_thread():
-            for client, reply in replies.items():
+            for client, delta in deltas.items():
                 written = self._written(hypernetwork, client)
                 share = len(replies) if plain else 1
-                passed = [-to_tensor(reply.arrays["delta"][name]).float() / share for name in written]
+                passed = [-to_tensor(delta[name]).float() / share for name in written]
                 torch.autograd.backward(list(written.values()), passed)
                 if not plain:
                     grads = {name: tensor.grad for name, tensor in tensors.items() if tensor.grad is not None}

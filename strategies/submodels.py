@@ -153,11 +153,13 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         weights = {client: float(reply.examples) for client, reply in replies.items()}
         depths = {client: _depth(model, blocks) for client, model in models.items()}
+        starts = {depth: state.model | state.last.get(str(depth), {}) for depth in sorted({*depths.values()})}
+        models = {**self.aggregator.clipped(models, {client: starts[depth] for client, depth in depths.items()})}
+        specs, rule = self.federation.specs, (self.config.aggregation, self.config.byzantine)
         changes: dict[int, Arrays] = {}
-        for depth in sorted({*depths.values()}):
+        for depth, before in starts.items():
             group = {client: model for client, model in models.items() if depths[client] == depth}
-            before, learnt = state.model | state.last.get(str(depth), {}), state.momentum.get(str(depth), {})
-            after = self.aggregator.average(group, weights, before=before)
+            learnt, after = state.momentum.get(str(depth), {}), average_shared(group, weights, specs, *rule)
             change = {name: np.asarray(before[name] - array) for name, array in after.items() if name not in constants}
             after |= {
                 name: np.asarray(before[name] - (1 - share) * change[name] - share * m) for name, m in learnt.items()
@@ -167,7 +169,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
                 state.last[str(depth)] = {name: array for name, array in after.items() if blocks[name] == depth}
         for client, depth in depths.items():
             models[client] = {n: a for n, a in models[client].items() if not blocks[n] == depth < whole}
-        state.model = state.model | self.aggregator.average(models, weights)
+        state.model = state.model | average_shared(models, weights, specs, *rule)
         state.momentum = {}
         for name, last in state.last.items():
             if deeper := [each for each in changes if each > int(name)]:

@@ -62,9 +62,8 @@ def resolve(
     wanted = flattened(chosen)
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
-            value = wanted[key]
-            shown = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-            raise ConfigError(f"{key}: must be text, not {shown}: give a name")
+            kind = f", not the class {wanted[key].__name__}" if isinstance(wanted[key], type) else ""
+            raise ConfigError(f"{key}: must be text{kind}: give a name")
     if extra := wanted.pop(EXTRA, None):
         try:
             wanted |= toml.chosen(tomllib.loads(extra))

@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from fedhet.errors import ConfigError, shown
+from fedhet.errors import ConfigError, damage, shown
 from fedhet.methods.keys import Value, fits, kebab
 
 NOTED = ("versions", "ran", "own")
@@ -57,7 +57,7 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{subject} cannot be read as JSON: {type(error).__name__}") from error
+        raise ConfigError(f"{subject} cannot be read as JSON: {damage(error)}") from error
     if not isinstance(table, dict) or not all(isinstance(each, bool | int | float | str) for each in table.values()):
         raise ConfigError(f"{subject} must be a JSON object whose values are strings, numbers, true or false")
     return table

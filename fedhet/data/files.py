@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.errors import DataError
+from fedhet.errors import DataError, damage
 
 _OPENERS: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -135,7 +135,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"the file refers to {module}.{name}, which is not allowed")
+            raise DataError(f"the file refers to {module}.{name}, which is not allowed")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -148,7 +148,7 @@ def read_cifar(file: Path, key: str = "labels", classes: int = 10) -> tuple[Tens
         labels = torch.tensor(batch[key])
     except Exception as error:  # a damaged pickle may raise anything
         raise DataError(
-            f"{file} is not a batch of CIFAR's Python version ({type(error).__name__}: {error}): download it again"
+            f"{file} is not a batch of CIFAR's Python version ({damage(error)}): download it again"
         ) from error
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3072) or labels.dtype != torch.int64:
         got = f"{tuple(images.shape)}, {len(labels)}"

@@ -123,8 +123,7 @@ def checked(key: str, value: Any, spec: Field[Any]) -> Value:
     if (wanted is float and type(value) is int) or (wanted is str and type(value) in (int, float)):
         value = wanted(value)
     if must_be := _must_be(value, spec):
-        said = value.isoformat() if hasattr(value, "isoformat") else shown(value)  # a date of TOML
-        raise ConfigError(f"{key} = {said}: must be {must_be}")
+        raise ConfigError(f"{key} = {shown(value)}: must be {must_be}")
     return value
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhet.config import toml
-from fedhet.errors import FedhetError
+from fedhet.errors import FedhetError, damage
 from fedhet.methods.options import OWN
 from fedhet.utils.files import check_links
 from fedhet.utils.statistics import ClientRow, client_order
@@ -70,7 +70,9 @@ def read_clients(folder: Path | str) -> list[ClientRow]:
     try:
         return [_client_row(record) for record in reader]
     except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
-        raise FedhetError(f"{path}, line {reader.line_num}: damaged ({error!r}); restore it from a copy") from None
+        raise FedhetError(
+            f"{path}, line {reader.line_num}: damaged ({damage(error)}); restore it from a copy"
+        ) from None
 
 
 def _client_row(record: Mapping[str, str]) -> ClientRow:
@@ -255,7 +257,7 @@ def showing(folder: object) -> Iterator[None]:
         raise
     except Exception as error:
         raise FedhetError(
-            f"the files in {folder} are damaged ({type(error).__name__}: {error}): restore the folder from a copy"
+            f"the files in {folder} are damaged ({damage(error)}): restore the folder from a copy"
         ) from error
 
 

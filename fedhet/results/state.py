@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
-from fedhet.errors import FedhetError
+from fedhet.errors import FedhetError, damage, shown
 from fedhet.messages import Arrays
 from fedhet.utils.files import plain_name, read_arrays, write_arrays
 
@@ -95,7 +95,7 @@ class State:
             state.round = saved["round"]
             for name in filter(None, (state.run, *saved["clients"])):  # folders and files are named after them
                 if not plain_name(name):
-                    raise ValueError(f"{name!r} is not a valid name of a run or client")
+                    raise FedhetError(f"{name!r} is not a valid name of a run or client")
             for name, record in saved["clients"].items():
                 place = record.get("partition")
                 state.clients[name] = ClientRecord(**record | {"partition": tuple(place) if place else None})
@@ -103,8 +103,9 @@ class State:
             _check_types(state, State())
             return state
         except (FedhetError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = error if isinstance(error, FedhetError) else f"{error!r}; restore it from a copy"
-            raise FedhetError(f"{path} cannot be read as a checkpoint: {why}") from error
+            raise FedhetError(
+                f"{path} cannot be read as a checkpoint: {damage(error)}; restore it from a copy"
+            ) from error
 
     def _place(self, group: str) -> Arrays:
         """Return the group of arrays in this state that has the given name in a file."""
@@ -116,7 +117,7 @@ class State:
             if kind == ArraysBy and group.startswith(f"{_saved(name)}-"):
                 groups: ArraysBy = getattr(self, name)
                 return groups.setdefault(group.removeprefix(f"{_saved(name)}-"), {})
-        raise KeyError(f"the state of this method has no group of arrays {group!r}; the file may be another method's")
+        raise FedhetError(f"the method's state has no group of arrays {group!r}; the file may be another method's")
 
 
 def _kinds(state: type[State]) -> dict[str, Any]:
@@ -127,11 +128,11 @@ def _kinds(state: type[State]) -> dict[str, Any]:
 
 
 def _check_types(record: object, default: object) -> None:
-    """Raise a TypeError unless the values of `record` have the types of those in `default`; None stands for a pair."""
+    """Raise a FedhetError unless values of `record` have the types of those in `default`; None stands for a pair."""
     for name, expected in vars(default).items():
         value = vars(record)[name]
         if value is not expected and not isinstance(value, tuple if expected is None else type(expected)):
-            raise TypeError(f"{name} = {value!r}")
+            raise FedhetError(f"{name} = {shown(value)} is not of the kind that a run writes")
 
 
 def _saved(name: str) -> str:

@@ -19,8 +19,8 @@ from fedhet.utils.text import log
 Array = np.ndarray[Any, Any]
 K = TypeVar("K", bound=Hashable)
 
-FURTHEST = 1000.0
-"""Without `clip-norm`, an update is cut to the median if its norm is above this multiple of both the median and the
+FURTHEST, FURTHEST_FROM_START = 30.0, 10.0
+"""Without `clip-norm`, an update is cut to the median if its norm is above these multiples of the median and of the
 norm of the arrays from which the client started: an honest update may be far from the median, but not from these."""
 
 
@@ -70,8 +70,8 @@ class Aggregator:
         clipped, cuts = cut_to_bound(groups, starts or {}, bound)
         self.run.round.name_cuts(cuts)
         for cut in () if bound else cuts:
-            text = "client %s: its update exceeds %g times the median update and the weights: it was cut to the median"
-            log.warning(text, cut["client"], FURTHEST)
+            text = "client %s: its update exceeds %g times the median and %g times the weights: it is cut to the median"
+            log.warning(text, cut["client"], FURTHEST, FURTHEST_FROM_START)
         return clipped
 
     def part_of(self, client: str) -> Arrays:
@@ -168,7 +168,7 @@ def cut_to_bound(
     clipped, cuts = dict(models), []
     for client, norm in norms.items():
         start = starts.get(client, {})
-        if norm > most and (bound or (norm > FURTHEST * most and norm > FURTHEST * _norm(start, {}))):
+        if norm > most and (bound or norm > max(FURTHEST * most, FURTHEST_FROM_START * _norm(start, {}))):
             cuts.append({"client": client, "norm": norm, "to": most})
             clipped[client] = {n: _toward(array, start.get(n), most / norm) for n, array in models[client].items()}
     return clipped, cuts
@@ -188,6 +188,16 @@ def _norm(arrays: Arrays, before: Arrays) -> float:
             moved = np.subtract(array, before.get(name, 0.0), dtype=np.promote_types(array.dtype, np.float32))
             squares, entries = squares + float(np.vdot(moved, moved)), entries + array.size
     return math.sqrt(squares / entries) if entries else 0.0
+
+
+def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
+    """Return how far each client's arrays are from the nearest arrays of the same names that others sent."""
+    total = dict.fromkeys(sent, 0.0)
+    for client, arrays in sent.items():
+        for name, array in arrays.items():
+            others = [group[name] for other, group in sent.items() if other != client and name in group]
+            total[client] += min((_norm({name: array}, {name: each}) for each in others), default=0.0)
+    return total
 
 
 def robust(clients: list[list[Array]], rule: str, share: float) -> list[Array]:

@@ -1,6 +1,7 @@
 """The server-side hooks of a method, with their defaults, and the round that calls them."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from fedhet.messages.protocol import FIRST
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Options
 from fedhet.results.state import State
-from fedhet.server.aggregation import Aggregator, average_shared
+from fedhet.server.aggregation import Aggregator, average_shared, distances
 from fedhet.server.federation import Federation
 from fedhet.server.handshake import Common, Handshake
 from fedhet.server.reporter import Reporter
@@ -226,27 +227,40 @@ class Hooks(Generic[P, S]):
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:
-        """Initialise missing shared arrays with the weights of the first client that has them (by Krum: of all)."""
-        state, specs, clients = self.state, self.federation.specs, list(self.federation.nodes)
+        """Initialise missing shared arrays with the weights of two clients that agree or, if none do, of one of three.
 
-        def first(asked: Sequence[str]) -> dict[str, Arrays]:
-            models: dict[str, Arrays] = {}
+        With a robust rule or `clip-norm`, all clients are asked, and Krum selects.
+        """
+        state, specs, sent = self.state, self.federation.specs, dict[str, Arrays]()
+        missing = {client: specs[client].keys() - state.model.keys() for client in self.federation.nodes}
 
-            def keep(reply: Reply) -> None:
-                models[reply.client] = self.first_model(reply)
+        def keep(reply: Reply) -> None:
+            sent[reply.client] = self.first_model(reply)
 
-            self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
-            return {client: models[client] for client in asked if client in models}
+        def lacking(senders: float) -> Iterator[str]:
+            having = Counter(key for arrays in sent.values() for key in arrays)
+            for client in in_order(missing.keys() & self.federation.nodes.keys()):
+                if any(having[key] < senders for key in missing[client]):
+                    having.update(missing.pop(client))
+                    yield client
 
-        if not self.aggregator.plain:
-            sent = first([client for client in clients if specs[client].keys() - state.model.keys()])
+        def ask(senders: float) -> dict[str, float]:
+            """Ask until this many clients, or all that have it, sent each array; return how far clients are apart."""
+            while asked := [*lacking(senders)]:
+                self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
+            return distances(sent)
+
+        model: Arrays = {}
+        if self.aggregator.plain:
+            far = ask(2)
+            far = ask(3) if any(far.values()) else far
+            for client in sorted(sent, key=far.__getitem__):
+                model = sent[client] | model
+        else:
+            ask(math.inf)
             wholes = {c: {key: (a.shape, specs[c][key][1]) for key, a in model.items()} for c, model in sent.items()}
-            equal = dict.fromkeys(sent, 1.0)
-            state.model = average_shared(sent, equal, wholes, "krum", self.config.byzantine) | state.model
-        for client in clients:  # all would send the same, drawn from the seed
-            if specs[client].keys() - state.model.keys():
-                model = first([client]).get(client, {})
-                state.model = {key: array.astype(specs[client][key][1]) for key, array in model.items()} | state.model
+            model = average_shared(sent, dict.fromkeys(sent, 1.0), wholes, "krum", self.config.byzantine)
+        state.model = as_declared(model, specs.values()) | state.model
         if not state.model:
             raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
 
