@@ -272,6 +272,13 @@ def test_unsupported_layers() -> None:
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(x)[0]
 
+    class Frozen(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().forward(x)
+
+    with pytest.raises(UnsupportedArchitecture, match=r"within torch.autocast or torch.no_grad"):
+        groups_of(nn.Sequential(Frozen(3, 4), nn.Linear(4, 2)), torch.zeros(2, 3))
     with pytest.raises(UnsupportedArchitecture, match="proj_size=0"):
         groups_of(Projected(3, 4, proj_size=2), torch.zeros(5, 2, 3))
 

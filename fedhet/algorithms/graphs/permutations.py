@@ -114,6 +114,12 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
             f"the forward pass in evaluation mode does not use the parameters {', '.join(graph.unused)}, so their axes "
             "are unknown: remove them from the model"
         )
+    wrapped = [graph[each].operator for node in graph if node.operator.startswith("wrap_with") for each in node.inputs]
+    if "parameter" in wrapped and not partly:
+        raise UnsupportedArchitecture(
+            f"the forward of {graph.model} calls layers within torch.autocast or torch.no_grad, which hides them from "
+            "torch.export: leave both out of it (precision = bf16 trains in mixed precision)"
+        )
     choices: dict[str, int] = {}
     while True:
         variables = _walked(graph, choices, partly=partly)
