@@ -59,6 +59,7 @@ class Traits:
             client sends. Shared arrays are the group `model`, by default of kind `weights`.
         sums_examples: a kind other than `statistics` and `prototypes` has means or numbers of the client's examples,
             which differentially private training (`dp-noise`) does not cover.
+        planned: what happens in a round depends on the number of all rounds.
     """
 
     networks: Literal["equal", "widths", "any"] = "any"
@@ -73,6 +74,7 @@ class Traits:
     other_arrays: Literal["", "mean", "entries", "whole"] = ""
     sends: Mapping[str, str] = field(default_factory=dict, hash=False)
     sums_examples: bool = False
+    planned: bool = False
 
     def __post_init__(self) -> None:
         """Check that clients keep their model if `scored` is `"trained"`."""

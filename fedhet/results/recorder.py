@@ -19,6 +19,7 @@ from fedhet.config import toml
 from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.methods.options import Config, listed
+from fedhet.methods.registry import traits
 from fedhet.results import models
 from fedhet.results.history import read_clients, read_history, showing
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
@@ -188,11 +189,14 @@ class RunDirectory(Observer):
         ends = [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
         last = max(ends, key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
-            if (schedule := self.config.lr_schedule) != "constant":
+            config, scheduled = self.config, self.config.lr_schedule != "constant"
+            if scheduled or traits(config).planned:
                 log.warning(
-                    "the rounds so far had learning rates for rounds = %d (lr-schedule = %s), so the results are not "
-                    "those of a run with rounds = %d from the start",
-                    *(planned, schedule, rounds),
+                    "the rounds so far were planned for rounds = %d (%s), so the results are not those of a run with "
+                    "rounds = %d from the start",
+                    planned,
+                    f"lr-schedule = {config.lr_schedule}" if scheduled else f"method = {config.method_name}",
+                    rounds,
                 )
             if planned <= int(last.stem):
                 last = self._before_last(planned, last)

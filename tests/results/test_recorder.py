@@ -167,6 +167,14 @@ def test_resuming_before_the_first_checkpoint(tmp_path):
     assert read_clients(tmp_path) == []
 
 
+@pytest.mark.parametrize("settings", [{"method": "fedkd"}, {"lr-schedule": "cosine"}, {}])
+def test_a_resumed_run_with_other_plans(tmp_path, caplog, settings):
+    config = configuration.resolve({"method": "fedavg", "rounds": 2, **settings})
+    record(RunDirectory(tmp_path, config, "local"), 0, 1)
+    RunDirectory(tmp_path, config.replace(rounds=4), "local", resume=True)
+    assert ("the rounds so far were planned for rounds = 2" in caplog.text) is bool(settings)
+
+
 def test_personal_models_are_collected(tmp_path):
     config = CONFIG.replace(state_dir=str(tmp_path / "state-of-clients"))
     write_tensors(tmp_path / "state-of-clients" / "models" / "0.safetensors", {"w": to_tensor(np.ones(2))})

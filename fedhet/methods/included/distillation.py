@@ -50,7 +50,7 @@ def energy(round: int, rounds: int) -> float:
 
 fedkd = Method(
     "fedkd",
-    replace(_auxiliary, other_arrays="entries", sends={"model": "weights", "update": "weights"}),
+    replace(_auxiliary, other_arrays="entries", sends={"model": "weights", "update": "weights"}, planned=True),
     AuxiliaryOptions,
 )
 
@@ -87,7 +87,7 @@ class FLHADistillationOptions(Options):
 
 flha_distillation = Method(
     "flha-distillation",
-    _auxiliary,
+    replace(_auxiliary, planned=True),
     FLHADistillationOptions,
     own={"flha-distillation.student-learning-rate": 0.003},
 )
