@@ -134,8 +134,8 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
     }
     if keys.train_head or not keys.layers:
         linear = {name: each for name, each in linear.items() if not f"{name}.".startswith(f"{head}.")}
-    others = (module for module in model.modules() if module not in linear.values())
-    outside = {storage_place(each) for module in others for each in module.parameters(recurse=False)}  # stay tied
+    plain = (module for module in model.modules() if module not in linear.values())
+    outside = {storage_place(each) for module in plain for each in module.parameters(recurse=False)}  # stay tied
     linear = {name: each for name, each in linear.items() if storage_place(each.weight) not in outside}
     matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
     if not keys.layers and not linear:
