@@ -111,8 +111,7 @@ def _resize(model: nn.Module, name: str, width: int) -> None:
     head = model.get_submodule(name)
     if not name or not isinstance(head, nn.Linear):
         raise ModelError(
-            f"fedmrl.width needs a shared network with an nn.Linear as head, not a {type(head).__name__}: choose "
-            "another fedmrl.shared-model or leave width unset"
+            f"fedmrl.width needs a shared network with an nn.Linear as head, not {type(head).__name__}: leave it out"
         )
     placed = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
     model.set_submodule(name, placed.to(head.weight.device))

@@ -102,8 +102,7 @@ def check_adapters(model: nn.Module, inputs: Tensor) -> None:
     gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
     if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
         raise ModelError(
-            f"the outputs of {type(model).__name__} do not depend on {', '.join(idle[:3])}, so an adapter has no "
-            "effect there: remove these layers from lora.layers"
+            f"outputs of {type(model).__name__} do not depend on {', '.join(idle[:3])}: leave them out of lora.layers"
         )
 
 
@@ -174,10 +173,8 @@ def _add(layer: Any, name: str, products: Arrays) -> None:
         product = product if a is None else product @ to_tensor(a).to(layer.lora_a)
         product = _as_stored(layer, product)
         if product.shape != layer.weight.shape:
-            raise WireError(
-                f"the received sum of products B A for {name} has shape {list(product.shape)}, expected "
-                f"{list(layer.weight.shape)}"
-            )
+            got, expected = list(product.shape), list(layer.weight.shape)
+            raise WireError(f"the received product B A for {name} has shape {got}, expected {expected}")
         layer.weight += product.to(layer.weight.dtype)
 
 

@@ -121,8 +121,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
         task = self.client.task
         if self.options.distil and task.outputs.meaning == "numbers":
             raise DataError(
-                f"client {self.client.name}: fjord.distil = true needs class scores, but the outputs of a {task.name} "
-                "are numbers: set fjord.distil = false"
+                f"client {self.client.name}: fjord.distil = true needs class scores, not numbers: set it to false"
             )
         return super().handshake(payload)
 

@@ -140,8 +140,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
         """The inputs of the public dataset; raises a FedhetError if only the clients have it."""
         if self.run.public is None:
             raise FedhetError(
-                "the server of feddf trains on the public dataset, but only clients have it: set public-samples, or "
-                "give make_server_app(public=...) or FedDF(public=...)"
+                "feddf's server needs the public dataset, too: set public-samples, or give make_server_app(public=...)"
             )
         return self.run.public.inputs
 

@@ -258,7 +258,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing is empty, of shape (0,)"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
-        "reads the weight of its head, but the method",
+        "reads the weight of its head, before which",
     ),
     "no gradients": (
         lambda: run(lambda client: Detached()),

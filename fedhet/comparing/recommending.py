@@ -280,10 +280,7 @@ def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple
         runs += ended
     if not any(run.variant == CONTROL and run.name not in failed for run in runs):
         reasons = "\n".join(failed.values()) or "increase --budget; the same command continues"
-        raise FedhetError(
-            f"the method local has no result on test examples within the budget, so nothing can be "
-            f"recommended:\n{reasons}"
-        )
+        raise FedhetError(f"local has no result within the budget, so nothing can be recommended:\n{reasons}")
     return sorted(runs, key=lambda run: [each.variant for each in best].index(run.variant)), failed
 
 

@@ -84,9 +84,9 @@ def _download(dataset: str) -> None:
 
         getattr(torchvision.datasets, dataset)(root=cache, download=True)
     except (OSError, RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())
         raise DataError(
-            f"{dataset} is not in {cache} and cannot be downloaded ({' '.join(str(error).split())}): "
-            "set data (--data DIR) to a folder that contains it"
+            f"{dataset} is not in {cache} and cannot be downloaded ({reason}): set data (--data DIR)"
         ) from error
 
 

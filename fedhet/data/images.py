@@ -92,10 +92,8 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
     for part in ("train", "t10k"):
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
         if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
-            raise DataError(
-                f"{place}/{part}-*: images must be 28 x 28 with a label each, but have shape {tuple(images.shape)} "
-                f"and {tuple(labels.shape)}"
-            )
+            sizes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
+            raise DataError(f"{place}/{part}-*: images must be 28 x 28 with a label each, but have shape {sizes}")
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)
         parts.append(Examples(images[:, None], labels.long()))
     return _images(name, parts, transform)

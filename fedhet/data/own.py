@@ -148,9 +148,8 @@ def _examples(value: Any) -> Examples:
         shape, of_labels = (tuple[int, ...](getattr(each, "shape", ())) for each in (row, label))
         if len(of_labels) == 1 and len(shape) > 1 and shape[0] == of_labels[0] > 1:
             raise DataError(
-                f"the pairs in the list, with {shape[0]} inputs and {shape[0]} labels each, may be batches or examples "
-                "with a label for each token: give one pair (inputs, labels), joined by torch.cat for batches "
-                "or by torch.stack for examples"
+                f"the pairs in the list, with {shape[0]} inputs and labels each, may be batches or examples: give one "
+                "pair (inputs, labels), joined by torch.cat for batches or by torch.stack for examples"
             )
     return _rows(value, None)
 
@@ -164,8 +163,7 @@ def _two_rows(first: Any, second: Any) -> bool:
     (a, b), (c, d) = ([np.shape(each) for each in both] for both in (first, second))
     if ((a, b) == (c, d)) == ((a, c) == (b, d)):
         raise DataError(
-            "two sequences of two entries may be two rows (input, label) or the inputs and the labels of two examples: "
-            "give inputs and labels as tensors or arrays"
+            "two sequences of two entries may be two rows, or inputs and labels: give inputs and labels as tensors"
         )
     return (a, b) == (c, d)
 
@@ -190,9 +188,8 @@ def _sampled(loader: DataLoader[Any]) -> Tensor:
     random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
     if again or random or rows != others or len(set(rows)) < len(rows):
         raise DataError(
-            f"the sampler {type(sampler).__name__} repeats rows or draws different rows in each epoch, but clients "
-            "need fixed examples: give a torch.utils.data.Subset without a sampler, and class weights as "
-            "fedhet.Task(class_weights=...)"
+            f"the sampler {type(sampler).__name__} repeats rows or draws different rows in each epoch: give a "
+            "torch.utils.data.Subset, and class weights as fedhet.Task(class_weights=...)"
         )
     return torch.tensor(rows, dtype=torch.int64)
 
@@ -236,8 +233,7 @@ def _as_augment(augment: Any) -> Augment | None:
     taken, needed = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
     if required := [each.name for each in needed[1:] if each.name != "generator"]:
         raise DataError(
-            f"augment requires the arguments {', '.join(required)}, but is called with a batch of inputs and "
-            "`generator` only: set the others with functools.partial"
+            f"augment requires {', '.join(required)}, but gets inputs and `generator` only: use functools.partial"
         )
     seeded = any(each.name == "generator" for each in taken[1:])
 

@@ -107,10 +107,8 @@ def partition(
     train, test = _PARTITIONS[name](job)
     for kind, parts, all_of_them in zip(("training", "test"), (train, test), examples, strict=True):
         if empty := [client for client, part in enumerate(parts) if not len(part)]:
-            raise DataError(
-                f"partition {name!r} leaves client {empty[0]} of {clients} without any of {dataset.name}'s "
-                f"{len(all_of_them)} {kind} examples: use fewer clients"
-            )
+            without = f"any of {dataset.name}'s {len(all_of_them)} {kind} examples"
+            raise DataError(f"partition {name!r} leaves client {empty[0]} of {clients} without {without}: set fewer")
     if samples_per_client:
         rng = numpy_generator(seed, "samples-per-client")
         train = [_sampled(part, dataset.train.labels, samples_per_client, rng) for part in train]
@@ -209,9 +207,8 @@ def dirichlet(job: Job) -> Dealt:
                 return job.deal(counts)
     n_train, n_test = map(len, job.examples)
     raise DataError(
-        f"no Dirichlet partition of {job.dataset.name} with alpha {job.alpha:g} gives each of {job.clients} clients "
-        f"at least {DIRICHLET_LEAST} of {n_train} training examples and one of {n_test} test examples: "
-        "use a larger alpha or fewer clients"
+        f"no Dirichlet partition with alpha {job.alpha:g} gives each of {job.clients} clients at least "
+        f"{DIRICHLET_LEAST} of {n_train} training and 1 of {n_test} test examples: use a larger alpha or fewer clients"
     )
 
 

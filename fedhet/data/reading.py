@@ -117,7 +117,7 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
         if not len(batch[0]) == len(batch[1]) == len(rows):
             raise DataError(
                 f"the collate function returned {len(batch[0])} inputs and {len(batch[1])} labels for {len(rows)} "
-                "rows: leave rows out of the dataset instead (torch.utils.data.Subset)"
+                "rows: leave rows out of the dataset instead"
             )
         return batch[0].detach(), batch[1].detach()
     inputs, labels = zip(*map(pair_of, read), strict=True)
@@ -162,8 +162,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     for kind, names in (("inputs", inputs[: 1 if tokens else None]), ("labels", labels)):
         if len(names) > 1:
             raise DataError(
-                f"each of the columns {' and '.join(names)} can be the {kind}: keep one of them, or give pairs "
-                "(input, label)"
+                f"each of the columns {' and '.join(names)} can be the {kind}: keep one, or give pairs (input, label)"
             )
     return {name: row[name] for name in inputs} if tokens else row[inputs[0]], row[labels[0]]
 
@@ -232,8 +231,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
         if len(shapes := {tuple(parts_of(each)[name].shape) for each in inputs}) > 1:
             one, other = sorted(shapes)[:2]
             raise DataError(
-                f"{name} have different shapes, {list(one)} and {list(other)}: resize or pad them where they are read, "
-                "or in the collate_fn of a DataLoader"
+                f"{name} have different shapes, {list(one)} and {list(other)}: resize or pad them, as by the collate_fn"
             )
         if len({parts_of(each)[name].dtype == torch.uint8 for each in inputs}) > 1:
             raise DataError(f"{name} are bytes, which are scaled to [0, 1], in some rows only: give all in one form")

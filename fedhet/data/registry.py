@@ -60,8 +60,7 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
 def _resized(dataset: DataSet, size: int) -> DataSet:
     if size < 0 or len(dataset.input_shape) != 3:
         raise DataError(
-            f"input-size = {size}: examples of {dataset.name}, of shape {dataset.input_shape}, cannot be resized: "
-            "use a data set of images and a positive size"
+            f"input-size = {size}: examples of {dataset.name}, of shape {dataset.input_shape}, cannot be resized"
         )
     transform = partial(resized, transform=dataset.transform, size=size)
     return replace(dataset, input_shape=(dataset.input_shape[0], size, size), transform=transform)

@@ -32,10 +32,8 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     public = rng.permutation(_owner_by_owner(owners, rng)[:size])
     rest = np.flatnonzero(~np.isin(owners, owners[public]))
     if not len(rest):
-        raise DataError(
-            f"public-samples = {size} takes examples of all {len(np.unique(owners))} owners of {dataset.name}, and "
-            "leaves none for clients: set a smaller number"
-        )
+        owned = len(np.unique(owners))
+        raise DataError(f"public-samples = {size} takes examples of all {owned} owners of {dataset.name}: set it lower")
     return public, rest
 
 
@@ -52,8 +50,7 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
     for each in (dataset, other):
         if len(each.input_shape) != 3:
             raise DataError(
-                f"{each.name} has no images, but public-dataset = {other.name} with dataset = {dataset.name} needs "
-                "images in both: choose data sets of images, or leave public-dataset out"
+                f"{each.name} has no images, which public-dataset = {other.name} needs: choose data sets of images"
             )
     held = other.train.subset(hold_out(other, size, seed)[0])
     like = dataset.train.inputs[:1]
@@ -76,10 +73,7 @@ def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> Data
     or consists of all examples of some owners. Raises a `DataError` if natural clients have fixed test examples.
     """
     if dataset.groups is not None and dataset.together is None:
-        raise DataError(
-            f"test-split = drawn cannot be used with {dataset.name}, whose natural clients have fixed test examples: "
-            "leave test-split out"
-        )
+        raise DataError(f"{dataset.name} has natural clients with fixed test examples: leave test-split = drawn out")
     both = _both(dataset.train, dataset.test)
     groups, together = (owned and np.concatenate(owned) for owned in (dataset.groups, dataset.together))
     size = _size(both.labels, share) or len(dataset.test)
@@ -109,8 +103,8 @@ def _both(train: Examples, test: Examples) -> Examples:
     inputs = [part.inputs for part in (train, test) if not isinstance(part.inputs, LazyInputs)]
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
-            "test-split = drawn needs training and test inputs in memory, of one shape and dtype: give tensors or "
-            "arrays, or draw the test part in the data function, with the seed client.split_seed"
+            "test-split = drawn needs inputs in memory, of one shape and dtype: give tensors or arrays, or draw the "
+            "test part in the data function, with the seed client.split_seed"
         )
     return Examples(torch.cat(inputs), torch.cat([train.labels, test.labels]))
 

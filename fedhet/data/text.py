@@ -78,8 +78,7 @@ def speeches(text: str) -> Speeches:
     }
     if not found:
         raise DataError(
-            f"this is not the text of the complete works, whose plays start with a line {_BY_LINE!r} and speeches with "
-            "two spaces, the role and a full stop: download Project Gutenberg's Etext 100"
+            f"this is not the text of the complete works, in which plays start with {_BY_LINE!r}: use Etext 100 of 1994"
         )
     return found
 

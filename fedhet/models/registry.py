@@ -44,8 +44,7 @@ def build_from_library(name: str, input_shape: tuple[int, ...], classes: int) ->
             outputs = network.eval()(torch.zeros(2, *input_shape))
     except (RuntimeError, ValueError, AssertionError) as error:
         raise ModelError(
-            f"the model cannot take images of shape {input_shape}: {error}; to resize images set input-size, such as "
-            "input-size = 224"
+            f"the model cannot take images of shape {input_shape}: {error}; to resize them set input-size = 224"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape != (2, classes):
         raise ModelError(f"the model does not return {classes} logits for an image: use a classification model")
@@ -201,8 +200,7 @@ class Placed(nn.Sequential):
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
             raise HeadRead(
-                f"the network's forward reads the {name} of its head, but the method puts a layer before the head: let "
-                "forward call the head, or set the method's key width to 0"
+                f"the forward reads the {name} of its head, before which there is a layer: call it, or set width = 0"
             )
         return super().__getattr__(name)
 

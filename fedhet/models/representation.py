@@ -34,11 +34,8 @@ def head_name(model: nn.Module, head: str = "") -> str:
         names = [name for name, module in modules.items() if isinstance(module, kinds)]
         if names:
             return names[-1]
-    present = sorted({type(module).__name__ for name, module in modules.items() if name})
-    raise ModelError(
-        f"{model._get_name()} has no nn.Linear or convolution that could be its head, only "
-        f"{', '.join(present) or 'itself'}: set head to the name of a module"
-    )
+    present = ", ".join(sorted({type(module).__name__ for name, module in modules.items() if name})) or "itself"
+    raise ModelError(f"{model._get_name()} has no nn.Linear or convolution as head, only {present}: set head")
 
 
 def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:

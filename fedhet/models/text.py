@@ -47,10 +47,7 @@ class WordLSTM(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
         super().__init__()
         if len(input_shape) not in (1, 2):
-            raise ModelError(
-                f"the model needs texts (words,) or (words, width), such as sentiment140's, got inputs of shape "
-                f"{input_shape}"
-            )
+            raise ModelError(f"the model needs texts (words,) or (words, width), got inputs of shape {input_shape}")
         words = len(input_shape) == 1
         self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
         self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)

@@ -234,13 +234,11 @@ class Task:
             raise ConfigError(f"the task's loss {name} returned a sum over a batch: return the mean (reduction='mean')")
         if any(each is not leaf for each in _trained_by(value)):
             raise ConfigError(
-                f"the task's loss {name} has parameters, which clients do not train: move them into the network, or "
-                "freeze them (requires_grad_(False))"
+                f"the task's loss {name} has parameters, which are not trained: freeze them (requires_grad_(False))"
             )
         if not torch.equal(value, again) or any(not torch.equal(before[key], each) for key, each in buffers.items()):
             raise ConfigError(
-                f"the task's loss {name} changes buffers or other state, which clients in a process share: compute "
-                "these values from each batch instead"
+                f"the task's loss {name} changes state that clients share: compute these values from each batch instead"
             )
 
 

@@ -32,7 +32,7 @@ def federate(tmp_path, tiny, new_watch):
 def test_networks_without_a_head(federate):
     watch, _ = federate(lambda client: nn.PReLU(), name="FedAvg")
     assert watch.rows[0]["failures"] == []
-    with pytest.raises(FedhetError, match="PReLU has no nn.Linear or convolution that could be its head"):
+    with pytest.raises(FedhetError, match="PReLU has no nn.Linear or convolution as head"):
         federate(lambda client: nn.PReLU(), name="FedRep")
 
 

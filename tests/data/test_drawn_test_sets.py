@@ -65,7 +65,7 @@ def test_examples_that_belong_together_stay_together():
 
 def test_natural_clients_refuse_it():
     dataset = replace(data.load("digits"), groups=Owners(np.zeros(1442, int), np.zeros(355, int)))
-    with pytest.raises(DataError, match="with digits, whose natural clients"):
+    with pytest.raises(DataError, match="digits has natural clients with fixed test examples"):
         data.with_drawn_test_set(dataset, 0)
 
 

@@ -171,10 +171,10 @@ def test_a_loss_is_in_training_mode_in_training_only():
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which clients do not train"),
-        (Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which clients do not train"),
-        (Own(calls=torch.zeros(())), "changes buffers or other state, which clients"),
-        (lambda outputs, labels: next(CALLS) * outputs.mean(), "changes buffers or other state"),
+        (Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which are not trained"),
+        (Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which are not trained"),
+        (Own(calls=torch.zeros(())), "changes state that clients share"),
+        (lambda outputs, labels: next(CALLS) * outputs.mean(), "changes state that clients share"),
         (Own(scale=nn.Parameter(torch.ones(()), requires_grad=False)), ""),
     ],
 )

@@ -152,5 +152,5 @@ def test_server_without_public_dataset(federate):
     def model(client):
         return nn.Linear(4, 2)
 
-    with pytest.raises(FedhetError, match="the server of feddf trains on the public dataset, but only clients have it"):
+    with pytest.raises(FedhetError, match="needs the public dataset, too"):
         federate("feddf", model=model, data=data(positive), public_samples=0)

@@ -21,8 +21,7 @@ def check_features(x: Tensor, name: str = "features") -> Tensor:
     """Return `x`; raise a ValueError unless it is a floating tensor `(L, d)` with L >= 2 and d >= 1."""
     if x.ndim != 2 or not x.is_floating_point() or x.shape[0] < 2 or x.shape[1] < 1:
         raise ValueError(
-            f"{name} must be a floating tensor of shape (examples, width) with two examples or more, "
-            f"got {x.dtype} of shape {tuple(x.shape)}"
+            f"{name} must be floats (examples, width) of at least two examples, got {x.dtype} of shape {tuple(x.shape)}"
         )
     return x
 

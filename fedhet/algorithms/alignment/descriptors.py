@@ -60,10 +60,7 @@ def describe(
         for block, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
-                raise ModelError(
-                    f"gradients of block {blocks[block]!r} are not finite, so training has diverged: try a lower "
-                    "learning-rate"
-                )
+                raise ModelError(f"gradients of block {blocks[block]!r} are not finite: training has diverged")
             best = strongest(scores, min(slots[block], scores.shape[1]))
             values[block].append(output.flatten(1).gather(1, best))
             places[block].append(best.int())
@@ -79,10 +76,8 @@ def _differentiated(
     with _leaves(model, blocks) as leaves, torch.enable_grad():
         logits = torch.func.functional_call(model, constants, (inputs,))
         if logits.ndim != 2 or logits.shape[1] < 2:
-            raise ModelError(
-                f"descriptors need a classifier of two or more classes with outputs of shape ({len(inputs)}, classes), "
-                f"got outputs of shape {tuple(logits.shape)}"
-            )
+            got = tuple(logits.shape)
+            raise ModelError(f"descriptors need several classes, outputs of shape ({len(inputs)}, classes), got {got}")
         score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
         outputs = [leaves[name] for name in blocks]
         gradients = torch.autograd.grad(score, outputs)

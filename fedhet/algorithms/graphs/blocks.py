@@ -94,10 +94,8 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
         if all(name in have for name in names):
             return names
     missing = next(name for name in lists[-1] if name not in have)
-    raise UnsupportedArchitecture(
-        f"{type(model).__name__} has no module {missing!r} that could end a block; it has: "
-        f"{', '.join(name for name in have if name)}"
-    )
+    known = ", ".join(name for name in have if name)
+    raise UnsupportedArchitecture(f"{type(model).__name__} has no module {missing!r} to end a block; it has: {known}")
 
 
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
@@ -141,8 +139,7 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     last = [_span(graph, name)[-1:] for name in ends]
     if not all(last) or last != sorted(last):
         raise UnsupportedArchitecture(
-            f"{graph.model} does not run the modules {', '.join(ends)} in this order: name the modules that end its "
-            "blocks in the order in which they run"
+            f"{graph.model} does not run the modules {', '.join(ends)} in this order: name them in order of execution"
         )
     found: dict[str, int] = {}
     for number, node in enumerate(graph):
@@ -302,8 +299,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         value = tensor_of(values[name][0], name)
         if len(value) != len(inputs):
             raise ModelError(
-                f"{name} returns a tensor for {len(value)} examples instead of {len(inputs)}: name modules whose "
-                "output has the batch as first axis"
+                f"{name} returns a tensor for {len(value)} examples, not {len(inputs)}: name modules with a batch axis"
             )
         axis = output_axis(graph, name, value.shape)
         slots.append(Slot(name, "output", axis))

@@ -111,8 +111,7 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
     """
     if graph.unused:
         raise UnsupportedArchitecture(
-            f"the forward pass in evaluation mode does not use the parameters {', '.join(graph.unused)}, so their axes "
-            "are unknown: remove them from the model"
+            f"the forward pass does not use the parameters {', '.join(graph.unused)}: remove them from the model"
         )
     wrapped = [graph[each].operator for node in graph if node.operator.startswith("wrap_with") for each in node.inputs]
     if "parameter" in wrapped and not partly:
@@ -182,8 +181,7 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     if isinstance(first, Several) and node.operator in ("getitem", "select"):
         if node.options.get("dim", 0) != 0:
             raise UnsupportedArchitecture(
-                f"{node} selects from the final states of a recurrent layer along another axis than the first: select "
-                "one layer's final state (h_n[-1])"
+                f"{node} selects from final states along another axis than the first: select one layer's (h_n[-1])"
             )
         return first.values[node.options["index"]]
     if node.operator == "getitem":  # results of a pooling and its indices have the same axes
@@ -191,15 +189,13 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     _check(variables.graph, node)
     if any(isinstance(value, Several) for value in inputs):
         raise UnsupportedArchitecture(
-            f"{node} uses several results of an operator at once: use one layer's final state (h_n[-1]) or the output "
-            "at the last time step (output[:, -1])"
+            f"{node} uses several results of an operator at once: use one of them, such as h_n[-1] or output[:, -1]"
         )
     result = RULES[node.operator](variables, node, *inputs)
     main = result.values[0] if isinstance(result, Several) else result
     if isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
-            f"{node} returns shape {node.shape}, which fedhet's rule for this operator does not support: use another "
-            "operator or leave this model out of methods that match layers"
+            f"{node} returns shape {node.shape}, which fedhet's rule does not support: use another operator or method"
         )
     return result
 
@@ -220,8 +216,7 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
     for role in node.arguments:
         if role.startswith(("weight", "bias", "running_")):
             raise UnsupportedArchitecture(
-                f"{role} of {node.operator} in {node.module!r} is computed, not a parameter (a parametrization "
-                "such as weight_norm?): remove it or leave this model out of methods that match layers"
+                f"{role} of {node.operator} in {node.module!r} is computed, not a parameter (weight_norm?): remove that"
             )
     if 0 in node.shape:
         raise UnsupportedArchitecture(f"{node} returns an empty tensor of shape {node.shape}: use a larger example")

@@ -186,8 +186,7 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.hidden_dim = token.shape[-1]  # type: ignore[assignment]  # of torchvision's VisionTransformer
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
-                f"{name!r} cannot change its width: fedhet does not know the size attributes of "
-                f"{type(module).__name__}; build it from supported layers"
+                f"{name!r} cannot change its width, since fedhet does not know the sizes of {type(module).__name__}"
             )
 
 

@@ -311,8 +311,7 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
     if node is None or (known := features(graph).get(node.name)) is None:
         size = tuple(shape) or (node.shape if node else "unknown")
         raise UnsupportedArchitecture(
-            f"the output of {module!r}, of shape {size}, has no single axis along which a layer wrote features: name a "
-            "module that returns the output of a layer, such as a convolution or nn.Linear"
+            f"the output of {module!r}, of shape {size}, has no single axis of features: name a layer (nn.Linear)"
         )
     return known
 

@@ -162,10 +162,8 @@ def _checked(
     whole = places.ndim == 1 and np.issubdtype(places.dtype, np.integer) and (width is None or len(places) == width)
     if not whole or len(np.unique(places)) < len(places) or ((places < 0) | (places >= size)).any():
         wanted = "" if width is None else f"{width} "
-        raise ValueError(
-            f"the assignment of group {groups[index].name!r} must be {wanted}different integers below {size}, "
-            f"got {places!r}"
-        )
+        name = groups[index].name
+        raise ValueError(f"group {name!r} needs {wanted}different integers below {size} as assignment, got {places!r}")
     return places.astype(np.intp)
 
 

@@ -145,8 +145,7 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
     for j, rows in enumerate(clients):
         if rows.ndim != 2 or not rows.size or rows.shape[1] != clients[0].shape[1] or not np.isfinite(rows).all():
             raise ValueError(
-                f"client {j}: weights must be finite, of shape (rows, columns), and have the same number of columns as "
-                f"client 0; got shape {rows.shape}, and {clients[0].shape} for client 0"
+                f"client {j}: weights must be finite and (rows, columns) with client 0's columns, got {rows.shape}"
             )
     return clients
 

@@ -32,10 +32,8 @@ class FedRepOptions(Options):
     def check(self, config: Config) -> None:
         """Check that epochs are left for the head."""
         if 0 < config.local_epochs <= self.body_epochs:
-            raise ConfigError(
-                f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs} leave none for the "
-                "head: set body-epochs below local-epochs, which counts the epochs of both"
-            )
+            epochs = f"fedrep.body-epochs = {self.body_epochs} of local-epochs = {config.local_epochs}"
+            raise ConfigError(f"{epochs} leave none for the head: set body-epochs below local-epochs")
 
 
 fedrep = Method(

@@ -70,8 +70,7 @@ class FedHeNNOptions(Options):
             object.__setattr__(self, "schedule", "constant" if spectral else "sqrt")
         if self.target == "kernel" and self.kernel != "linear" and not self.homogeneous:
             raise ConfigError(
-                f"fedhenn.kernel = {self.kernel!r} compares representations of one network: set "
-                "fedhenn.setting = 'homogeneous', or fedhenn.kernel = 'linear'"
+                f"fedhenn.kernel = {self.kernel!r} needs fedhenn.setting = 'homogeneous': set it, or kernel = 'linear'"
             )
         if 0 < self.rad_batch < LEAST_ROWS:
             raise ConfigError(f"fedhenn.rad-batch = {self.rad_batch}: must be 0 (all rows) or at least {LEAST_ROWS}")

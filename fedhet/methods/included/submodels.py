@@ -24,8 +24,7 @@ class SubmodelOptions(Options):
         _ = self.all_widths
         if not config.shared_init:
             raise ConfigError(
-                f"shared-init = false: {config.method_name} needs the same initial weights of the whole network for "
-                "all clients: set shared-init = true"
+                f"{config.method_name} needs the same initial weights of the whole network: set shared-init = true"
             )
 
 
