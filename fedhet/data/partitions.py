@@ -107,8 +107,10 @@ def partition(
     train, test = _PARTITIONS[name](job)
     for kind, parts, all_of_them in zip(("training", "test"), (train, test), examples, strict=True):
         if empty := [client for client, part in enumerate(parts) if not len(part)]:
-            without = f"any of {dataset.name}'s {len(all_of_them)} {kind} examples"
-            raise DataError(f"partition {name!r} leaves client {empty[0]} of {clients} without {without}: set fewer")
+            raise DataError(
+                f"partition {name!r} leaves client {empty[0]} of {clients} without any of {dataset.name}'s "
+                f"{len(all_of_them)} {kind} examples: use fewer clients"
+            )
     if samples_per_client:
         rng = numpy_generator(seed, "samples-per-client")
         train = [_sampled(part, dataset.train.labels, samples_per_client, rng) for part in train]

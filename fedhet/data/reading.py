@@ -231,7 +231,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
         if len(shapes := {tuple(parts_of(each)[name].shape) for each in inputs}) > 1:
             one, other = sorted(shapes)[:2]
             raise DataError(
-                f"{name} have different shapes, {list(one)} and {list(other)}: resize or pad them, as by the collate_fn"
+                f"{name} have different shapes, {list(one)} and {list(other)}: resize or pad them, in the collate_fn"
             )
         if len({parts_of(each)[name].dtype == torch.uint8 for each in inputs}) > 1:
             raise DataError(f"{name} are bytes, which are scaled to [0, 1], in some rows only: give all in one form")

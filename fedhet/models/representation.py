@@ -35,7 +35,7 @@ def head_name(model: nn.Module, head: str = "") -> str:
         if names:
             return names[-1]
     present = ", ".join(sorted({type(module).__name__ for name, module in modules.items() if name})) or "itself"
-    raise ModelError(f"{model._get_name()} has no nn.Linear or convolution as head, only {present}: set head")
+    raise ModelError(f"{model._get_name()} has no nn.Linear or convolution as head, only {present}: set head by name")
 
 
 def _submodule(model: nn.Module, name: str, purpose: str = "") -> nn.Module:

@@ -91,7 +91,7 @@ def test_wrong_outputs() -> None:
         model[1].weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="gradients of block '0' are not finite: training has diverged"):
         describe(model, ["0"], torch.randn(3, 4), None, [2], identity)
-    with pytest.raises(ValueError, match=r"outputs of shape \(3, classes\), got \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"outputs of shape \(3, classes\), several classes, got \(3, 1\)"):
         describe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["0"], torch.randn(3, 4), None, [2], identity)
 
 

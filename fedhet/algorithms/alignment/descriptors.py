@@ -77,7 +77,7 @@ def _differentiated(
         logits = torch.func.functional_call(model, constants, (inputs,))
         if logits.ndim != 2 or logits.shape[1] < 2:
             got = tuple(logits.shape)
-            raise ModelError(f"descriptors need several classes, outputs of shape ({len(inputs)}, classes), got {got}")
+            raise ModelError(f"descriptors need outputs of shape ({len(inputs)}, classes), several classes, got {got}")
         score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
         outputs = [leaves[name] for name in blocks]
         gradients = torch.autograd.grad(score, outputs)

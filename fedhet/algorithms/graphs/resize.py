@@ -186,7 +186,7 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             module.hidden_dim = token.shape[-1]  # type: ignore[assignment]  # of torchvision's VisionTransformer
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
-                f"{name!r} cannot change its width, since fedhet does not know the sizes of {type(module).__name__}"
+                f"{name!r}, of type {type(module).__name__}, cannot change its width: replace it by a supported layer"
             )
 
 
