@@ -191,6 +191,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
     "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures fit only"),
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
+    "no labels": (lambda: run(data=lambda client: ((torch.ones(8, 4), None),) * 2), "labels have type None: number"),
+    "no rows": (lambda: run(data=lambda client: (None, None)), "client 0: train: rows of None cannot be read"),
     "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "inputs are sparse, of type Tensor"),
     "a sparse matrix": (
         lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedhet.data import ClientData
 from fedhet.data.examples import digest
-from fedhet.errors import ConfigError, FedhetError, Refused
+from fedhet.errors import ConfigError, FedhetError, Refused, damage, in_words
 from fedhet.tasks import Outputs
 from fedhet.utils.files import file_name, locked, write_text
 from fedhet.utils.randomness import torch_generator
@@ -129,7 +129,8 @@ class NodeSecret:
             spent = [[float(noise), float(rate), int(steps)] for noise, rate, steps in content.get("spent", [])]
             return {"seed": int(content["seed"]), "examples": dict(content["examples"]), "spent": spent}
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            raise FedhetError(f"{self._path} is damaged: {error}; restore it from a backup, or remove it") from error
+            why = in_words(error) if isinstance(error, OSError) else damage(error)
+            raise FedhetError(f"{self._path} is damaged: {why}; restore it from a backup, or remove it") from error
 
     def _write(self, content: Mapping[str, Any]) -> None:
         write_text(self._path, json.dumps(content))

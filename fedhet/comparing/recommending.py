@@ -57,6 +57,8 @@ WRITING, WRITING_SECONDS = 0.1, 30.0
 """Part of the budget for writing the page, and the most that it is in seconds."""
 SCORE = "personal_accuracy"
 
+LONGEST = 1e9
+"""The longest budget in seconds; operating systems cannot wait much longer."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -112,7 +114,7 @@ def recommend(
         jobs: number of simultaneous runs, as for `fedhet.compare`.
         console: console for progress and tables; by default standard output.
     """
-    began, seconds = time.monotonic(), parsed("budget", budget, _SECONDS, "30m")
+    began, seconds = time.monotonic(), min(parsed("budget", budget, _SECONDS, "30m"), LONGEST)
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")

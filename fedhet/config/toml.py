@@ -30,7 +30,7 @@ def load(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(f"the configuration file {path} does not exist: give the path of a TOML file") from error
     except (ValueError, OSError) as error:  # ValueError also for numbers with thousands of digits
-        reason = str(error).partition(";")[0]  # without Python's advice
+        reason = str(getattr(error, "strerror", None) or error).partition(";")[0]  # without Python's advice
         raise ConfigError(f"{path} is not a TOML file: {reason}; correct the file") from error
     except RecursionError:
         raise ConfigError(

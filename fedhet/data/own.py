@@ -199,8 +199,9 @@ def _rows(
 ) -> Examples:
     """Return the rows of a dataset as examples: all, or those that the sampler of `loader` yields."""
     if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        kind = "None" if value is None else f"a {type(value).__name__}"
         raise DataError(
-            f"rows of a {type(value).__name__} cannot be read by number: give a pair (inputs, labels), a torch "
+            f"rows of {kind} cannot be read by number: give a pair (inputs, labels), a torch "
             f"Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)

@@ -149,7 +149,8 @@ def pair_of(row: Any) -> tuple[Any, Any]:
     if not isinstance(row, Mapping):
         if isinstance(row, tuple | list) and len(row) == 2:
             return row[0], row[1]
-        raise DataError(f"a row must be a pair (input, label) or a dict of both, not of type {type(row).__name__}")
+        kind = "None" if row is None else f"of type {type(row).__name__}"
+        raise DataError(f"a row must be a pair (input, label) or a dict of both, not {kind}")
     others = [name for name in row if name not in LABELS]
     tokens = [name for name in others if not _is_text(row[name])] if "input_ids" in row else []
     inputs = tokens or [name for name in INPUTS if name in row] or (others if len(others) == 1 else [])
@@ -219,7 +220,8 @@ def _dense(value: Any, what: str) -> Any:
 def _kind(value: Any) -> str:
     """Return the name of the type of the first entry that is not a number, for messages."""
     entries = np.asarray(value, object).flat
-    return type(next((each for each in entries if not isinstance(each, int | float | np.number)), value)).__name__
+    odd = next((each for each in entries if not isinstance(each, int | float | np.number)), value)
+    return "None" if odd is None else type(odd).__name__
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:

@@ -100,6 +100,8 @@ def test_damaged_file(tmp_path):
     NodeSecret(tmp_path, "north", "own")
     path = tmp_path / "nodes" / "north.json"
     assert path.stat().st_mode & 0o077 == 0
-    path.write_text("{")
-    with pytest.raises(FedhetError, match="north.json is damaged"):
-        NodeSecret(tmp_path, "north", "own")
+    kind = "a value is not of the kind that a run writes"
+    for content, why in (("{", "Expecting"), ('{"seed": 1}', "'examples' is missing"), ('{"seed": []}', kind)):
+        path.write_text(content)
+        with pytest.raises(FedhetError, match=f"north.json is damaged: {why}"):
+            NodeSecret(tmp_path, "north", "own")
