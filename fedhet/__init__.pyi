@@ -24,7 +24,7 @@ class Keys(TypedDict, total=False):
     dataset: str
     """data set: a name (`fedhet list`), or own for the data function's"""
     data: str
-    """folder with the data set's files; empty: downloaded or included files"""
+    """folder with the data set's files; empty: included or downloaded"""
     partition: str
     """how examples are distributed among clients: iid, classes, dirichlet or natural"""
     classes_per_client: int
@@ -34,11 +34,11 @@ class Keys(TypedDict, total=False):
     samples_per_client: int
     """maximum number of training examples per client; 0: no limit"""
     halved_clients: float
-    """fraction of clients, drawn at random, that keep half of their training examples"""
+    """fraction of clients with half of their examples"""
     clients: int
     """number of simulated clients"""
     architectures: str
-    """one model, a comma-separated list of models, or a family of models (`fedhet list`)"""
+    """a model, models separated by commas, or a family of models (`fedhet list`)"""
     assign: str
     """how architectures are assigned to clients: round-robin, blocks (one per group of neighbours) or random"""
     rounds: int
@@ -48,7 +48,7 @@ class Keys(TypedDict, total=False):
     local_epochs: int
     """number of epochs that a client trains per round"""
     max_local_epochs: int
-    """largest number of local-epochs that a node may set for itself; 0: local-epochs"""
+    """largest local-epochs that a node may set; 0: local-epochs"""
     batch_size: int
     """number of examples per mini-batch"""
     optimizer: Literal["sgd", "adam", "amsgrad", "adamw"]
@@ -60,43 +60,43 @@ class Keys(TypedDict, total=False):
     momentum: float
     """momentum of SGD"""
     weight_decay: float
-    """weight decay of weights; biases and normalisation layers have none"""
+    """weight decay, except for biases and normalisation layers"""
     clip_gradients: float
     """maximum norm of the gradient of a step; 0: no limit"""
     augment: bool
     """augment training batches as the data set defines"""
     input_size: int
-    """width and height in pixels to which images are resized; 0: unchanged"""
+    """width and height of resized images; 0: unchanged"""
     public_samples: int
     """number of training examples held out as the public dataset"""
     public_dataset: str
-    """data set whose training images are the public dataset; empty: the clients' data set"""
+    """data set of the public examples; empty: the clients' data set"""
     public_data: str
     """folder with the files of public-dataset"""
     test_split: Literal["given", "drawn"]
-    """test examples: those of the data set or data function, or drawn at random from all examples"""
+    """test examples: those of the data, or drawn at random from all examples"""
     test_share: float
     """fraction of all examples drawn for testing; 0: as many as the data set has"""
     validation: float
-    """fraction of each client's training examples that is used for validation only"""
+    """fraction of each client's training examples for validation"""
     validation_on: Literal["own", "common"]
     """validation examples: each client's own, or common ones of the data set"""
     shared_init: bool
-    """all clients start from the same initialization of what is shared"""
+    """what clients share is initialized equally at all clients"""
     start_from: str
-    """folder of a run whose models clients start from: their own (models/CLIENT), or models/global"""
+    """run whose models clients start from: their own (models/CLIENT), or models/global"""
     closing_epochs: int
-    """number of epochs of a final round in which all clients train; 0: no such round"""
+    """number of epochs of a final round with all clients; 0: no such round"""
     unseen_clients: int
-    """number of clients held out of training, which join after the last round"""
+    """number of clients held out, which join after the last round"""
     unseen_epochs: int
-    """number of epochs that unseen clients train"""
+    """number of epochs of unseen clients"""
     unseen_learning_rate: float
     """constant learning rate of unseen clients; 0: learning-rate"""
     evaluate_every: int
-    """number of rounds between evaluations; the last round is always evaluated"""
+    """number of rounds between evaluations; always after the last"""
     test_on: Literal["local", "global", "both"]
-    """test examples for evaluation: each client's own, the common test set, or both"""
+    """test examples: each client's own, the common ones, or both"""
     batch_norm: Literal["aggregate", "local", "re-estimate"]
     """BatchNorm statistics: averaged, kept by each client, or re-estimated by it after each average"""
     aggregation: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped"]
@@ -114,13 +114,13 @@ class Keys(TypedDict, total=False):
     wait_for_clients: float
     """seconds to wait for clients before the first round"""
     disclose_architecture: bool
-    """tell the server the architecture's name, or a custom network's class and number of parameters"""
+    """tell the server the architecture, or a custom network's class and size"""
     head: str
-    """name of the module whose input is the representation; empty: the last nn.Linear"""
+    """module whose input is the representation; empty: the last nn.Linear"""
     representation: str
-    """representation of texts whose tokens each have one: last, mean, or a module's output; empty: the head's input"""
+    """representation of texts: last (token), mean, or a module's output; empty: the head's input"""
     device: str
-    """device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps"""
+    """device of the clients: auto (a GPU if available), cpu, cuda:1 or mps"""
     precision: Literal["float32", "bf16"]
     """precision of forward passes in training: float32, or bf16 (mixed precision: weights and losses stay float32)"""
     threads_per_client: int
@@ -136,11 +136,11 @@ class Keys(TypedDict, total=False):
     report: bool
     """write report.html at the end of the run"""
     save_every: int
-    """number of rounds between models saved in models/round-N; 0: only after the last round"""
+    """number of rounds between saved models/round-N; 0: only the last"""
     engine: str
-    """where clients run: local, ray, or a SuperLink connection from Flower's configuration"""
+    """where clients run: local, ray, or a SuperLink connection of Flower's configuration"""
     resume: bool
-    """resume the run in `out` after its last complete round"""
+    """resume the run in `out` after its last round"""
     seed: int
     """random seed"""
     out: str
@@ -154,7 +154,7 @@ class Keys(TypedDict, total=False):
 
 class DepthFLKeys(Keys, total=False):
     depths: str
-    """numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"""
+    """numbers of blocks, assigned as `assign` says; a node may set its own as depth"""
     blocks: str
     """names of the modules that end blocks, separated by commas; empty: found by spatial size"""
     ramp_up: int
@@ -201,7 +201,7 @@ class FLHADistillationKeys(Keys, total=False):
     teacher: str
     """architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data"""
     teacher_rounds: float
-    """fraction of the rounds that train the teacher; the others train the clients' networks"""
+    """fraction of the rounds that train the teacher"""
     student_learning_rate: float
     """learning rate of the clients' networks; 0: a tenth of learning-rate"""
 
@@ -235,9 +235,9 @@ class FLHAGHN(FederatedStrategy[Any, Any]):
 
 class FMLKeys(Keys, total=False):
     shared_model: str
-    """architecture of the shared network; empty: the first of architectures, mlp-20 for tabular data"""
+    """shared network; empty: the first of architectures, mlp-20 for tabular data"""
     beta: float
-    """weight of labels in the shared network's loss, 1 - beta of the own network's scores"""
+    """weight of labels in the shared network's loss; 1 - beta: of scores"""
 
 class FML(FederatedStrategy[Any, Any]):
     def __init__(
@@ -263,13 +263,13 @@ class FedAvg(FederatedStrategy[Any, Any]):
 
 class FedDFKeys(Keys, total=False):
     server_model: str
-    """architecture of the server's network; empty: the first of architectures, mlp-20 for tabular data"""
+    """the server's network; empty: the first of architectures, mlp-20 for tabular data"""
     server_steps: int
     """number of mini-batches per round on which the server trains"""
     server_learning_rate: float
-    """initial learning rate of the server's Adam, which follows a cosine in each round"""
+    """initial learning rate of the server's Adam, in each round"""
     teach: bool
-    """clients train on the server's scores for one epoch before they train on their own examples"""
+    """clients first train for an epoch on the server's scores"""
 
 class FedDF(FederatedStrategy[Any, Any]):
     def __init__(
@@ -332,7 +332,7 @@ class FedHARMKeys(Keys, total=False):
     slots: str
     """lengths of the blocks' parts of a descriptor, from shallow to deep"""
     public_steps: int
-    """number of steps per round on the public dataset; 0: as many epochs as on private data"""
+    """number of public steps per round; 0: as many epochs as on private data"""
 
 class FedHARM(FederatedStrategy[Any, Any]):
     def __init__(
@@ -351,7 +351,7 @@ class FedHeNNKeys(Keys, total=False):
     target: Literal["kernel", "spectral"]
     """alignment target: spectral (this project's), or the peers' mean kernel (the paper's)"""
     eta0: float
-    """weight of the proximal term, eta(t) = eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)"""
+    """weight of the proximal term, eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)"""
     schedule: Literal["auto", "sqrt", "linear", "constant"]
     """f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)"""
     kernel: Literal["linear", "rbf", "procrustes"]
@@ -380,7 +380,7 @@ class FedHeNN(FederatedStrategy[Any, Any]):
 
 class FedKDKeys(Keys, total=False):
     shared_model: str
-    """architecture of the shared network; empty: the first of architectures, mlp-20 for tabular data"""
+    """shared network; empty: the first of architectures, mlp-20 for tabular data"""
 
 class FedKD(FederatedStrategy[Any, Any]):
     def __init__(
@@ -395,7 +395,7 @@ class FedKD(FederatedStrategy[Any, Any]):
 
 class FedMAKeys(Keys, total=False):
     gamma: float
-    """mass of the beta process; larger values create more global units (LSTMs: 0.001)"""
+    """mass of the beta process; larger: more global units (LSTMs: 0.001)"""
     average: Literal["map", "mean"]
     """global weights: the posterior mean (the authors' code) or the plain mean (the paper)"""
     variances: Literal["fixed", "estimated"]
@@ -405,9 +405,9 @@ class FedMAKeys(Keys, total=False):
     passes: int
     """number of passes over all layers, if rounds = 0"""
     retrain_epochs: int
-    """number of epochs that clients train after a layer is matched; 0: local-epochs"""
+    """number of epochs after a layer is matched; 0: local-epochs"""
     last_epochs: int
-    """number of epochs of the output layer's round, as a multiple of retrain-epochs"""
+    """epochs of the output layer's round, as a multiple of retrain-epochs"""
     last_learning_rate: float
     """learning rate of the output layer's round; 0: learning-rate"""
 
@@ -428,7 +428,7 @@ class FedMDKeys(Keys, total=False):
     public_epochs: int
     """number of epochs on the labelled public dataset in a client's first round; 0: no labels are needed"""
     private_epochs: int
-    """number of epochs on private examples in a client's first round; 0: local-epochs"""
+    """number of private epochs in a client's first round; 0: local-epochs"""
     digest_epochs: int
     """number of epochs per round on the mean scores"""
 
@@ -445,9 +445,9 @@ class FedMD(FederatedStrategy[Any, Any]):
 
 class FedMRLKeys(Keys, total=False):
     shared_model: str
-    """architecture of the shared network; empty: the first of architectures, mlp-20 for tabular data"""
+    """shared network; empty: the first of architectures, mlp-20 for tabular data"""
     width: int
-    """width d1 to which the shared network's representation is pooled; 0: unchanged"""
+    """width d1 of the shared network's representation; 0: unchanged"""
 
 class FedMRL(FederatedStrategy[Any, Any]):
     def __init__(
@@ -496,7 +496,7 @@ class FedProx(FederatedStrategy[Any, Any]):
 
 class FedRepKeys(Keys, total=False):
     body_epochs: int
-    """number of epochs per round that train the body; the others train the head"""
+    """number of epochs per round for the body; the others are for the head"""
 
 class FedRep(FederatedStrategy[Any, Any]):
     def __init__(
@@ -577,7 +577,7 @@ class HeteroFL(FederatedStrategy[Any, Any]):
 
 class InclusiveFLKeys(Keys, total=False):
     depths: str
-    """numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"""
+    """numbers of blocks, assigned as `assign` says; a node may set its own as depth"""
     blocks: str
     """names of the modules that end blocks, separated by commas; empty: found by spatial size"""
 
@@ -635,7 +635,7 @@ class LoRAKeys(Keys, total=False):
     ranks: str
     """ranks of the adapters, assigned as `assign` says; a node may set its own as rank"""
     layers: str
-    """names of the nn.Linear layers to adapt, where * matches any part; empty: all but the head"""
+    """nn.Linear layers to adapt, where * matches any part of a name; empty: all but the head"""
     train_head: bool
     """train and average the head as well"""
 
@@ -685,7 +685,7 @@ class NearestNeighbour(FederatedStrategy[Any, Any]):
 
 class PFNMKeys(Keys, total=False):
     gamma: float
-    """mass of the beta process; larger values create more global units (LSTMs: 0.001)"""
+    """mass of the beta process; larger: more global units (LSTMs: 0.001)"""
     average: Literal["map", "mean"]
     """global weights: the posterior mean (the authors' code) or the plain mean (the paper)"""
     variances: Literal["fixed", "estimated"]

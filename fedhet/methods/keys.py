@@ -66,17 +66,9 @@ def option(
         at_need: values of a method's own key that `fedhet recommend` tries if the default is not applicable.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    kind = {
-        "about": about,
-        "at_node": at_node,
-        "resumable": resumable,
-        "path": path,
-        "needs": needs or {},
-        "trait": trait,
-        "replaced_by": replaced_by,
-        "at_need": at_need,
-    }
-    return field(default=default, metadata={"help": help, **limits, **kind})
+    kind = {"about": about, "at_node": at_node, "resumable": resumable, "path": path, "at_need": at_need}
+    effect = {"needs": needs or {}, "trait": trait, "replaced_by": replaced_by}
+    return field(default=default, metadata={"help": help, **limits, **kind, **effect})
 
 
 def default_of(key: Field[Value]) -> Value:

@@ -92,9 +92,7 @@ class Config:
 
     method: str = option("fedhenn", "federated method: a name (`fedhet list`), package.module:name or FILE.py:NAME")
     dataset: str = _files("digits", "data set: a name (`fedhet list`), or own for the data function's")
-    data: str = _files(
-        "", "folder with the data set's files; empty: downloaded or included files", resumable=True, path=True
-    )
+    data: str = _files("", "folder with the data set's files; empty: included or downloaded", resumable=True, path=True)
     partition: str = _dealt("iid", "how examples are distributed among clients: iid, classes, dirichlet or natural")
     classes_per_client: int = _dealt(2, "number of classes per client", at_least=1, needs={"partition": ("classes",)})
     alpha: float = _dealt(
@@ -104,14 +102,10 @@ class Config:
         needs={"partition": ("dirichlet",)},
     )
     samples_per_client: int = _dealt(0, "maximum number of training examples per client; 0: no limit", at_least=0)
-    halved_clients: float = _dealt(
-        0.0, "fraction of clients, drawn at random, that keep half of their training examples", at_least=0, at_most=1
-    )
+    halved_clients: float = _dealt(0.0, "fraction of clients with half of their examples", at_least=0, at_most=1)
     clients: int = option(10, "number of simulated clients", about="data", at_least=1, at_most=100_000)
     architectures: str = option(
-        "cnn",
-        "one model, a comma-separated list of models, or a family of models (`fedhet list`)",
-        replaced_by=("model",),
+        "cnn", "a model, models separated by commas, or a family of models (`fedhet list`)", replaced_by=("model",)
     )
     assign: str = option(
         "round-robin",
@@ -121,9 +115,7 @@ class Config:
     rounds: int = option(20, "number of training rounds", at_least=0, resumable=True)
     fraction_train: float = option(1.0, "fraction of clients that train in a round", above=0, at_most=1)
     local_epochs: int = option(1, "number of epochs that a client trains per round", at_least=0, at_node=True)
-    max_local_epochs: int = option(
-        0, "largest number of local-epochs that a node may set for itself; 0: local-epochs", at_least=0
-    )
+    max_local_epochs: int = option(0, "largest local-epochs that a node may set; 0: local-epochs", at_least=0)
     batch_size: int = option(32, "number of examples per mini-batch", at_least=1, at_node=True, replaced_by=("loader",))
     optimizer: str = _optimiser("sgd", "optimizer of the clients", choices=("sgd", "adam", "amsgrad", "adamw"))
     learning_rate: float = _optimiser(0.01, "learning rate", above=0, at_node=True)
@@ -133,27 +125,19 @@ class Config:
         choices=("constant", "cosine", "linear", "one-cycle"),
     )
     momentum: float = _optimiser(0.0, "momentum of SGD", at_least=0, below=1, needs={"optimizer": ("sgd",)})
-    weight_decay: float = _optimiser(
-        0.0, "weight decay of weights; biases and normalisation layers have none", at_least=0
-    )
+    weight_decay: float = _optimiser(0.0, "weight decay, except for biases and normalisation layers", at_least=0)
     clip_gradients: float = _optimiser(0.0, "maximum norm of the gradient of a step; 0: no limit", at_least=0)
     augment: bool = option(False, "augment training batches as the data set defines", replaced_by=("data",))
-    input_size: int = _files(
-        0, "width and height in pixels to which images are resized; 0: unchanged", at_least=0, at_most=2048
-    )
+    input_size: int = _files(0, "width and height of resized images; 0: unchanged", at_least=0, at_most=2048)
     public_samples: int = _dealt(0, "number of training examples held out as the public dataset", at_least=0)
     public_dataset: str = _public(
-        "",
-        "data set whose training images are the public dataset; empty: the clients' data set",
-        needs={"public-samples": ()},
+        "", "data set of the public examples; empty: the clients' data set", needs={"public-samples": ()}
     )
     public_data: str = _public(
         "", "folder with the files of public-dataset", resumable=True, path=True, needs={"public-dataset": ()}
     )
     test_split: str = _split(
-        "given",
-        "test examples: those of the data set or data function, or drawn at random from all examples",
-        choices=("given", "drawn"),
+        "given", "test examples: those of the data, or drawn at random from all examples", choices=("given", "drawn")
     )
     test_share: float = _split(
         0.0,
@@ -162,43 +146,26 @@ class Config:
         below=1,
         needs={"test-split": ("drawn",)},
     )
-    validation: float = _split(
-        0.0, "fraction of each client's training examples that is used for validation only", at_least=0, below=1
-    )
+    validation: float = _split(0.0, "fraction of each client's training examples for validation", at_least=0, below=1)
     validation_on: str = _dealt(
         "own",
         "validation examples: each client's own, or common ones of the data set",
         choices=("own", "common"),
         needs={"validation": ()},
     )
-    shared_init: bool = option(
-        True, "all clients start from the same initialization of what is shared", trait="common_init"
-    )
+    shared_init: bool = option(True, "what clients share is initialized equally at all clients", trait="common_init")
     start_from: str = option(
-        "",
-        "folder of a run whose models clients start from: their own (models/CLIENT), or models/global",
-        at_node=True,
-        path=True,
+        "", "run whose models clients start from: their own (models/CLIENT), or models/global", at_node=True, path=True
     )
-    closing_epochs: int = option(
-        0, "number of epochs of a final round in which all clients train; 0: no such round", at_least=0
-    )
-    unseen_clients: int = option(
-        0, "number of clients held out of training, which join after the last round", at_least=0
-    )
-    unseen_epochs: int = option(
-        10, "number of epochs that unseen clients train", at_least=0, needs={"unseen-clients": ()}
-    )
+    closing_epochs: int = option(0, "number of epochs of a final round with all clients; 0: no such round", at_least=0)
+    unseen_clients: int = option(0, "number of clients held out, which join after the last round", at_least=0)
+    unseen_epochs: int = option(10, "number of epochs of unseen clients", at_least=0, needs={"unseen-clients": ()})
     unseen_learning_rate: float = option(
         0.0, "constant learning rate of unseen clients; 0: learning-rate", at_least=0, needs={"unseen-clients": ()}
     )
-    evaluate_every: int = _output(
-        1, "number of rounds between evaluations; the last round is always evaluated", at_least=1
-    )
+    evaluate_every: int = _output(1, "number of rounds between evaluations; always after the last", at_least=1)
     test_on: str = _output(
-        "local",
-        "test examples for evaluation: each client's own, the common test set, or both",
-        choices=("local", "global", "both"),
+        "local", "test examples: each client's own, the common ones, or both", choices=("local", "global", "both")
     )
     batch_norm: str = option(
         "aggregate",
@@ -231,20 +198,12 @@ class Config:
     timeout: float = _server(3600.0, "seconds to wait for the replies of a round", above=0)
     min_clients: int = _server(1, "minimum number of clients to start a run and to complete a round", at_least=1)
     wait_for_clients: float = _server(0.0, "seconds to wait for clients before the first round", at_least=0)
-    disclose_architecture: bool = _node(
-        True, "tell the server the architecture's name, or a custom network's class and number of parameters"
-    )
-    head: str = option(
-        "", "name of the module whose input is the representation; empty: the last nn.Linear", at_node=True
-    )
+    disclose_architecture: bool = _node(True, "tell the server the architecture, or a custom network's class and size")
+    head: str = option("", "module whose input is the representation; empty: the last nn.Linear", at_node=True)
     representation: str = option(
-        "",
-        "representation of texts whose tokens each have one: last, mean, or a module's output; empty: the head's input",
-        at_node=True,
+        "", "representation of texts: last (token), mean, or a module's output; empty: the head's input", at_node=True
     )
-    device: str = _node(
-        "auto", "device of the clients: auto (a GPU if available), cpu, cuda, cuda:1 or mps", resumable=True
-    )
+    device: str = _node("auto", "device of the clients: auto (a GPU if available), cpu, cuda:1 or mps", resumable=True)
     precision: str = option(
         "float32",
         "precision of forward passes in training: float32, or bf16 (mixed precision: weights and losses stay float32)",
@@ -269,15 +228,9 @@ class Config:
     )
     log: str = _output("", "further loggers, separated by commas: tensorboard, wandb, mlflow")
     report: bool = _place(True, "write report.html at the end of the run")
-    save_every: int = _output(
-        0, "number of rounds between models saved in models/round-N; 0: only after the last round", at_least=0
-    )
-    engine: str = _place(
-        "local", "where clients run: local, ray, or a SuperLink connection from Flower's configuration"
-    )
-    resume: bool = option(
-        False, "resume the run in `out` after its last complete round", about="place", needs={"out": ()}
-    )
+    save_every: int = _output(0, "number of rounds between saved models/round-N; 0: only the last", at_least=0)
+    engine: str = _place("local", "where clients run: local, ray, or a SuperLink connection of Flower's configuration")
+    resume: bool = option(False, "resume the run in `out` after its last round", about="place", needs={"out": ()})
     seed: int = option(0, "random seed", at_least=0)
     out: str = option("", "run directory; empty: a new folder in runs/", about="place", path=True)
 

@@ -25,9 +25,7 @@ fedprox = Method("fedprox", fedavg.traits, FedProxOptions)
 class FedRepOptions(Options):
     """Configuration keys of FedRep; the common key `local-epochs` counts the epochs of head and body together."""
 
-    body_epochs: int = option(
-        1, "number of epochs per round that train the body; the others train the head", at_least=1
-    )
+    body_epochs: int = option(1, "number of epochs per round for the body; the others are for the head", at_least=1)
 
     def check(self, config: Config) -> None:
         """Check that epochs are left for the head."""

@@ -15,23 +15,16 @@ class AuxiliaryOptions(Options):
     """Configuration keys of methods whose clients also train an auxiliary network, which they share."""
 
     uses = ("architectures",)  # of the auxiliary network
-    shared_model: str = option(
-        "", "architecture of the shared network; empty: the first of architectures, mlp-20 for tabular data"
-    )
+    shared_model: str = option("", "shared network; empty: the first of architectures, mlp-20 for tabular data")
 
 
 @dataclass(frozen=True)
 class FMLOptions(AuxiliaryOptions):
     """Configuration keys of FML."""
 
-    alpha: float = option(
-        0.5, "weight of labels in the own network's loss, 1 - alpha of the shared network's scores", above=0, at_most=1
-    )
+    alpha: float = option(0.5, "weight of labels in the own network's loss; 1 - alpha: of scores", above=0, at_most=1)
     beta: float = option(
-        0.5,
-        "weight of labels in the shared network's loss, 1 - beta of the own network's scores",
-        at_least=0,
-        at_most=1,
+        0.5, "weight of labels in the shared network's loss; 1 - beta: of scores", at_least=0, at_most=1
     )
 
 
@@ -59,9 +52,7 @@ fedkd = Method(
 class FedMRLOptions(AuxiliaryOptions):
     """Configuration keys of FedMRL, with the paper's values."""
 
-    width: int = option(
-        0, "width d1 to which the shared network's representation is pooled; 0: unchanged", at_least=0, at_most=2**16
-    )
+    width: int = option(0, "width d1 of the shared network's representation; 0: unchanged", at_least=0, at_most=2**16)
 
 
 fedmrl = Method("fedmrl", _auxiliary, FedMRLOptions)
@@ -73,9 +64,7 @@ class FLHADistillationOptions(Options):
 
     uses = ("architectures",)  # of the teacher
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
-    teacher_rounds: float = option(
-        0.5, "fraction of the rounds that train the teacher; the others train the clients' networks", above=0, at_most=1
-    )
+    teacher_rounds: float = option(0.5, "fraction of the rounds that train the teacher", above=0, at_most=1)
     student_learning_rate: float = option(
         0.0, "learning rate of the clients' networks; 0: a tenth of learning-rate", at_least=0
     )
@@ -115,9 +104,7 @@ class FedMDOptions(ScoresOptions):
         at_least=0,
         at_need=(0,),
     )
-    private_epochs: int = option(
-        25, "number of epochs on private examples in a client's first round; 0: local-epochs", at_least=0
-    )
+    private_epochs: int = option(25, "number of private epochs in a client's first round; 0: local-epochs", at_least=0)
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
@@ -150,18 +137,10 @@ class FedDFOptions(ScoresOptions):
 
     uses = ("architectures",)  # of the server's network
     public_batch = 128
-    server_model: str = option(
-        "", "architecture of the server's network; empty: the first of architectures, mlp-20 for tabular data"
-    )
+    server_model: str = option("", "the server's network; empty: the first of architectures, mlp-20 for tabular data")
     server_steps: int = option(1000, "number of mini-batches per round on which the server trains", at_least=1)
-    server_learning_rate: float = option(
-        0.001, "initial learning rate of the server's Adam, which follows a cosine in each round", above=0
-    )
-    teach: bool = option(
-        False,
-        "clients train on the server's scores for one epoch before they train on their own examples",
-        at_need=(True,),
-    )
+    server_learning_rate: float = option(0.001, "initial learning rate of the server's Adam, in each round", above=0)
+    teach: bool = option(False, "clients first train for an epoch on the server's scores", at_need=(True,))
 
 
 def _feddf(options: FedDFOptions) -> Traits:

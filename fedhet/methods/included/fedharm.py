@@ -41,9 +41,7 @@ class FedHARMOptions(Options):
         "lengths of the blocks' parts of a descriptor, from shallow to deep",
         needs={"align": ("cosine",), "alpha": {"below": 1}},
     )
-    public_steps: int = option(
-        0, "number of steps per round on the public dataset; 0: as many epochs as on private data", at_least=0
-    )
+    public_steps: int = option(0, "number of public steps per round; 0: as many epochs as on private data", at_least=0)
 
     def __post_init__(self) -> None:
         """Check that `slots` lists positive whole numbers."""

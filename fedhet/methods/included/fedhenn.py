@@ -32,9 +32,7 @@ class FedHeNNOptions(Options):
         "alignment target: spectral (this project's), or the peers' mean kernel (the paper's)",
         choices=("kernel", "spectral"),
     )
-    eta0: float = option(
-        -1.0, "weight of the proximal term, eta(t) = eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)"
-    )
+    eta0: float = option(-1.0, "weight of the proximal term, eta0 f(t); negative: 3 (spectral) or 0.001 (kernel)")
     schedule: str = option(
         "auto",
         "f(t), with t = 0 in the first round; auto: constant (spectral) or sqrt (kernel)",

@@ -12,9 +12,7 @@ from fedhet.methods.sharing import Sharing
 class PFNMOptions(Options):
     """Configuration keys of PFNM for matching units, with the values of the FedMA paper; FedMA inherits them."""
 
-    gamma: float = option(
-        7.0, "mass of the beta process; larger values create more global units (LSTMs: 0.001)", above=0
-    )
+    gamma: float = option(7.0, "mass of the beta process; larger: more global units (LSTMs: 0.001)", above=0)
     average: str = option(
         "map",
         "global weights: the posterior mean (the authors' code) or the plain mean (the paper)",
@@ -75,12 +73,8 @@ class FedMAOptions(PFNMOptions):
     """Configuration keys of FedMA, with the paper's values."""
 
     passes: int = option(1, "number of passes over all layers, if rounds = 0", at_least=1)
-    retrain_epochs: int = option(
-        0, "number of epochs that clients train after a layer is matched; 0: local-epochs", at_least=0
-    )
-    last_epochs: int = option(
-        3, "number of epochs of the output layer's round, as a multiple of retrain-epochs", at_least=0
-    )
+    retrain_epochs: int = option(0, "number of epochs after a layer is matched; 0: local-epochs", at_least=0)
+    last_epochs: int = option(3, "epochs of the output layer's round, as a multiple of retrain-epochs", at_least=0)
     last_learning_rate: float = option(0.0, "learning rate of the output layer's round; 0: learning-rate", at_least=0)
 
     without = ("closing-epochs",)  # nothing is learnt from a round after the last pass

@@ -120,9 +120,7 @@ class CountedOptions(SubmodelOptions):
 class DepthOptions(CountedOptions):
     """Configuration keys of methods whose clients have the first blocks of one network."""
 
-    depths: str = option(
-        "4,3,2,1", "numbers of blocks per client, assigned as `assign` says; a node may set its own as depth"
-    )
+    depths: str = option("4,3,2,1", "numbers of blocks, assigned as `assign` says; a node may set its own as depth")
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
@@ -150,9 +148,7 @@ class InclusiveFLOptions(DepthOptions):
 
     counted = "inclusivefl.depths"
 
-    momentum: float = option(
-        0.2, "beta, the fraction of the deeper clients' update that a client's last block receives", at_least=0, below=1
-    )
+    momentum: float = option(0.2, "beta, the share of deeper clients' update in the last block", at_least=0, below=1)
 
 
 inclusivefl = Method("inclusivefl", _traits, InclusiveFLOptions, own={"inclusivefl.depths": "2,1"})
@@ -173,9 +169,7 @@ class LoRAOptions(CountedOptions):
         choices=("truncate", "svd", "stack"),
     )
     ranks: str = option("16,8,4", "ranks of the adapters, assigned as `assign` says; a node may set its own as rank")
-    layers: str = option(
-        "", "names of the nn.Linear layers to adapt, where * matches any part; empty: all but the head"
-    )
+    layers: str = option("", "nn.Linear layers to adapt, where * matches any part of a name; empty: all but the head")
     train_head: bool = option(False, "train and average the head as well")
 
 
