@@ -50,6 +50,8 @@ def wrap(
     the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
     are not from a strategy of fedhet go to your ClientApp, unless the node has a policy (`allow`).
 
+    The global random generators are seeded for each call by client and round: split data with a seed of your own.
+
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
         model: the model, in any form that `fedhet.make_client_app` accepts; its state dict has the arrays that the

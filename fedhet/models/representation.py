@@ -227,7 +227,7 @@ class Representation:
             raise ModelError(f"the forward pass did not call {title}; set {key} to a module that it calls")
         value, first = values[0], next(iter(inputs.values()), None)
         if self._by_output:
-            check_in_place(*values, f"{name!r} of {self.model._get_name()}")
+            check_in_place(value, values[1], f"{name!r} of {self.model._get_name()}")
         rows = len(first) if isinstance(first, Tensor) and first.ndim else None
         if isinstance(value, Tensor):
             if value.ndim > 2 and (self.places == "pixels" or isinstance(self._module, _CONVOLUTIONS)):
