@@ -64,32 +64,31 @@ class Output:
     @contextmanager
     def capture(self) -> Iterator[Captured]:
         """Context manager that captures the module's output in forward passes of the whole network."""
-        values: list[tuple[object, int]] = []
+        values: list[Callable[[], object]] = []
 
         def read() -> Tensor:
-            value, version = values[-1] if values else (None, 0)
-            if isinstance(value, Tensor):
-                check_in_place(value, version, self._title)
+            if values and isinstance(value := values[-1](), Tensor):
                 return value
             raise ModelError(
                 f"module {self._title} did not run, or did not return a tensor: name a module that returns a tensor"
             )
 
-        with self._module.register_forward_hook(lambda _m, _args, value: values.append((value, version_of(value)))):
+        title = f"the output of {self._title}"
+        with self._module.register_forward_hook(lambda _module, _args, value: values.append(_held(value, title))):
             yield read
 
 
-def version_of(value: object) -> int:
-    """Return the number of changes in place of a tensor so far; 0 where PyTorch does not count them."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+def _held(value: Any, title: str) -> Callable[[], object]:
+    """Return a function that returns a captured value, or raises a ModelError if it was changed in place meanwhile."""
+    counted = isinstance(value, Tensor) and not value.is_inference()
+    version = value._version if counted else 0
 
+    def held() -> object:
+        if counted and value._version != version:
+            raise ModelError(f"a later module changes {title} in place: name that module, or set its inplace=False")
+        return value
 
-def check_in_place(value: object, version: int, title: str) -> None:
-    """Raise a ModelError if a captured value was changed in place since it had a version."""
-    if version_of(value) != version:
-        raise ModelError(
-            f"a later module changes the output of {title} in place: name the later module, or set its inplace=False"
-        )
+    return held
 
 
 class _HeadReached(Exception):
@@ -146,6 +145,11 @@ class Representation:
     def _module(self) -> nn.Module:
         return self.model.get_submodule(self.what if self._by_output else self.head)
 
+    @property
+    def _title(self) -> str:
+        kind, name = ("the output of module", self.what) if self._by_output else ("the input of head", self.head)
+        return f"{kind} {name or type(self._module).__name__!r} of {self.model._get_name()}"
+
     @cached_property
     def _pooled(self) -> str:
         """How the tokens of a text are pooled: `last`, `mean`, or an empty string."""
@@ -170,17 +174,17 @@ class Representation:
         """
         with self._watched(stop=True) as seen, suppress(_HeadReached):
             self.model(inputs)
-        return self._check(*seen[:3])
+        return self._check(*seen[:2])
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:
         """Context manager that captures the representation in forward passes of the whole network."""
         with self._watched() as seen:
-            yield lambda: self._check(*seen[:3])
+            yield lambda: self._check(*seen[:2])
 
     @contextmanager
     def _watched(self, *, stop: bool = False) -> Iterator[list[Any]]:
-        """Yield a list with the network's inputs by name, the value and its version, of the last forward pass."""
+        """Yield a list with the network's inputs by name, then the value (see `_held`), of the last forward pass."""
         seen: list[Any] = []
 
         def start(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -188,8 +192,7 @@ class Representation:
 
         def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: Any) -> None:
             value = outputs[0] if outputs else next(iter((*args, *kwargs.values())), None)
-            value = value[0] if outputs and isinstance(value, tuple) and value else value
-            seen.extend((value, version_of(value)))
+            seen.append(_held(value[0] if outputs and isinstance(value, tuple) and value else value, self._title))
             if stop:
                 raise _HeadReached
 
@@ -217,17 +220,14 @@ class Representation:
         last = (mask.long() * torch.arange(values.shape[1], device=values.device)).argmax(1)
         return values[torch.arange(len(values), device=values.device), last]
 
-    def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Any) -> Tensor:
-        """Check the captured value and its version, and return it pooled over pixels and tokens (see `pool`)."""
-        kind, name = ("the output of module", self.what) if self._by_output else ("the input of head", self.head)
-        title = f"{kind} {name or type(self._module).__name__!r} of {self.model._get_name()}"
+    def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
+        """Check the captured value, the first of `values`, and return it pooled over pixels and tokens (see `pool`)."""
+        title = self._title
         key = "representation" if self._by_output else "head"
         if not values:
             title = title.removeprefix("the input of ").removeprefix("the output of ")
             raise ModelError(f"the forward pass did not call {title}; set {key} to a module that it calls")
-        value, first = values[0], next(iter(inputs.values()), None)
-        if self._by_output:
-            check_in_place(value, values[1], f"{name!r} of {self.model._get_name()}")
+        value, first = values[0](), next(iter(inputs.values()), None)
         rows = len(first) if isinstance(first, Tensor) and first.ndim else None
         if isinstance(value, Tensor):
             if value.ndim > 2 and (self.places == "pixels" or isinstance(self._module, _CONVOLUTIONS)):
