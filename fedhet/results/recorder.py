@@ -68,13 +68,9 @@ class RunDirectory(Observer):
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
         self._supplied = supplied
-        self._files = Appended(folder)
-        self._last: Path | None = None
-        self._rewind = self._files.begin
-        if resume:
-            with showing(folder):
-                self._last, self._rewind = self._rewinding()
-        self._unchanged = True
+        self._files, self._unchanged = Appended(folder), True
+        with showing(folder):
+            self._last, self._rewind = self._rewinding() if resume else (None, self._files.begin)
         if not resume:
             self._begin()
         log.info("results go to %s", folder)
@@ -112,13 +108,9 @@ class RunDirectory(Observer):
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""
-        return self.state(type(fresh)) or fresh
-
-    def state(self, state_class: type[S]) -> S | None:
-        """Return the state from which a run is resumed, or None if there is no checkpoint."""
         if (last := self._last) is None:
-            return None
-        state = state_class.load(last)
+            return fresh
+        state = type(fresh).load(last)
         if state.round != int(last.stem):
             raise FedhetError(f"{last} is damaged: it is the checkpoint of round {state.round}; restore it from a copy")
         return state
@@ -189,14 +181,12 @@ class RunDirectory(Observer):
         ends = [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
         last = max(ends, key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
-            config, scheduled = self.config, self.config.lr_schedule != "constant"
-            if scheduled or traits(config).planned:
+            schedule, method = self.config.lr_schedule, self.config.method_name
+            if schedule != "constant" or traits(self.config).planned:
                 log.warning(
-                    "the rounds so far were planned for rounds = %d (%s), so the results are not those of a run with "
-                    "rounds = %d from the start",
-                    planned,
-                    f"lr-schedule = {config.lr_schedule}" if scheduled else f"method = {config.method_name}",
-                    rounds,
+                    "the rounds so far were planned for rounds = %d (method = %s, lr-schedule = %s), so results differ "
+                    "from those of a run with rounds = %d from the start",
+                    *(planned, method, schedule, rounds),
                 )
             if planned <= int(last.stem):
                 last = self._before_last(planned, last)

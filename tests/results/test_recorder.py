@@ -147,7 +147,7 @@ def test_resuming_goes_back_to_the_last_complete_round(tmp_path):
         )
     directory.finished(run_of(2))
     resumed = RunDirectory(folder, CONFIG, "local", resume=True)
-    assert resumed.state(State).round == 2
+    assert resumed.resumed(State()).round == 2
     resumed.started(run_of(2), 3, 3)
     assert files(folder) == files(tmp_path / "whole")
     assert not (folder / "summary.json").exists()
@@ -161,7 +161,7 @@ def test_resuming_before_the_first_checkpoint(tmp_path):
     RunDirectory(tmp_path, CONFIG, "local")
     (tmp_path / "history.jsonl").write_text(json.dumps(report(0).row) + "\n")
     resumed = RunDirectory(tmp_path, CONFIG, "local", resume=True)
-    assert resumed.state(State) is None
+    assert resumed.resumed(fresh := State()) is fresh
     resumed.started(run_of(), 1, 3)
     assert read_history(tmp_path) == []
     assert read_clients(tmp_path) == []
@@ -206,7 +206,7 @@ def test_damaged_runs_are_not_resumed(tmp_path, name, damage):
         path.unlink()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     if damage == "missing" and path.suffix == ".safetensors":
-        assert RunDirectory(tmp_path, CONFIG, "local", resume=True).state(State) is None
+        assert RunDirectory(tmp_path, CONFIG, "local", resume=True).resumed(fresh := State()) is fresh
         return
     with pytest.raises(FedhetError, match="damaged"):
         RunDirectory(tmp_path, CONFIG, "local", resume=True)
@@ -217,7 +217,7 @@ def test_checkpoints_of_another_round(tmp_path):
     record(RunDirectory(tmp_path, CONFIG, "local"), 0, 1, 2)
     (tmp_path / "checkpoint" / "2.safetensors").rename(tmp_path / "checkpoint" / "1.safetensors")
     with pytest.raises(FedhetError, match="is damaged: it is the checkpoint of round 2"):
-        RunDirectory(tmp_path, CONFIG, "local", resume=True).state(State)
+        RunDirectory(tmp_path, CONFIG, "local", resume=True).resumed(State())
 
 
 @pytest.mark.parametrize("name", ["=1+1", "-a", "＝1", "a\x1b[31m", "a\u202e", "a\nb", "-0.5"])
