@@ -3,7 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import getclosurevars, unwrap
 from types import FunctionType
@@ -154,6 +154,18 @@ def unusable(model: Any) -> str:
     return ""
 
 
+@contextmanager
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context manager that sets a network to evaluation mode, and then each module to the mode that it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 Kind = Literal["trained", "frozen", "statistic", "buffer"]
 
 RUNNING = ("running_", "moving_", "num_batches_tracked")
@@ -167,11 +179,9 @@ def kinds_of(model: nn.Module) -> dict[str, Kind]:
     InstanceNorm, and buffers whose names start with a prefix in `RUNNING`, unless their module stays in evaluation mode
     during training, as in fine-tuning.
     """
-    modes = {module: module.training for module in model.modules()}
-    model.train()
-    updated = {name: module for name, module in model.named_modules(remove_duplicate=False) if module.training}
-    for module, mode in modes.items():
-        module.training = mode
+    with in_evaluation_mode(model):
+        model.train()
+        updated = {name: module for name, module in model.named_modules(remove_duplicate=False) if module.training}
     kinds: dict[str, Kind] = {}
     for name, array in model.state_dict(keep_vars=True).items():
         prefix, _, key = name.rpartition(".")

@@ -11,16 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules import pooling
 
 from fedhet.algorithms.graphs.axes import fixed
-from fedhet.algorithms.graphs.graph import (
-    ArchitectureGraph,
-    Node,
-    UnsupportedArchitecture,
-    architecture_graph,
-    in_evaluation_mode,
-)
+from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
 from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot, untrained
 from fedhet.algorithms.graphs.rules import channel_means, features, output_axis
 from fedhet.errors import ModelError
+from fedhet.models.copies import in_evaluation_mode
 
 _POOLING = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd)
 _REORDERING = ("mean", "permute", "transpose", "view", "reshape", "flatten", "unflatten", "contiguous")

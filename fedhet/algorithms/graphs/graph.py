@@ -4,7 +4,7 @@ import operator
 import re
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedhet.errors import ModelError
-from fedhet.models.copies import Kind, kinds_of, tied_names
+from fedhet.models.copies import Kind, in_evaluation_mode, kinds_of, tied_names
 from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.machine import out_of_memory
 
@@ -114,7 +114,10 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     # A batch of one example could be confused with an axis of one unit.
     example = torch.cat([example, example]) if example.shape[0] == 1 else example
     try:
-        with in_evaluation_mode(model), _attention_unfused(), warnings.catch_warnings():
+        with in_evaluation_mode(model), warnings.catch_warnings(), ExitStack() as after:
+            # Fused attention would hide the operators of PyTorch's transformer layers.
+            after.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
             # nn.LSTM reassigns its list of weights; nothing of it stays.
             warnings.filterwarnings("ignore", "The tensor attributes? .*assigned during export")
             return torch.export.export(model, *_passed(model, example), strict=False)
@@ -135,29 +138,6 @@ def _passed(model: nn.Module, example: Tensor) -> tuple[tuple[Tensor, ...], dict
     except TypeError:
         return example.arguments if isinstance(example, Inputs) else ((example,), {})
     return (example,), {}
-
-
-@contextmanager
-def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager that sets a network to evaluation mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@contextmanager
-def _attention_unfused() -> Iterator[None]:
-    """Context manager that disables fused attention, so that PyTorch's transformer layers export all operators."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 class _Reader:
