@@ -7,11 +7,9 @@ images. Weights are not sent. The closing round trains on the public images for 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-from fedhet.algorithms.alignment.descriptors import agreement
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.alignment.targets import check_sent, target_of
 from fedhet.messages import Arrays, Payload, Reply, WireError
@@ -24,16 +22,9 @@ from ._common import distance_metric
 
 @dataclass
 class FedHARMState(State):
-    """The state of FedHARM.
-
-    Attributes:
-        sent: the latest packed descriptors or posteriors of each client, absent clients included.
-        cosines: for each round and block, the mean cosine similarity between a client's descriptors and the mean of the
-            other clients', of the same image (`same`) and of different images (`other`).
-    """
+    """The state of FedHARM: `sent` has the latest packed descriptors or posteriors of each client."""
 
     sent: ArraysBy = field(default_factory=dict)
-    cosines: list[dict[str, Any]] = field(default_factory=list)
 
 
 class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
@@ -62,7 +53,7 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         self.state.sent = self.state.sent | {c: r.arrays["sent"] for c, r in replies.items() if "sent" in r.arrays}
-        return distance_metric(replies.values(), "alignment") | self._agreement(round, replies)
+        return distance_metric(replies.values(), "alignment")
 
     @property
     def travels(self) -> bool:
@@ -90,15 +81,3 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
         except ValueError as error:
             raise WireError(f"the client's descriptors of the shared images cannot be used: {error}") from error
         return parts
-
-    def _agreement(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Return mean cosines between clients' descriptors of the same image and of different images, and their gap."""
-        sent = [reply.arrays["sent"] for reply in replies.values() if "sent" in reply.arrays]
-        if self.options.align != "cosine" or len(sent) < 2 or self.state.public_size < 2:
-            return {}
-        same, other = agreement([self._unpacked(arrays) for arrays in sent])
-        self.state.cosines = [*self.state.cosines, {"round": round, "same": same, "other": other}]
-        return {"cosine-same": same[-1], "cosine-other": other[-1], "cosine-gap": same[-1] - other[-1]}
-
-    def matrices(self) -> dict[str, Any]:
-        return {"cosines": {"rounds": self.state.cosines}} if self.state.cosines else {}

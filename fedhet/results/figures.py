@@ -1,6 +1,5 @@
 """The figures of runs, and of the matrices that methods record for reports (`Method.drawings`)."""
 
-import math
 from collections.abc import Mapping
 from importlib import import_module
 from itertools import accumulate, groupby, pairwise
@@ -26,7 +25,6 @@ from fedhet.results.plotting import (
     name_ticks,
     new_figure,
     rows_height,
-    whole_numbers,
 )
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.utils.statistics import client_order, grouped
@@ -171,30 +169,3 @@ def shared_filters_figure(matrices: Mapping[str, Any]) -> Figure:
 
 def _middles(ends: list[int]) -> list[float]:
     return [(start + end - 1) / 2 for start, end in pairwise(ends)]
-
-
-def cosines_figure(matrices: Mapping[str, Any]) -> Figure:
-    """Draw the cosine similarity between clients' descriptors in each round, for each block and the whole vector.
-
-    `matrices` has `rounds`, a list of dictionaries with the number (`round`), and with lists of cosines by block for
-    the same image (`same`) and for different images (`other`).
-    """
-    rounds = matrices["rounds"]
-    count = len(rounds[0]["same"])
-    figure, panels = new_figure(1.8 * math.ceil(count / 2), panels=2, rows=math.ceil(count / 2))
-    for unused in panels[count:]:
-        unused.remove()
-    panels = panels[:count]
-    cosines = np.asarray([[row["same"], row["other"]] for row in rounds])
-    for place, axes in enumerate(panels):
-        for which, (label, colour) in enumerate((("same image", BLUE), ("different images", ORANGE))):
-            points = [row["round"] for row in rounds], cosines[:, which, place]
-            axes.plot(*points, color=colour, marker="o", markersize=3, label=label)
-        axes.set_title("whole" if place == count - 1 else f"block {place + 1}", fontsize=10, color=INK)
-        axes.set_ylim(min(0.0, cosines.min()) - 0.02, cosines.max() + 0.02)
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(whole_numbers())
-    figure.supylabel("cosine to the others' mean", fontsize=10, color=INK)
-    legend: dict[str, Any] = {"loc": "outside upper left", "ncols": 2, "fontsize": 8, "frameon": False}
-    figure.legend(*panels[0].get_legend_handles_labels(), labelcolor=INK, **legend)
-    return figure

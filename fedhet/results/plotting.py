@@ -52,11 +52,11 @@ class PlainFigure(Figure):
         return to_svg(self, "figure", on_page=False)
 
 
-def new_figure(height: float, panels: int = 1, rows: int = 1, *, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure and its axes, row by row; sizes are in inches."""
-    figure = PlainFigure(figsize=(width, height), layout="constrained")
+def new_figure(height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure, `height` inches high, and its axes from top to bottom."""
+    figure = PlainFigure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
-    all_axes = list(figure.subplots(rows, panels, squeeze=False).flat)
+    all_axes = list(figure.subplots(rows, squeeze=False).flat)
     for axes in all_axes:
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)

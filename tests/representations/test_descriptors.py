@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.algorithms.alignment.descriptors import (
-    agreement,
-    cosine,
-    describe,
-    mean_descriptor,
-    strongest,
-)
+from fedhet.algorithms.alignment.descriptors import cosine, describe, mean_descriptor, strongest
 from fedhet.algorithms.graphs import blocks
 from fedhet.models.representation import Output
 
@@ -118,18 +112,3 @@ def test_cosine_over_common_slots() -> None:
     expected = F.cosine_similarity(torch.cat(own, 1), torch.cat([other[0], other[1][:, :6]], 1))
     torch.testing.assert_close(cosine(own, other), expected)
     torch.testing.assert_close(cosine(own, [3 * block for block in own]), torch.ones(12))
-
-
-def test_agreement() -> None:
-    described = clients(4, ((5, 7),))
-    same, other = agreement(described)
-    expected_same, expected_other = [], []
-    for i, own in enumerate(described):
-        others = [peer for j, peer in enumerate(described) if j != i]
-        mean = [torch.stack([peer[block] for peer in others]).mean(0) for block in range(2)]
-        for one, two in (*zip(own, mean, strict=True), (torch.cat(own, 1), torch.cat(mean, 1))):
-            matrix = F.normalize(one) @ F.normalize(two).T
-            expected_same.append(matrix.diag().mean())
-            expected_other.append((matrix.sum() - matrix.trace()) / (12 * 11))
-    assert same == pytest.approx(torch.tensor(expected_same).view(4, 3).mean(0).tolist(), abs=1e-6)
-    assert other == pytest.approx(torch.tensor(expected_other).view(4, 3).mean(0).tolist(), abs=1e-6)

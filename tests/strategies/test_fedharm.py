@@ -14,7 +14,6 @@ from fedhet.algorithms.alignment.descriptors import describe, mean_descriptor
 from fedhet.algorithms.alignment.packing import pack_all, unpack_all
 from fedhet.algorithms.graphs import blocks
 from fedhet.config import client_setup
-from fedhet.results.figures import cosines_figure
 
 # Networks without BatchNorm, whose blocks are named by hand: fast, and alike in training and in evaluation.
 BLOCKS = "body.1,body.2; body.2,body.4"
@@ -102,16 +101,6 @@ def test_order_of_phases(federate: Federate, phases: Any) -> None:
     assert rates[-1][1] == pytest.approx(0.01 / 100)
     work = [row["work"] for row in done.rows]
     assert [each["steps"] - each["private_steps"] for each in work] == [0, 0, 3, 3, 0]
-
-
-def test_agreement_in_the_history(federate: Federate) -> None:
-    done = harm(federate, rounds=3)
-    for row in done.rows[1:4]:
-        metrics = row["metrics"]
-        assert metrics["cosine-gap"] == pytest.approx(metrics["cosine-same"] - metrics["cosine-other"])
-    assert [row["round"] for row in done.state.cosines] == [1, 2, 3]
-    matrices = done.matrices
-    assert len(cosines_figure(matrices["cosines"]).axes) == 3
 
 
 @pytest.mark.parametrize("divide", [False, True])

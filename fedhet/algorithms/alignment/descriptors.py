@@ -116,44 +116,11 @@ def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Return the mean descriptors, (n, K_b) for each block b; a column is averaged over the clients that have it."""
     means = []
     for block in zip(*clients, strict=True):
-        sums, counts = _sums(block)
+        width = max(each.shape[1] for each in block)
+        sums = torch.zeros(len(block[0]), width, dtype=torch.float64)
+        counts = torch.zeros(width, dtype=torch.float64)
+        for each in block:
+            sums[:, : each.shape[1]] += each
+            counts[: each.shape[1]] += 1
         means.append((sums / counts).to(block[0].dtype))
     return means
-
-
-def agreement(clients: Sequence[Sequence[Tensor]]) -> tuple[list[float], list[float]]:
-    """Return mean cosine similarities between clients' descriptors of the same image, and of different images.
-
-    A client's descriptor is compared with the other clients' mean, in the columns that several clients have. Each list
-    has a mean for each block, followed by the mean for whole descriptors.
-    """
-    totals = [_sums(block) for block in zip(*clients, strict=True)]
-    cosines: list[list[tuple[float, float]]] = []
-    for blocks in clients:
-        pairs = []
-        for block, (sums, counts) in zip(blocks, totals, strict=True):
-            shared = int((counts[: block.shape[1]] > 1).sum())  # the first ones, since slots are filled in order
-            values = block[:, :shared]
-            pairs.append((values, (sums[:, :shared] - values) / (counts[:shared] - 1)))
-        whole = torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1)
-        cosines.append([_cosines(one, other) for one, other in (*pairs, whole)])
-    same, other = (torch.tensor(cosines, dtype=torch.float64).mean(0)[:, which].tolist() for which in (0, 1))
-    return same, other
-
-
-def _cosines(one: Tensor, other: Tensor) -> tuple[float, float]:
-    n = len(one)
-    one, other = (F.normalize(rows.double(), dim=1) for rows in (one, other))
-    same, all_pairs = float((one * other).sum()), float(one.sum(0) @ other.sum(0))
-    return same / n, (all_pairs - same) / (n * (n - 1))
-
-
-def _sums(clients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sums (n, K) of a block's columns over clients, in float64, and numbers of clients per column (K,)."""
-    width = max(each.shape[1] for each in clients)
-    sums = torch.zeros(len(clients[0]), width, dtype=torch.float64)
-    counts = torch.zeros(width, dtype=torch.float64)
-    for each in clients:
-        sums[:, : each.shape[1]] += each
-        counts[: each.shape[1]] += 1
-    return sums, counts

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
-from fedhet.methods.method import METRICS, Drawing, Method, Traits
+from fedhet.methods.method import METRICS, Method, Traits
 from fedhet.methods.options import Options, option
 
 
@@ -102,13 +102,6 @@ fedharm = Method(
         "learning-rate": 0.01,
         "lr-schedule": "one-cycle",
         "public-samples": 5000,
-    },
-    drawings={
-        "cosines": Drawing(
-            "fedhet.results.figures:cosines_figure",
-            "Cosine between a client's descriptors and the mean of the others', for the same image and for different "
-            "ones, by round and block.",
-        )
     },
     own={"closing-epochs": 5, "fedharm.divide": True},
 )
