@@ -19,7 +19,7 @@ from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import ConfigRecord, Context, Message, read_request
 from fedhet.messages import Payload, Reply, Request, WireError
-from fedhet.messages.protocol import WHOLE, Measured
+from fedhet.messages.protocol import MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.methods.options import Config, keys_about, keys_that, listed
@@ -268,8 +268,9 @@ def opened(
     node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
-    names = "partition-id", "num-partitions"
-    place, partitions = (int(number_in(node, key, 0, whole=True)) if key in node else None for key in names)
+    limits = {"partition-id": MOST_PARTITIONS, "num-partitions": MOST_PARTITIONS, "split-seed": 2**63}
+    read = {key: int(number_in(node, key, 0, at_most=most, whole=True)) for key, most in limits.items() if key in node}
+    place, partitions = read.get("partition-id"), read.get("num-partitions")
     info = ClientInfo(name, place, partitions, _configured(text, node, here=here), node)
     if settings is not None:
         node |= settings(info)

@@ -195,10 +195,13 @@ def test_removal_does_not_follow_links(tmp_path):
     assert (elsewhere / "a.safetensors").exists()
 
 
-def test_partition_id_must_be_whole(federate):
-    watch, _ = federate("Local", nodes={0: {"partition-id": "third"}})
+@pytest.mark.parametrize(
+    ("key", "value"), [("partition-id", "third"), ("num-partitions", 2**62), ("split-seed", "x"), ("split-seed", 2.5)]
+)
+def test_numbers_of_the_split_must_be_whole(key, value, federate):
+    watch, _ = federate("Local", nodes={0: {key: value}})
     reason = watch.rows[0]["failures"][0]["reason"]
-    assert "the node's partition-id is 'third', but must be a whole number of at least 0" in reason
+    assert f"the node's {key} is {value!r}, but must be a whole number of at least 0" in reason
 
 
 # ---- how much it may take

@@ -115,6 +115,7 @@ def test_audit_log(federate, caplog):
     assert lines.pop(0).startswith("client 1: a new secret and a new account of privacy begin in ")
     assert lines == [
         "client 1: query handshake (fedavg, run R, round 0): sent numbers of examples",
+        "client 1: query first (fedavg, run R, round 0): sent weights (204 bytes), numbers of examples",
         "client 1: train (fedavg, run R, round 1): sent weights (204 bytes), metrics, numbers of examples",
         "client 1: train (fedavg, run R, round 2): sent weights (204 bytes), metrics, numbers of examples",
         "client 1: evaluate (fedavg, run R, round 3): sent metrics, numbers of examples",
