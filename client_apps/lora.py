@@ -128,6 +128,7 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
         name: module
         for name, module in model.named_modules()
         if name
+        and "weight" in module._parameters  # not computed, as by weight_norm
         and (isinstance(module, nn.Linear) or _is_conv1d(module))
         and not isinstance(module, NonDynamicallyQuantizableLinear)
     }

@@ -59,7 +59,8 @@ class PFNM(Matched[PFNMOptions]):
     def begin(self, payload: Payload) -> None:
         if "model" in payload.arrays:
             self._use(payload.arrays["model"])
-            self.client.reestimate()
+            if self.client.config.batch_norm == "local":
+                self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase on the client's units of the global model, or on the first units without an assignment."""

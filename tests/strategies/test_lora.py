@@ -169,6 +169,7 @@ def test_choice_of_layers():
     assert adapted(network(), **{"lora.layers": "[13]"}) == ["1", "3"]
     assert adapted(network(), **{"lora.layers": "3,5"}) == ["3", "5"]
     assert adapted(Attending()) == ["first", "unused"]
+    assert adapted(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), *network()[1:])) == ["1", "3"]
     with pytest.raises(
         ModelError, match=r"no nn.Linear that matches attention\.\*; adapters can be added to first, unused, head"
     ):

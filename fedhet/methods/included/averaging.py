@@ -76,6 +76,13 @@ layer_average = Method(
     common={"batch-norm": "re-estimate"},  # statistics of one network say nothing of another's layer
 )
 
+
+class EnsembleOptions(Options):
+    """Options of the ensemble, whose clients always send whole networks."""
+
+    without = ("batch-norm",)
+
+
 ensemble = Method(
     "ensemble",
     Traits(
@@ -85,6 +92,7 @@ ensemble = Method(
         common_init=True,
         serves_clients=False,
     ),
+    EnsembleOptions,
     common={
         "clients": 16,
         "rounds": 1,

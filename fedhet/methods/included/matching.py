@@ -64,7 +64,7 @@ pfnm = Method(
     PFNMOptions,
     common={**_common, "rounds": 1},
     drawings=_drawings,
-    own={"rounds": 1, "local-epochs": 100},
+    own={"rounds": 1, "local-epochs": 100, "batch-norm": "re-estimate"},
 )
 
 
