@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import resize
@@ -141,7 +142,12 @@ def _formed(
         whole, network = part.whole.cut(copied(network)), part.cut(network)
         if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part
             load_state(whole, tensors)
-            tensors = part.state(whole)
+            rounds, units = info.config.rounds + bool(info.config.closing_epochs), part.units
+            if choose := registry.traits(info.config).shares.units:  # those that the client has after the last round
+                units = {
+                    group.index: np.array(choose(len(units[group.index]), group.width, rounds)) for group in part.groups
+                }
+            tensors = part.state(whole, units)
     elif registry.traits(info.config).networks == "widths" and tensors.keys() == network.state_dict().keys():
         network = resize(network, dict(tensors))
     return network, tensors

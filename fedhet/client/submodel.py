@@ -61,15 +61,16 @@ class Submodel:
         state = self.state(model)
         return resize(model, state, model.state_dict().keys() - state.keys())
 
-    def state(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Return the state dict of this part of a whole network."""
+    def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
+        """Return the state dict of this part of a whole network, or of the part with other `units` in each group."""
+        units = units or self.units
         whole = model.state_dict()
         if self.width == 1:
             return whole
-        entries = entries_of(self.groups, self.units)
+        entries = entries_of(self.groups, units)
         kept = {name: tensor for name, tensor in whole.items() if entries.get(name) != ()}
         parts = {name: whole[name] for name, axes in entries.items() if axes}
-        return kept | {n: torch.from_numpy(array) for n, array in cut_out(parts, self.groups, self.units).items()}
+        return kept | {n: torch.from_numpy(array) for n, array in cut_out(parts, self.groups, units).items()}
 
     def describe(self) -> str:
         """Return the permutation groups as text, in the form that the server reads in the handshake."""

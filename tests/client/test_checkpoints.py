@@ -53,6 +53,7 @@ def _accuracies(tiny, run, model):
             for method, settings in (
                 ("fedavg", {}),
                 ("fedma", {"rounds": 0}),
+                ("pfnm", {}),
                 ("flha-ghn", {}),
                 ("heterofl", {"heterofl.widths": "1,0.5"}),
             )
@@ -63,6 +64,7 @@ def _accuracies(tiny, run, model):
         ("fedproto", {"fedproto.width": 5, "fedproto.predict": "head"}, None),
         ("lora", {"lora.ranks": "2,1", "lora.layers": "0"}, "aggregate"),
         ("fjord", {"fjord.widths": "1,0.5"}, "re-estimate"),
+        ("fedrolex", {"fedrolex.widths": "1,0.5"}, "aggregate"),
         ("depthfl", {"depthfl.depths": "2,1"}, "local"),
     ],
 )
