@@ -217,7 +217,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace the factors of the client's update by the updated network; a client that lost it sends no update."""
+        """Replace the factors of a client's update by the updated network; without a network, it sends no update."""
         if "update" in reply.arrays:
             spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
             reply.arrays["update"] = factors.unpack(

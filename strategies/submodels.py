@@ -199,7 +199,7 @@ def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return the mean `change` of the arrays that correspond to each array in `last`, in `blocks` from `depth` on."""
+    """Return, for each array in `last`, the mean of `change` over arrays `alike` it in blocks from `depth` on."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):

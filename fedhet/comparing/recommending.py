@@ -202,7 +202,7 @@ def _in_time(
     more = bool(sharing) or UNASKED in candidates.refused.values()
     if not trial.failed and (not trial.by_seed or (more and needed > budget)):
         raise FedhetError(
-            f"the budget of {format_seconds(budget)} is too short for a verdict: local and one method that shares "
+            f"the budget of {format_seconds(budget)} is too short for a verdict: local and one federated method "
             f"need about {format_seconds(needed)}; set --budget {math.ceil(1.5 * needed / 60)}m or fewer rounds"
         )
     until = max(now + both, min((now + execute.deadline) / 2, execute.deadline - compared))
@@ -215,7 +215,7 @@ def _in_time(
 def _try_out(
     tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float, end: float
 ) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run first trials, then second ones, while a comparison of the first two methods still fits before `end`."""
+    """Run each method's first trial, then its second, and so on, while a comparison still fits before `end`."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
@@ -262,7 +262,7 @@ def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Col
 
 
 def _affordable(best: Sequence[Trial], execute: Execution, seeds: int) -> tuple[Sequence[Trial], dict[str, str]]:
-    """Return the first trials that there is time to compare with so many seeds, and why others are left out."""
+    """Return the first trials that can be compared with this number of seeds in time, and why others are left out."""
     left = (execute.deadline - time.monotonic()) * execute.at_once
     fit = max(2, sum(needed <= left for needed in accumulate(LONGER * seeds * tried.seconds for tried in best)))
     why = f"there is no time to compare it with {seeds} seeds within the budget"
