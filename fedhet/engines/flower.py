@@ -172,7 +172,8 @@ class _Watch:
         self._started, self._size, self._seen = False, -1, 0
         self._history = folder / "history.jsonl"
         self._earlier = self._history.stat() if self._history.is_file() else None
-        self._earlier_summary = self._summary()
+        self._summary = folder / "summary.json"
+        self._earlier_summary = self._summary.read_bytes() if self._summary.is_file() else b"{}"
 
     @property
     def began(self) -> bool:
@@ -203,15 +204,12 @@ class _Watch:
 
     def check(self, otherwise: str, *, completed: bool) -> None:
         """Raise a FedhetError if the run failed, with the reason from its summary or, without one, `otherwise`."""
-        summary = {} if (found := self._summary()) == self._earlier_summary else json.loads(found)
+        found = self._summary.read_bytes() if self._summary.is_file() else self._earlier_summary
+        summary = {} if found == self._earlier_summary else json.loads(found)
         if summary.get("status", "completed") != "completed" or not completed:
             known = (self._folder / "config.toml").is_file()
             way_on = f"\ncontinue with: fedhet run --resume {self._folder}" if known else ""
             raise FedhetError(f"{summary.get('error', otherwise)}{way_on}")
-
-    def _summary(self) -> bytes:
-        path = self._folder / "summary.json"
-        return path.read_bytes() if path.is_file() else b"{}"
 
     def end(self, error: BaseException | None = None) -> None:
         """Notify observers that the run is complete, or failed with `error`."""

@@ -133,7 +133,6 @@ class RunDirectory(Observer):
                 models.collect(self.folder, self.config.state_dir, run, number)
             self._files.record(number)
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
-            # A run that gets more rounds continues before its last one, which some methods treat differently.
             before_last = (run.state.stopped or self.config.rounds) - 1
             earlier = [old for old in path.parent.glob("*.safetensors") if old.stem.isdecimal() and old != path]
             # A new file before the old one is removed: replacing a file makes the disk's journal wait for the data.
@@ -188,8 +187,15 @@ class RunDirectory(Observer):
                     "from those of a run with rounds = %d from the start",
                     *(planned, method, schedule, rounds),
                 )
-            if planned <= int(last.stem):
-                last = self._before_last(planned, last)
+            # A run that gets more rounds continues before its last one, which some methods treat differently.
+            earlier = self.folder / "checkpoint" / EARLIER / f"{planned - 1}.safetensors"
+            if planned <= int(last.stem) and earlier.is_file():
+                last = earlier
+            elif planned < int(last.stem):
+                raise ConfigError(
+                    f"the run in {self.folder} completed its closing round and has no checkpoint before it, so it "
+                    f"cannot get more rounds: start a new run with rounds = {rounds}"
+                )
         complete = int(last.stem) if last else -1
         done = complete - bool(self.config.closing_epochs)
         if 0 < rounds < done:
@@ -214,17 +220,6 @@ class RunDirectory(Observer):
             models.remove_after(self.folder, complete)
 
         return last, rewind
-
-    def _before_last(self, planned: int, last: Path) -> Path:
-        """Return the checkpoint before the last planned round of training, if it was kept, or the `last` one."""
-        if (earlier := self.folder / "checkpoint" / EARLIER / f"{planned - 1}.safetensors").is_file():
-            return earlier
-        if int(last.stem) > planned:
-            raise ConfigError(
-                f"the run in {self.folder} completed its closing round and has no checkpoint before it, so it cannot "
-                f"get more rounds: start a new run with rounds = {self.config.rounds}"
-            )
-        return last
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=2) + "\n")

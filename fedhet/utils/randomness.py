@@ -78,7 +78,8 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
 
     Their seeds depend on their states, which a user may have seeded, and on the seed of torch's global generator.
     """
-    nested = (inner for each in values for inner in (each, *_attributes(each)))
+    held = ((each, {} if isinstance(each, ModuleType) else getattr(each, "__dict__", {})) for each in values)
+    nested = (inner for each, attributes in held for inner in (each, *attributes.values()))
     found = {id(each): each for each in nested if isinstance(each, _GENERATORS)}
     restore = [_reseed(each, torch.initial_seed()) for each in found.values()]
     try:
@@ -86,10 +87,6 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
     finally:
         for each in restore:
             each()
-
-
-def _attributes(value: object) -> Iterable[object]:
-    return () if isinstance(value, type | ModuleType) else getattr(value, "__dict__", {}).values()
 
 
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
