@@ -97,12 +97,12 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             return payloads
         # After a round that did not count, the last target is for other rows than this round's.
         target = self.state.target if self.state.target_round == round else {}
-        if round > 1 and (target or not self.sent):
+        if round > 1 and (target or not self.sent_name):
             common.values["eta"] = self.options.eta(round)
             common.arrays["rad"] = {"rows": self.rad(round)}
             if target:
                 common.arrays["target"] = target
-        if self._sent_in(round):
+        if self._asks_for_next_rad(round):
             common.arrays["next-rad"] = {"rows": self.rad(round + 1)}
         return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
 
@@ -110,17 +110,18 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         """Check that the reply has representations of the requested alignment examples."""
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
-        if self.sent in reply.arrays or self._sent_in(self.state.round + 1):
-            self._check_rows(self.sent, reply, len(self.rad(1)))
+        if self.sent_name in reply.arrays or self._asks_for_next_rad(self.state.round + 1):
+            self._check_rows(self.sent_name, reply, len(self.rad(1)))
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the weights if clients are homogeneous, and compute the target for the next round."""
         if self.options.homogeneous:
             super().aggregate_fit(round, replies)
-        sent = {client: reply.arrays[self.sent] for client, reply in replies.items() if self.sent in reply.arrays}
+        name = self.sent_name
+        sent = {client: reply.arrays[name] for client, reply in replies.items() if name in reply.arrays}
         if sent:
             values = {client: unpack(arrays) for client, arrays in sent.items()}
-            self.state.target, self.state.target_round = self.target_of(values, round + 1), round + 1
+            self.state.target, self.state.target_round = self.next_target(values, round + 1), round + 1
         return distance_metric(replies.values(), "alignment")
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
@@ -129,15 +130,15 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return public_rows(generator, self.state.public_size, self.state.tokens, self.options.rad_size)
 
     @property
-    def sent(self) -> str:
+    def sent_name(self) -> str:
         """Name of the arrays that clients send for the alignment examples: `features`, `posteriors`, or empty."""
         return next((name for name in ("features", "posteriors") if name in self.traits.sends), "")
 
-    def _sent_in(self, round: int) -> bool:
+    def _asks_for_next_rad(self, round: int) -> bool:
         """Return whether clients send arrays in a round; not in the last round, since no target follows."""
-        return bool(self.sent) and round != self.run.last_round
+        return bool(self.sent_name) and round != self.run.last_round
 
-    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
+    def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the packed target on the alignment examples X(t), from the arrays that clients sent.
 
         The paper's target is K-bar = sum_j w_j K_j with uniform weights. The server sends a factor of it.

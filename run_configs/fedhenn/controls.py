@@ -45,19 +45,19 @@ class InputsTarget(FedHeNNClient):
 class HostileFifth(FedHeNNServer):
     """Every fifth client sends the posteriors of other rows, the same permutation for all of them."""
 
-    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
+    def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return the target with permuted rows of a fifth of the peers."""
         rows = len(next(iter(sent.values())))
         order = torch.randperm(rows, generator=torch_generator(self.config.seed, "shuffled rows", round))
         hostile = sorted(sent)[::5]
         told = {client: values[order] if client in hostile else values for client, values in sent.items()}
-        return super().target_of(told, round)
+        return super().next_target(told, round)
 
 
 class FrobeniusTarget(FedHeNNServer):
     """The target is the mean of linear kernels that are divided by their norms, so that none dominates."""
 
-    def target_of(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
+    def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
         """Return a factor of the mean kernel."""
         return pack(mean_target(list(sent.values()), unit=True))
 
