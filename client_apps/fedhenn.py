@@ -56,9 +56,7 @@ def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> Public
     with reading_request(name):
         rows, count = arrays["rows"], len(of) * tokens
         if rows.dtype.kind not in "iu" or rows.ndim != 1 or not 0 < len(rows) <= count:
-            raise ValueError(
-                f"row numbers have dtype {rows.dtype} and shape {list(rows.shape)}, expected 1 to {count} integers"
-            )
+            raise ValueError(f"row numbers are {rows.dtype} of shape {list(rows.shape)}, not 1 to {count} integers")
         if rows.min() < 0 or rows.max() >= count:
             raise ValueError(f"row numbers are from {rows.min()} to {rows.max()}, expected 0 to {count - 1}")
         return row_tokens(to_tensor(rows).long().to(of.device), of, tokens)

@@ -67,9 +67,7 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
         if not reading.names:
             types = dict.fromkeys(node.type for node in self.graph)
             log.info("client %s: types of its layers: %s", name, ", ".join(types))  # which the server is not told
-            raise ModelError(
-                f"client {name}: the hypernetwork has no head for any of its layer types: set flha-ghn.head = tiled"
-            )
+            raise ModelError(f"client {name}: no head of the hypernetwork fits its layers: set flha-ghn.head = tiled")
         if reading.unknown:
             log.warning("client %s: layers of types without a head stay its own: %s", name, ", ".join(reading.unknown))
         return Payload()

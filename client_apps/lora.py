@@ -101,9 +101,7 @@ def check_adapters(model: nn.Module, inputs: Tensor) -> None:
     total = model.eval()(inputs).sum() + torch.zeros((), requires_grad=True)
     gradients = torch.autograd.grad(total, [each.lora_b for each in layers.values()], allow_unused=True)
     if idle := [name for name, gradient in zip(layers, gradients, strict=True) if gradient is None]:
-        raise ModelError(
-            f"outputs of {type(model).__name__} do not depend on {', '.join(idle[:3])}: leave them out of lora.layers"
-        )
+        raise ModelError(f"outputs of {type(model).__name__} do not depend on {idle[0]}: leave it out of lora.layers")
 
 
 def adapters(model: nn.Module) -> dict[str, Any]:

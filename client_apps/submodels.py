@@ -120,9 +120,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
     def handshake(self, payload: Payload) -> Payload:
         task = self.client.task
         if self.options.distil and task.outputs.meaning == "numbers":
-            raise DataError(
-                f"client {self.client.name}: fjord.distil = true needs class scores, not numbers: set it to false"
-            )
+            raise DataError(f"client {self.client.name}: fjord.distil needs class scores, not numbers: set it to false")
         return super().handshake(payload)
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

@@ -203,7 +203,7 @@ class FLHADistillationKeys(Keys, total=False):
     teacher_rounds: float
     """fraction of the rounds that train the teacher"""
     student_learning_rate: float
-    """learning rate of the clients' networks; 0: a tenth of learning-rate"""
+    """learning rate of clients' networks; 0: learning-rate / 10"""
 
 class FLHADistillation(FederatedStrategy[Any, Any]):
     def __init__(
@@ -237,7 +237,7 @@ class FMLKeys(Keys, total=False):
     shared_model: str
     """shared network; empty: the first of architectures, mlp-20 for tabular data"""
     beta: float
-    """weight of labels in the shared network's loss; 1 - beta: of scores"""
+    """weight of labels in the shared network's loss; 1 - beta: scores"""
 
 class FML(FederatedStrategy[Any, Any]):
     def __init__(

@@ -33,9 +33,7 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
     if counts.min(initial=0) < 0:
         raise WireError("the client's class counts must not be negative")
     if counts.sum(dtype=float) != reply.examples:
-        raise WireError(
-            f"the client's class counts add up to {counts.sum(dtype=float):g}, but it has {reply.examples} examples"
-        )
+        raise WireError(f"the client has {reply.examples} examples, but class counts of {counts.sum(dtype=float):g}")
     return counts
 
 

@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing is empty, of shape (0,)"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
-        "reads the weight of its head, before which",
+        "reads the weight of its head: let it call",
     ),
     "no gradients": (
         lambda: run(lambda client: Detached()),

@@ -218,7 +218,7 @@ ONE_CLASS = "needs examples with exactly one class each, but the task is"
         ("fedproto", "numbers", f"{ONE_CLASS} regression"),
         ("fd", "tokens", f"{ONE_CLASS} token-classification"),
         ("logistic-regression", "several labels", f"{ONE_CLASS} multi-label"),
-        ("fjord", "numbers", "fjord.distil = true needs class scores, not numbers"),
+        ("fjord", "numbers", "fjord.distil needs class scores, not numbers"),
         ("depthfl", "numbers", "which its exits exchange, but the outputs of a regression are numbers"),
         ("depthfl", "pixels", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 2, 6, 6\)"),
         ("depthfl", "tokens", r"must return logits \(2, classes\) for 2 examples, and .* returns shape \(2, 5, 3\)"),

@@ -54,9 +54,7 @@ def variants_of(texts: Sequence[str]) -> list[Variant]:
     variants = [_variant(text) for text in distinct(texts)]
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(
-            f"several variants have the name {', '.join(twice)}: give one of them another name, NAME=METHOD"
-        )
+        raise ConfigError(f"several variants have the name {', '.join(twice)}: give one another name, NAME=METHOD")
     return variants
 
 

@@ -75,9 +75,7 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
         raise DataError(f"{table} has no column {', '.join(sorted(missing))}: use the original table")
     present = [row for row in rows if row["Image Index"] in images]
     if not present:
-        raise DataError(
-            f"{table.parent} contains none of the {len(rows)} images of {table.name}: put them there as PNG files"
-        )
+        raise DataError(f"{table.parent} has none of the {len(rows)} images of {table.name}: put the PNG files there")
     return present
 
 

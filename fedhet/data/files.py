@@ -76,9 +76,7 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
 def _download(dataset: str) -> None:
     cache = cache_folder()
     if not _downloads.get():
-        raise DataError(
-            f"{dataset} is not in {cache}, and nodes do not download data: set data (or data-path) to its folder"
-        )
+        raise DataError(f"{dataset} is not in {cache}, and nodes do not download: set data (or data-path) to a folder")
     try:
         import torchvision  # imported late because it fails if its build does not match torch's
 

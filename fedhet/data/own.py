@@ -162,9 +162,7 @@ def _two_rows(first: Any, second: Any) -> bool:
         return False
     (a, b), (c, d) = ([np.shape(each) for each in both] for both in (first, second))
     if ((a, b) == (c, d)) == ((a, c) == (b, d)):
-        raise DataError(
-            "two sequences of two entries may be two rows, or inputs and labels: give inputs and labels as tensors"
-        )
+        raise DataError("two sequences of two entries may be two rows, or inputs and labels: give tensors instead")
     return (a, b) == (c, d)
 
 
@@ -233,9 +231,7 @@ def _as_augment(augment: Any) -> Augment | None:
         raise DataError(f"augment must be a function of a batch of inputs, not a {type(augment).__name__}")
     taken, needed = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
     if required := [each.name for each in needed[1:] if each.name != "generator"]:
-        raise DataError(
-            f"augment requires {', '.join(required)}, but gets inputs and `generator` only: use functools.partial"
-        )
+        raise DataError(f"augment requires {', '.join(required)} besides inputs and `generator`: use functools.partial")
     seeded = any(each.name == "generator" for each in taken[1:])
 
     def augmented(inputs: Tensor, generator: torch.Generator) -> Tensor:

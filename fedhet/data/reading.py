@@ -162,9 +162,7 @@ def pair_of(row: Any) -> tuple[Any, Any]:
         )
     for kind, names in (("inputs", inputs[: 1 if tokens else None]), ("labels", labels)):
         if len(names) > 1:
-            raise DataError(
-                f"each of the columns {' and '.join(names)} can be the {kind}: keep one, or give pairs (input, label)"
-            )
+            raise DataError(f"{' and '.join(names)} can both be the {kind}: keep one, or give pairs (input, label)")
     return {name: row[name] for name in inputs} if tokens else row[inputs[0]], row[labels[0]]
 
 
@@ -232,9 +230,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     for name in parts_of(inputs[0]):
         if len(shapes := {tuple(parts_of(each)[name].shape) for each in inputs}) > 1:
             one, other = sorted(shapes)[:2]
-            raise DataError(
-                f"{name} have different shapes, {list(one)} and {list(other)}: resize or pad them, in the collate_fn"
-            )
+            raise DataError(f"{name} have different shapes, {list(one)} and {list(other)}: pad them in the collate_fn")
         if len({parts_of(each)[name].dtype == torch.uint8 for each in inputs}) > 1:
             raise DataError(f"{name} are bytes, which are scaled to [0, 1], in some rows only: give all in one form")
     return torch.stack(inputs)

@@ -59,8 +59,6 @@ def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) ->
 
 def _resized(dataset: DataSet, size: int) -> DataSet:
     if size < 0 or len(dataset.input_shape) != 3:
-        raise DataError(
-            f"input-size = {size}: {dataset.name}, of shape {dataset.input_shape}, cannot be resized so: leave it out"
-        )
+        raise DataError(f"input-size = {size} is for images, not for {dataset.name}: leave it out")
     transform = partial(resized, transform=dataset.transform, size=size)
     return replace(dataset, input_shape=(dataset.input_shape[0], size, size), transform=transform)

@@ -49,9 +49,7 @@ def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) ->
     """
     for each in (dataset, other):
         if len(each.input_shape) != 3:
-            raise DataError(
-                f"{each.name} has no images, which public-dataset = {other.name} needs: choose data sets of images"
-            )
+            raise DataError(f"{each.name} has no images, as public-dataset = {other.name} needs: use image data sets")
     held = other.train.subset(hold_out(other, size, seed)[0])
     like = dataset.train.inputs[:1]
     _, channels, height, width = like.shape

@@ -22,9 +22,7 @@ def image_shape(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, 
     """Return channels, height and width of an image; raises a `ModelError` if a side is below `smallest` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         size = f"{smallest} x {smallest} pixels"
-        raise ModelError(
-            f"the model needs images (channels, height, width) of at least {size}, got shape {input_shape}"
-        )
+        raise ModelError(f"the model needs images (channels, height, width) of {size} or more, not shape {input_shape}")
     channels, height, width = input_shape
     return channels, height, width
 

@@ -199,9 +199,7 @@ class Placed(nn.Sequential):
 
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
-            raise HeadRead(
-                f"the forward reads the {name} of its head, before which there is a layer: call it, or set width = 0"
-            )
+            raise HeadRead(f"the forward reads the {name} of its head: let it call the head, or set width = 0")
         return super().__getattr__(name)
 
 
@@ -225,7 +223,5 @@ def pooled(model: nn.Module, width: int) -> nn.Module:
     """Insert adaptive average pooling to `width` features before the last `nn.Linear`, and return the model."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
-        raise ModelError(
-            f"the model has no nn.Linear as head, so it cannot be pooled to width {width}: leave the width out"
-        )
+        raise ModelError(f"the model has no nn.Linear as head that could have width {width}: leave the width out")
     return place_before(model, names[-1], {"pooling": nn.AdaptiveAvgPool1d(width)}, width)

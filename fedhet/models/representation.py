@@ -69,9 +69,7 @@ class Output:
         def read() -> Tensor:
             if values and isinstance(value := values[-1](), Tensor):
                 return value
-            raise ModelError(
-                f"module {self._title} did not run, or did not return a tensor: name a module that returns a tensor"
-            )
+            raise ModelError(f"module {self._title} did not run or return a tensor: name one that returns a tensor")
 
         title = f"the output of {self._title}"
         with self._module.register_forward_hook(lambda _module, _args, value: values.append(_held(value, title))):

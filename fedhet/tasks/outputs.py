@@ -230,9 +230,7 @@ def _two_scores(logits: Tensor, axis: int) -> Tensor:
 def _unlike(outputs: Tensor, labels: Tensor) -> str:
     several = "; for several labels of 0 and 1 per example, set task = multi-label, with an output for each"
     several = several if labels.ndim == 2 and labels.shape[1] > 1 and zeros_and_ones(labels) else ""
-    return (
-        f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: give one class per prediction{several}"
-    )
+    return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: give a class per prediction{several}"
 
 
 def _outside(labels: Tensor, classes: int) -> str:

@@ -223,9 +223,7 @@ class Task:
             got = f"a {type(value).__name__}"
             if isinstance(value, Tensor):
                 got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
-            raise ConfigError(
-                f"the task's loss {name} returned {got}: return a differentiable scalar, the mean over a batch"
-            )
+            raise ConfigError(f"the task's loss {name} returned {got}: return a differentiable mean over a batch")
         with torch.no_grad(), seeded(0, "loss"):
             again = self.loss(leaf, labels)
         with torch.no_grad():

@@ -352,7 +352,7 @@ def test_no_downloads_at_nodes(method, monkeypatch):
         assert "the reason is in its node's log" in str(reply.content["report"]["refusal"])
         with (
             datasets.files.nothing_downloaded(),
-            pytest.raises(DataError, match="nodes do not download data: set data"),
+            pytest.raises(DataError, match="nodes do not download: set data"),
         ):
             datasets.load("mnist")
     assert not cache_folder().exists()

@@ -106,7 +106,7 @@ def test_shared_networks_for_rows_of_numbers():
 def test_refusals_of_a_users_networks():
     refused = asked("fedkd", "fml", "lora", "flha-distillation", functions=one_layer_on(16, 4)).refused
     reason = (
-        "the model needs images (channels, height, width) of at least 4 x 4 pixels, got shape (16, 4); "
+        "the model needs images (channels, height, width) of 4 x 4 pixels or more, not shape (16, 4); "
         "set it to a model for these inputs"
     )
     assert refused["flha-distillation"] == f"flha-distillation.teacher: {reason}"

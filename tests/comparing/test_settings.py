@@ -70,14 +70,14 @@ class TestVariants:
         [
             (
                 ["fedavg", "fedavg=fedprox"],
-                "several variants have the name fedavg: give one of them another name, NAME=METHOD",
+                "several variants have the name fedavg: give one another name, NAME=METHOD",
             ),
             (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be equal for all variants"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
             (
                 ["fedavg,rounds=2", "fedavg,rounds=3"],
-                "have the name fedavg: give one of them another name, NAME=METHOD",
+                "have the name fedavg: give one another name, NAME=METHOD",
             ),
             (["a=b=fedavg"], "a=b=fedavg: write METHOD, or NAME=METHOD,KEY=VALUE"),
         ],

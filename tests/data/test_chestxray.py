@@ -166,5 +166,5 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         data.load("chestxray14", folder)
     for path in folder.rglob("*.png"):
         path.unlink()
-    with pytest.raises(DataError, match="contains none of the 91 images"):
+    with pytest.raises(DataError, match="has none of the 91 images"):
         data.load("chestxray14", folder)

@@ -171,7 +171,7 @@ def test_random_transforms_stay_random():
     [
         (
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
-            r"inputs.input_ids have different shapes, \[2\] and \[3\]: resize or pad .* the collate_fn",
+            r"inputs.input_ids have different shapes, \[2\] and \[3\]: pad them in the collate_fn",
         ),
         (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows have different numbers or names of inputs"),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
@@ -269,7 +269,7 @@ def test_an_augmentation_that_returns_no_batch(augment, words):
 
 @pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x, lambda x, p: x])
 def test_an_augmentation_that_needs_more_is_refused(augment):
-    with pytest.raises(DataError, match=r"augment requires p, .* use functools\.partial"):
+    with pytest.raises(DataError, match=r"augment requires p besides .* use functools\.partial"):
         as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
 
 
@@ -401,9 +401,9 @@ def test_a_collate_function_that_drops_rows_is_refused():
         ((WHOLE, WHOLE, (INPUTS, LABELS)), "return a mapping, {'train': ..., 'validation': ..., 'test': ...}"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "image and pixel_values can be the input",
+            "image and pixel_values can both be the input",
         ),
-        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "the columns label and labels can be the label"),
+        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "label and labels can both be the label"),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows, or inputs and labels"),
     ],
 )

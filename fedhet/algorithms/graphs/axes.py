@@ -213,9 +213,7 @@ class Variables:
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
         """Require that axes of a node's inputs are fixed, because its operator works along them, as a softmax does."""
-        self.refuse(
-            axes, f"{node} works along an axis of hidden units: reordering or adding units would change its result"
-        )
+        self.refuse(axes, f"{node} works along an axis of hidden units: moving or adding units would change its result")
 
     def torn(self) -> list[tuple[Axis, str]]:
         """Return the axes in `refusals` that are not fixed, with the messages of the errors to raise."""

@@ -288,9 +288,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     slots = []
     for number, name in enumerate(ends):
         if len(values[name]) > 1:
-            raise ModelError(
-                f"{name} runs {len(values[name])} times, so a block cannot end with it: name modules that run once"
-            )
+            raise ModelError(f"{name} runs {len(values[name])} times and cannot end a block: name one that runs once")
         value = tensor_of(values[name][0], name)
         if len(value) != len(inputs):
             raise ModelError(

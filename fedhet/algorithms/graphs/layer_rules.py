@@ -55,9 +55,7 @@ def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
     """Assign the scales and biases of LayerNorm or RMSNorm to the hidden units of the last axes."""
     last = value[len(value) - len(node.options["normalized_shape"]) :]
     if not node.parameters:
-        variables.refuse(
-            last, f"{node} has no weights that would show its width; build it with elementwise_affine=True"
-        )
+        variables.refuse(last, f"{node} has no weights that would show its width: set elementwise_affine=True")
     for role in node.parameters:
         for number, axis in enumerate(last):
             variables.bind(node, role, number, axis, writes=True)

@@ -210,9 +210,7 @@ class HeadAttention(nn.Module):
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
         if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
-            raise TypeError(
-                "nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn is not supported: leave them out"
-            )
+            raise TypeError("leave out kdim, vdim, add_bias_kv and add_zero_attn, which are not supported")
         self.dropout, self.batch_first, self.scale = attention.dropout, attention.batch_first, attention.head_dim**-0.5
         # A single head can have any size.
         self.sizes = (3, -1, attention.head_dim) if attention.num_heads > 1 else (3, 1, -1)

@@ -23,9 +23,7 @@ class FMLOptions(AuxiliaryOptions):
     """Configuration keys of FML."""
 
     alpha: float = option(0.5, "weight of labels in the own network's loss; 1 - alpha: of scores", above=0, at_most=1)
-    beta: float = option(
-        0.5, "weight of labels in the shared network's loss; 1 - beta: of scores", at_least=0, at_most=1
-    )
+    beta: float = option(0.5, "weight of labels in the shared network's loss; 1 - beta: scores", at_least=0, at_most=1)
 
 
 _auxiliary = Traits(keeps="model", scored="trained", common_init=True, sends={"model": "weights"})
@@ -65,9 +63,7 @@ class FLHADistillationOptions(Options):
     uses = ("architectures",)  # of the teacher
     teacher: str = option("", "architecture of the teacher; empty: the first of architectures, mlp-20 for tabular data")
     teacher_rounds: float = option(0.5, "fraction of the rounds that train the teacher", above=0, at_most=1)
-    student_learning_rate: float = option(
-        0.0, "learning rate of the clients' networks; 0: a tenth of learning-rate", at_least=0
-    )
+    student_learning_rate: float = option(0.0, "learning rate of clients' networks; 0: learning-rate / 10", at_least=0)
 
     def teaching(self, rounds: int) -> int:
         """Return how many of the first rounds, at least one, train the teacher."""

@@ -30,9 +30,7 @@ class PFNMOptions(Options):
     def check(self, config: Config) -> None:
         """Check that `max-growth` is 0 or at least 1, so that a layer can be as wide as the widest client's."""
         if 0 < self.max_growth < 1:
-            raise ConfigError(
-                f"{config.family}.max-growth = {self.max_growth:g}: must be at least 1, or 0 for no limit"
-            )
+            raise ConfigError(f"{config.family}.max-growth = {self.max_growth:g}: set at least 1, or 0 for no limit")
 
 
 _traits = Traits(

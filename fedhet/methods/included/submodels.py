@@ -110,9 +110,7 @@ class CountedOptions(SubmodelOptions):
     def _size(self, value: object, name: str, most: int = 2**16) -> int:
         text = str(value)
         if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
-            raise ConfigError(
-                f"{name}: {value!r} is not a valid {self.size_name}: it must be a whole number from 1 to {most}"
-            )
+            raise ConfigError(f"{name}: {value!r} is not a valid {self.size_name}: set a whole number from 1 to {most}")
         return int(text)
 
 
