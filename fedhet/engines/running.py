@@ -241,7 +241,7 @@ def run_locally(
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
-    kinds = _kinds(config, device, functions)
+    kinds = _kinds(config, device)
     batch = int(config.client_batching) if config.client_batching.isdecimal() else BATCH
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
@@ -275,7 +275,7 @@ def run_locally(
         )
 
 
-def _kinds(config: Config, device: torch.device, functions: UserFunctions) -> Sequence[str]:
+def _kinds(config: Config, device: torch.device) -> Sequence[str]:
     """Return, for each client, the name of its architecture if it may be trained in a batch (`client-batching`), or "".
 
     By default, this needs a method whose loss terms allow it and, on a CPU, few multiply-adds in a training step. An
@@ -284,7 +284,7 @@ def _kinds(config: Config, device: torch.device, functions: UserFunctions) -> Se
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
-    if chosen == "off" or functions.model is not None or not registry.client_side(config.method_name).can_be_batched:
+    if chosen == "off" or not registry.client_side(config.method_name).can_be_batched:
         return ()
     names, dataset = client_setup.architectures(config, config.clients), client_setup.dataset_of(config)
     most = MOST / config.batch_size if chosen == "auto" and device.type == "cpu" else sys.float_info.max

@@ -222,6 +222,7 @@ class Config:
         "off",
         "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
         needs={"engine": ("local",)},
+        replaced_by=("model",),
     )
     state_dir: str = _place(
         "", "folder for the clients' state; empty: in the run directory, or ~/.fedhet/state", at_node=True, path=True

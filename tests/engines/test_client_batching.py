@@ -8,6 +8,7 @@ from fedhet.config import configuration
 from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import ConfigError
+from fedhet.results.observers import Observer
 
 SETTINGS = {
     "method": "fedavg",
@@ -22,18 +23,33 @@ SETTINGS = {
 }
 
 
-def run(folder, **own):
-    run_locally(configuration.resolve({**SETTINGS, **{key.replace("_", "-"): v for key, v in own.items()}}), folder)
+class Killed(Observer):
+    """Ends the run's process, as far as the run can tell, after the second round."""
+
+    def round(self, run, report):
+        if report.row["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def configured(**own):
+    return configuration.resolve({**SETTINGS, **{key.replace("_", "-"): v for key, v in own.items()}})
+
+
+def run(folder, resume=False, **own):
+    run_locally(configured(**own), folder, resume=resume)
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     for row in rows:
         del row["timing"]
     return rows, {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.safetensors")}
 
 
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path, monkeypatch):
+def test_any_number_of_workers_gives_the_same_bytes_resumed_or_not(tmp_path, monkeypatch):
     monkeypatch.setattr(WorkerGrid, "patience", 0)
     one, two, three = (run(tmp_path / str(number), workers=number, client_batching="4") for number in (1, 2, 3))
     assert one == two == three
+    with pytest.raises(KeyboardInterrupt):
+        run_locally(configured(workers=1, client_batching="4"), tmp_path / "killed", observers=[Killed()])
+    assert run(tmp_path / "killed", resume=True, workers=2, client_batching="4") == one
     assert one != run(tmp_path / "off", workers=1, client_batching="off"), "batches round differently"
 
 
