@@ -21,6 +21,7 @@ from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
+from fedhet.engines.batches import BatchingGrid
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
@@ -260,9 +261,9 @@ def run_locally(
                 kinds=kinds,
                 batch=batch,
             )
-            grid: LocalGrid = stack.enter_context(workers_grid)
+            grid: BatchingGrid = stack.enter_context(workers_grid)
         else:
-            grid = LocalGrid(app, config.clients, kinds=kinds, batch=batch)
+            grid = BatchingGrid(app, config.clients, kinds, batch)
         serve(
             config,
             grid,

@@ -18,9 +18,9 @@ from multiprocessing.connection import Connection
 import torch
 
 from fedhet import data
+from fedhet.engines.batches import BatchingGrid, answer
 from fedhet.engines.children import SHARES, Child, ChildError, SharedMessage, prepare, receive, send
 from fedhet.flower import ClientApp, Context, Message, MessageType
-from fedhet.flower.grid import LocalGrid, call_app
 from fedhet.flower.insides import be_server, colour_terminals_only, failure, identify
 from fedhet.methods import registry
 from fedhet.utils.text import log
@@ -32,7 +32,7 @@ AHEAD = 2
 """Number of replies per worker that may wait until they are fetched, since replies may be large."""
 
 
-class WorkerGrid(LocalGrid):
+class WorkerGrid(BatchingGrid):
     """A Flower Grid that answers messages by calling a ClientApp in worker processes.
 
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
@@ -115,7 +115,7 @@ class WorkerGrid(LocalGrid):
                 self._changed.wait_for(lambda: not wanted or any(key in self._done for key in wanted), timeout=1.0)
                 return [self._done.pop(key) for key in wanted if key in self._done]
             messages, started = self._taken(here), time.monotonic()
-        self._done.update(zip(messages, self._handle([*messages.values()]), strict=True))
+        self._handle_batch(messages)
         self._note(messages.values(), started)
         return [self._done.pop(key) for key in wanted if key in messages]
 
@@ -278,4 +278,4 @@ def _work(connection: Connection, environment: Mapping[str, str], level: int) ->
     send(connection, True)
     while True:
         messages = receive(connection)
-        send(connection, (call_app(app, messages, logged), [context for _, context in messages]))
+        send(connection, (answer(app, messages, logged), [context for _, context in messages]))

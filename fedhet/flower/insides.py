@@ -98,7 +98,7 @@ def mods_of(app: ClientApp) -> list[Any]:
 
 def private_wrapper_of(strategy: Strategy) -> PrivateWrapper | None:
     """Return the Flower strategy for differential privacy that wraps this one, or None; there may be only one."""
-    # A wrapper calls the strategy's hooks without a word about itself, and the accounting needs its noise and norm.
+    # A wrapper passes nothing to the strategy's hooks that shows its noise and norm, which the accounting needs.
     attributes = [each for each in gc.get_referrers(strategy) if isinstance(each, dict)]
     holders = gc.get_referrers(strategy, *attributes)
     wrappers = [each for each in holders if isinstance(each, PrivateWrapper) and each.strategy is strategy]

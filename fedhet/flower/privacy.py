@@ -47,7 +47,9 @@ class PrivacyLedger:
         before: "PrivacyLedger | None" = None,
     ) -> None:
         self.name = name
-        self.unknown: str = (before.unknown if before else "") or unknown or _unprotected(traits)
+        others = [key for key, kind in traits.sends.items() if key != "model" and kind not in (METRICS, STRUCTURE)]
+        unprotected = f"clients also send {', '.join(others)}, which gets no noise" if others else ""
+        self.unknown: str = (before.unknown if before else "") or unknown or unprotected
         self._multipliers: list[float] = [*before._multipliers] if before else []
         shared = "the model" if traits.whole else "the shared part of the model"
         self._note = f"for all examples of a client{against}; covers {shared}, not metrics or numbers of examples"
@@ -152,12 +154,6 @@ def mod_ledger(
     for _ in range(rounds):
         ledger.spend({}, {}, {})
     return ledger
-
-
-def _unprotected(traits: Traits) -> str:
-    """Return a description of what clients send without noise in addition to the model, or an empty string."""
-    others = [name for name, kind in traits.sends.items() if name != "model" and kind not in (METRICS, STRUCTURE)]
-    return f"clients also send {', '.join(others)}, which gets no noise" if others else ""
 
 
 def _distance(one: Mapping[str, Any], other: Arrays) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from fedhet.config import configuration
 from fedhet.engines import running as local
+from fedhet.engines.batches import BatchingGrid
 from fedhet.flower import (
     STYPE,
     Array,
@@ -24,7 +25,7 @@ from fedhet.flower import (
     write_reply,
     write_request,
 )
-from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.grid import FIRST_NODE
 from fedhet.messages import to_tensor
 from fedhet.testing import (
     Case,
@@ -127,7 +128,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
     ) -> None:
         crash = Tampering(before=raising(at([2, 3], "1"), RuntimeError("out of order")))
         expected = run(tmp_path / "expected", case.settings(rounds=4), app=crash)
-        monkeypatch.setattr(local, "LocalGrid", dropping(FIRST_NODE + 1, [2, 3]))
+        monkeypatch.setattr(local, "BatchingGrid", dropping(FIRST_NODE + 1, [2, 3]))
         done = run(tmp_path / "run", case.settings(rounds=4))
         assert "no reply within" in done.row(2)["failures"][0]["reason"]
         assert_same_but_for_the_fault(done, expected)
@@ -155,11 +156,11 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
 
 
-def dropping(node: int, rounds: Iterable[int]) -> type[LocalGrid]:
+def dropping(node: int, rounds: Iterable[int]) -> type[BatchingGrid]:
     """A grid that loses what a node answers to the training messages of some rounds."""
     hits = [(number, "train") for number in rounds]
 
-    class Dropping(LocalGrid):
+    class Dropping(BatchingGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
             keys = list(super().push_messages(messages))
