@@ -83,6 +83,11 @@ def test_own_model_and_data_are_noted_and_required_again(run, tmp_path, tiny):
     assert longer.summary["rounds"] == 3
 
 
+def test_the_reason_for_a_key_without_effect_is_the_users_data(run):
+    with pytest.raises(ConfigError, match=r"^alpha has no effect with data of your own: leave it out$"):
+        run({"alpha": 0.5})
+
+
 def focal(outputs, labels, gamma=2):
     right = torch.log_softmax(outputs, 1).gather(1, labels[:, None])
     return -((1 - right.exp()) ** gamma * right).mean()

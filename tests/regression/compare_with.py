@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).resolve().parent
@@ -92,10 +93,13 @@ def all_cases(baseline: Path, data: Path | None) -> Iterator[str]:
 def run(case: str, baseline: Path, tree: Path, out: Path, data: Path | None) -> str:
     """Run a case of the baseline in a process of its own; what its preset says counts in both. Returns the error."""
     preset, *settings = case.split()
-    command = [sys.executable, "-c", LAUNCHER, "run", str(baseline / "run_configs" / f"{preset}.toml")]
-    for setting in (*settings, "device=cpu"):
-        command += ["--set", setting]
+    keys = tomllib.loads((baseline / "run_configs" / f"{preset}.toml").read_text(encoding="utf-8"))
+    keys = {key: value for key, value in keys.items() if key == keys["method"] or not isinstance(value, dict)}
     with tempfile.TemporaryDirectory() as folder:  # not in a tree: the current folder comes before PYTHONPATH
+        Path(folder, "preset.toml").write_text(tomli_w.dumps(keys), encoding="utf-8")  # without other methods' keys
+        command = [sys.executable, "-c", LAUNCHER, "run", "preset.toml"]
+        for setting in (*settings, "device=cpu"):
+            command += ["--set", setting]
         command += ["--out", f"{folder}/run", *(["--data", str(data.resolve())] if data else [])]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
         ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

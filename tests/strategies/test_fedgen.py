@@ -120,3 +120,17 @@ def test_three_rounds_by_hand(federate, float64_travels, who):
         np.testing.assert_allclose(found, tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
     assert set(done.received[1, "0"]) == {"model"}
     assert done.received[2, "1"]["classes"]["counts"].tolist() == counts.tolist()
+
+
+class TiedHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 10), nn.Linear(64, 10)
+        self.head.weight = self.first.weight
+
+    def forward(self, inputs):
+        return self.head(inputs.flatten(1))
+
+
+def test_a_head_with_a_tied_weight(federate):
+    assert federate("fedgen", model=lambda client: TiedHead(), rounds=2).failures == []
