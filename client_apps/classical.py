@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhet.client import ClientSide
 from fedhet.messages import Payload
-from fedhet.methods.included.classical import ClassicalOptions
+from fedhet.methods.included.averaging import ClassicalOptions
 from fedhet.training import Phase, Trained
 
 LEAST = 1e-6

@@ -1,7 +1,6 @@
 """Built-in models, access to models by name, and the assignment of models to clients."""
 
-from fedhet.models import fedharm as fedharm
-from fedhet.models import flha as flha
+from fedhet.models import families as families
 from fedhet.models import images as images
 from fedhet.models import text as text
 from fedhet.models.registry import FAMILIES as FAMILIES

@@ -1,12 +1,12 @@
-"""Declarations of methods that average the clients' weights or parts of them, and of their baselines."""
+"""Declarations of methods that average the clients' weights or parts of them, and of baselines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedhet.errors import ConfigError
 from fedhet.methods import sharing
 from fedhet.methods.method import Method, Traits
-from fedhet.methods.options import Config, Options, option
+from fedhet.methods.options import Config, Options, keys_about, option
 
 fedavg = Method("fedavg", Traits(networks="equal", shares=sharing.EVERYTHING, common_init=True))
 
@@ -124,3 +124,29 @@ def _local(options: LocalOptions) -> Traits:
 
 
 local = Method("local", _local, LocalOptions)
+
+
+@dataclass(frozen=True)
+class ClassicalOptions(Options):
+    """Options of the scikit-learn baselines, which add no keys; the common keys in `without` have no effect."""
+
+    without = (
+        *keys_about("optimiser"),
+        *("batch-size", "augment", "precision", "local-epochs", "closing-epochs", "start-from"),
+    )
+
+
+nearest_neighbour = Method(
+    "nearest-neighbour",
+    Traits(keeps="model", scored="trained", communicates=False),
+    ClassicalOptions,
+    common={"rounds": 1},
+    own={"rounds": 1},
+)
+logistic_regression = replace(nearest_neighbour, name="logistic-regression", family="logistic-regression")
+label_spreading = replace(
+    nearest_neighbour,
+    name="label-spreading",
+    family="label-spreading",
+    traits=Traits(keeps="model", scored="trained", public="inputs", communicates=False),
+)
