@@ -45,7 +45,7 @@ FACTORS = (1, 3, 1 / 3)
 """Factors of the learning rate in successive trials."""
 FINALISTS = 2
 """Methods that exchange something and are compared at the end."""
-ASKING = 0.25
+ASKING = 0.15
 """Part of the budget after which no further methods are asked."""
 LONGER = 2.0
 """How much longer than its trial a run of the comparison may take: its process starts, and others run beside it."""
@@ -193,23 +193,36 @@ def _in_time(
     passed = time.monotonic() - start
     rows = read_run(tuner.plan(trial, SEED, tuner.held_out).folder).rows if trial.by_seed else []
     first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), passed)
-    each = passed + min(first, passed) * (rounds - 1)
-    now, both = time.monotonic(), each * math.ceil(2 / execute.at_once)
-    compared = LONGER * FEWEST * both
-    needed = (now - began + both + compared) / (1 - WRITING)  # once on validation examples, then on test examples
+    alone, now, pairs = max(passed, trial.seconds), time.monotonic(), math.ceil(2 / execute.at_once)
+    runs = pairs * (1 + LONGER * FEWEST)  # once on validation examples, then on test examples
+
+    def needed(rounds: int) -> tuple[float, float]:
+        """Return the seconds of one run, and of everything until the verdict."""
+        each = alone + min(first, alone) * (rounds - 1)
+        return each, (now - began + runs * each) / (1 - WRITING)
+
+    each, whole = needed(rounds)
     sharing = [name for name in candidates.choices if name not in candidates.alone]
     execute.tell(f"a run of local takes about {format_seconds(each)} here")
     more = bool(sharing) or UNASKED in candidates.refused.values()
-    if not trial.failed and (not trial.by_seed or (more and needed > budget)):
+    enough = [part for part in (1, 2, 4) if not more or needed(math.ceil(rounds / part))[1] <= budget]
+    if not trial.failed and not (trial.by_seed and enough):
         raise FedhetError(
             f"the budget of {format_seconds(budget)} is too short for a verdict: local and one federated method "
-            f"need about {format_seconds(needed)}; set --budget {math.ceil(1.5 * needed / 60)}m or fewer rounds"
+            f"need about {format_seconds(whole)}; set --budget {math.ceil(1.5 * whole / 60)}m or fewer rounds"
         )
+    fewer: Choice = {}
+    if enough and enough[0] > 1:
+        fewer = {"rounds": math.ceil(rounds / enough[0])}
+        each, _ = needed(math.ceil(rounds / enough[0]))
+        execute.tell(f"the budget is enough for {fewer['rounds']} of {rounds} rounds, which all methods train")
+    both = each * pairs
+    compared = LONGER * FEWEST * both
     until = max(now + both, min((now + execute.deadline) / 2, execute.deadline - compared))
     fit = max(1, int((until - now) / each * execute.at_once) - 1) if each else len(sharing)
     why = f"a run takes about {format_seconds(each)}, so there is no time to try it within the budget"
     late = dict.fromkeys(sharing[fit:], why)
-    return {name: choice for name, choice in candidates.choices.items() if name not in late}, late, until
+    return {name: choice | fewer for name, choice in candidates.choices.items() if name not in late}, late, until
 
 
 def _try_out(
@@ -302,12 +315,14 @@ def _conclude(
     beats = bool(lows) and all(low is not None and low > 0 for low in lows)
     method = federated.variant if federated and beats else alone.variant
     done = Comparison(out, results, alone, failed)
-    said = _verdict(alone, federated, beats=beats)
+    choice, said = dict(searches[method].best.choice), _verdict(alone, federated, beats=beats)
+    if rounds := choice.pop("rounds", None):
+        said += f" The budget was enough for {rounds} rounds only: a larger one can give another verdict."
     refusals = [["method", "reason"], *map(list, refused.items())]
     more = [Section("Trials", [_standing(searches)]), Section("Methods left out", [refusals])]
     publish(done, said, notes_below(results, alone, tuner.shared.notes), "Which method for these clients", more)
     file = out / "recommended.toml"
-    settings = _settings_of(tuner.shared, method, searches[method].best.choice)
+    settings = _settings_of(tuner.shared, method, choice)
     write_text(file, to_toml(settings))
     outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused}
     write_text(out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
