@@ -1,6 +1,7 @@
 """Copies of networks with other widths: the modules are the same, and parameters have other shapes."""
 
 from collections.abc import Collection, Hashable
+from contextlib import ExitStack
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch.nn.modules.conv import _ConvNd
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, UnsupportedArchitecture, architecture_graph
 from fedhet.algorithms.graphs.permutations import PermutationGroups, permutation_groups
 from fedhet.algorithms.graphs.states import State, expand
-from fedhet.models.copies import copied, storage_place
+from fedhet.models.copies import copied, in_evaluation_mode, storage_place
+from fedhet.utils.machine import out_of_memory
 
 _Known = dict[tuple[ArchitectureGraph, bool], PermutationGroups]
 _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
@@ -97,8 +99,10 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
     places = {group.index: np.arange(group.width) for group in groups}
     wide = resize(model, expand(model.state_dict(), groups, places, dict(enumerate(sizes))))
     try:
-        again = permutation_groups(architecture_graph(wide, example), **options)
-        reason = "" if again.axes == groups.with_widths(sizes).axes else "its units would lie differently"
+        reason = _failing(wide, example)
+        again = groups if reason else permutation_groups(architecture_graph(wide, example), **options)
+        if not reason and again.axes != groups.with_widths(sizes).axes:
+            reason = "its units would lie differently"
     except UnsupportedArchitecture as error:
         reason = str(error).partition("\n")[0]
     if reason:
@@ -108,6 +112,27 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
             "(x.view(-1, 400)), else leave it out of methods that change widths"
         )
     return groups
+
+
+def _failing(model: nn.Module, example: Tensor) -> str:
+    """Return a message that names the module whose forward fails on an example, or an empty string."""
+    running: list[str] = []
+
+    def done(*_: object) -> None:
+        running.pop()
+
+    with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
+        for name, module in model.named_modules():
+            before = module.register_forward_pre_hook(lambda _module, _args, name=name: running.append(name))
+            hooks.enter_context(before)
+            hooks.enter_context(module.register_forward_hook(done))
+        try:
+            model(example)
+        except Exception as error:  # whatever a user's forward raises
+            if out_of_memory(error):
+                raise
+            return f"the forward of {running[-1]!r} ({type(model.get_submodule(running[-1])).__name__}) fails with them"
+    return ""
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
