@@ -185,7 +185,11 @@ class Handshake:
     def _kind(self, reply: Reply) -> Hashable:
         """Return a hashable value that is equal for clients whose networks and common values fit together."""
         networks = {"equal": reply.report.spec, "widths": without_widths(reply.report.spec)}
-        return tuple(networks.get(self.run.traits.alike, {}).items()), tuple(self._common(reply).items())
+        network = tuple(networks.get(self.run.traits.alike, {}).items())
+        return network, tuple(self._common(reply).items()), self._lacks_common_test(reply)
+
+    def _lacks_common_test(self, reply: Reply) -> bool:
+        return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
         """Check that the server has memory for a client's network, and let the client send a large one as proof."""
@@ -212,11 +216,11 @@ class Handshake:
                 "and this client trains with fedhet's loop: leave it out, or wrap the client's app with fedhet.wrap"
             )
         self._check_network(report.spec)
-        if not report.common_test and run.config.test_on != "local":
-            self._test_on_own_parts()
         before = run.state.aside()
         try:
             self._agree(reply, joining=joining)
+            if self._lacks_common_test(reply):
+                self._test_on_own_parts()
         except Exception:  # a refused client changes nothing for the others
             run.state = before
             raise
@@ -299,9 +303,9 @@ class Handshake:
         )
 
     def _test_on_own_parts(self) -> None:
-        """Evaluate on clients' own test parts only, if a client has no common test set; raise if `test-on` is set."""
+        """Evaluate on clients' own test parts; raise if `test-on` is set, or if others have a common test set."""
         run = self.run
-        if "test-on" in run.config.chosen:
+        if "test-on" in run.config.chosen or self.federation.known:
             raise FedhetError(
                 f"test-on = {run.config.test_on} needs a common test set: return it as `common` from the data "
                 "function, or set test-on = local"

@@ -11,7 +11,7 @@ from torch import nn
 import fedhet
 from fedhet.algorithms.hypernets import start
 from fedhet.client.app import make_client_app
-from fedhet.config import client_setup
+from fedhet.config import client_setup, configuration
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
@@ -69,6 +69,14 @@ def saying(byzantine, /, **said):
             reply.content["report"].update(said)
 
     return Tampering(after=change)
+
+
+def test_one_client_without_the_common_test_set_is_refused(tmp_path):
+    settings = {"preset": "fedharm/digits.toml", "clients": 3, "rounds": 1, "workers": 1}
+    run_locally(configuration.resolve(settings), tmp_path / "run", app=saying("0", **{"common-test": False}))
+    done = Run(tmp_path / "run")
+    assert (done.failures, done.summary["status"]) == ([(0, "0")], "completed")
+    assert done.summary["common"]
 
 
 @pytest.mark.parametrize(("place", "refused"), [([5, 10**15], True), ([5, 99_999], False), ([1, 7], False)])
