@@ -109,7 +109,7 @@ class Answers:
         """Return a Flower ClientApp with these handlers and `mods`."""
         app = ClientApp(mods=mods)
         app.query()(partial(self, self.question))
-        app.train(mods=[*self._clipping])(partial(self, work.train))
+        app.train(mods=[_for_models(mod) for mod in self._clipping])(partial(self, work.train))
         app.evaluate()(partial(self, work.evaluate))
         if not (mods or self._clipping or self._loop):
             answers = {MessageType.TRAIN: work.train, MessageType.EVALUATE: work.evaluate}
@@ -241,6 +241,16 @@ class Answers:
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
+
+
+def _for_models(mod: Any) -> Any:
+    """Return a mod that leaves replies without arrays, such as refusals and those of a closing round, as they are."""
+
+    def applied(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        reply = call_next(message, context)
+        return mod(message, context, lambda *_: reply) if reply.has_content() and reply.content.array_records else reply
+
+    return applied
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:

@@ -83,6 +83,9 @@ def settings_of(strategy: type, given: Mapping[str, Any]) -> tuple[dict[str, Any
         if key == "fraction-evaluate":
             if value != 1:
                 log.warning("fraction_evaluate = %s: all clients are evaluated, every evaluate-every rounds", value)
+        elif key.endswith("-metrics-aggr-fn"):
+            hook = f"aggregate_{key.partition('-')[0]}"
+            raise ConfigError(f"{name}: fedhet's strategies average metrics themselves: override {hook} in a subclass")
         elif name not in names:
             key = OURS.get(key, key)
             settings[f"{method.family}.{key}" if key in method_keys else key] = value

@@ -92,6 +92,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
         self._begin(grid, initial_arrays)
         with self._in_flowers_loop():
             first, config = encode_arrays(self.global_arrays(), flower=True), self.run.config
+            self._arrays = (first,)
             configs = train_config, evaluate_config
             result = Strategy.start(self, grid, first, config.rounds, config.timeout, *configs, evaluate_fn)
             if self._flowers_loop:  # aggregate_evaluate of a subclass did not call super()

@@ -95,7 +95,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.federation.answered = self.reporter.answered
         hooks = Admission(self.public_dataset, self.common, self.admit, self.first_arrays, self.copies)
         self._handshake = Handshake(self.run, self.federation, hooks)
-        self.fresh = True
+        self.fresh, self.private_wrapper = True, None
 
     def _restart(self) -> None:
         """Begin a new run, unless `state` was assigned since the last run."""

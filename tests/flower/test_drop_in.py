@@ -118,6 +118,9 @@ def test_epsilon_adds_up_over_all_starts(tiny, where):
         spent.append(strategy.run.privacy.spent())
     assert [each["rounds"] for each in spent] == [1, 2]
     assert spent[0]["epsilon"] < spent[1]["epsilon"]
+    del started
+    strategy.start(LocalGrid(tiny.app(), 3), initial, num_rounds=1)  # without the wrapper or the mod
+    assert strategy.run.privacy.spent()["note"] == "a later run adds no noise"
 
 
 def decaying(base):
@@ -180,6 +183,13 @@ def test_hooks_without_a_use_are_refused_by_name():
         def aggregate_train(self, server_round, replies):
             return first(), super().aggregate_train(server_round, replies)[1]
 
+    class Same(fedhet.FedDF):
+        def aggregate_train(self, server_round, replies):
+            return super().aggregate_train(server_round, replies)
+
+    settings = {"clients": 2, "dataset": "digits", "architectures": "mlp", "public": torch.ones(32, 1, 8, 8)}
+    result = Same(**settings).start(LocalGrid(fedhet.make_client_app(), 2), num_rounds=2)
+    assert set(result.train_metrics_clientapp) == {1, 2}
     with pytest.raises(ConfigError, match="aggregate_train returned changed arrays, but clients of fedproto share no"):
         Other(clients=2, dataset="digits").start(LocalGrid(fedhet.make_client_app(), 2), num_rounds=1)
 
@@ -335,6 +345,14 @@ def test_mods_of_a_wrapped_app(mod, place, said):
     assert 0.05 < norms[0] < 0.1001
     if place == "mods":  # such a mod answers evaluation with an error, as in Flower
         assert "evaluate function of your ClientApp failed: " in said.text
+
+
+def test_a_mod_leaves_replies_without_arrays_as_they_are(tiny, said):
+    """Those are a closing round's, in which heads are trained, and refusals."""
+    app = tiny.app(mods=[LocalDpMod(1.0, 0.1, 5.0, 1e-5)])
+    result = fedhet.FedRep(model=tiny.model, closing_epochs=1).start(LocalGrid(app, 2), num_rounds=1)
+    assert set(result.train_metrics_clientapp) == {1, 2}
+    assert "failed" not in said.text
 
 
 @pytest.mark.parametrize("name", ["strategy", "inner"])
@@ -582,6 +600,10 @@ def at_a_node_with_a_policy():
     ("do", "why"),
     [
         (lambda: fedhet.FedAvg(0.5), r"FedAvg takes settings by name, such as FedAvg\(fraction_train=0.5\)"),
+        (
+            lambda: fedhet.FedAvg(train_metrics_aggr_fn=len),
+            "train_metrics_aggr_fn: .* override aggregate_train in a sub",
+        ),
         (lambda: fedhet.FedAvg(min_train_nodes="3"), "min_train_nodes must be of type int, not '3'"),
         (lambda: fedhet.make_client_app(mods=fixedclipping_mod), "mods must be a list of Flower mods"),
         (lambda: fedhet.make_client_app(mods=[secaggplus_mod]), "secaggplus_mod needs the workflow of Flower's older"),

@@ -111,6 +111,7 @@ OTHERS: dict[str, tuple[Build, Callable[[], Tensor]]] = {
     "gpt": (own.GPT, _tokens),
     "gru": (partial(own.Recurrent, nn.GRU, words=False, bidirectional=True), lambda: torch.randn(4, 16, 8)),
     "series": (partial(own.series, 1), lambda: torch.randn(4, 8, 16)),
+    "weight norm": (own.WeightNorm, lambda: torch.randn(4, 8, 16)),
     "table": (own.table, lambda: torch.randn(4, 9)),
     "gated table": (own.Gated, lambda: torch.randn(4, 9)),
     "ft-transformer": (own.FTTransformer, lambda: torch.randn(4, 9)),

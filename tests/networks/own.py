@@ -205,3 +205,16 @@ class Calibrated(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.calibration(self.classifier(self.body(images)))
+
+
+class WeightNorm(nn.Module):
+    """Convolutions over a series, whose weights are a direction and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.utils.parametrizations.weight_norm
+        self.first, self.second = (norm(nn.Conv1d(width, 16, 3, padding=1)) for width in (8, 16))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.head(self.second(self.first(values).relu()).relu().mean(2))

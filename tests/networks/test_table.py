@@ -1,4 +1,4 @@
-"""Forty networks with each family of methods: a cell works, or is refused by a sentence that names a layer.
+"""Networks with each family of methods: a cell works, or is refused by a sentence that names a layer.
 
 `networks.csv` has what is expected, from which the table on the methods' page is generated. After a change that is
 meant, `python -m tests.networks.test_table` writes it again.

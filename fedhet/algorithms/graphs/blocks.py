@@ -111,10 +111,13 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     total = sum(_is_layer(graph, node) for node in graph)
     places = {layers: name for _, layers, name in _trunk(graph) if layers < total}
     if len(places) < count - 1:
+        only = (
+            f"only after {', '.join(places.values())}, into {len(places) + 1} blocks" if places else "after no module"
+        )
+        named = ", ".join([node.module for node in graph if _is_layer(graph, node)][:5])
         raise UnsupportedArchitecture(
-            f"{type(model).__name__} can be divided only after {', '.join(places.values()) or 'no module'}, into "
-            f"{len(places) + 1} blocks, and {count} are needed: set smaller depths, or name the modules that end them"
-            f" (its layers are {', '.join([node.module for node in graph if _is_layer(graph, node)][:5])}, ...)"
+            f"{type(model).__name__} can be divided {only}, and {count} blocks are needed: set smaller depths, or name "
+            f"the modules that end them (its layers are {named}, ...)"
         )
     chosen: list[int] = []
     for number in range(1, count):

@@ -216,7 +216,8 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
     for role in node.arguments:
         if role.startswith(("weight", "bias", "running_")):
             raise UnsupportedArchitecture(
-                f"{role} of {node.operator} in {node.module!r} is computed, not a parameter (weight_norm?): remove that"
+                f"{role} of {node.operator} in {node.module!r} is computed, not a parameter: remove weight_norm, or "
+                "pass one tensor as query, key and value of attention"
             )
     if 0 in node.shape:
         raise UnsupportedArchitecture(f"{node} returns an empty tensor of shape {node.shape}: use a larger example")

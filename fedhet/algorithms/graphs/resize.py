@@ -116,22 +116,17 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
 
 def _failing(model: nn.Module, example: Tensor) -> str:
     """Return a message that names the module whose forward fails on an example, or an empty string."""
-    running: list[str] = []
-
-    def done(*_: object) -> None:
-        running.pop()
-
+    running, done = list[str](), [""]
     with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
         for name, module in model.named_modules():
-            before = module.register_forward_pre_hook(lambda _module, _args, name=name: running.append(name))
-            hooks.enter_context(before)
-            hooks.enter_context(module.register_forward_hook(done))
+            hooks.enter_context(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+            hooks.enter_context(module.register_forward_hook(lambda *_: done.append(running.pop())))
         try:
             model(example)
         except Exception as error:  # whatever a user's forward raises
             if out_of_memory(error):
                 raise
-            return f"the forward of {running[-1]!r} ({type(model.get_submodule(running[-1])).__name__}) fails with them"
+            return f"the forward of {running[-1]!r} fails with them" if running[-1] else f"it fails after {done[-1]!r}"
     return ""
 
 

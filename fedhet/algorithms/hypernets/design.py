@@ -78,7 +78,7 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
             continue
         own, rule = node.starts.get(role), std_of(node.type, shape)
         # A class token is a vector, whatever axes it has; a linear layer with one output is not.
-        if own is not None and not own.std:
+        if own is not None and (not own.std or (role == "value" and abs(own.mean) > own.std)):  # as of weight_norm
             slots[role] = Slot(shape, own.mean)
         elif len(shape) > 1 and (role != "value" or sum(size > 1 for size in shape) > 1):
             scale = scale_of(own, rule, shape)

@@ -68,10 +68,8 @@ class PersonalHypernetwork:
         flat = ((features * chosen) @ tile).flatten()[: sum(sizes)]
         written = {}
         for (name, shape), piece in zip(shapes.items(), flat.split(sizes), strict=True):
-            base, scale = begin_of(name, shape)
-            if name in starts:
-                base, scale = starts[name][0], starts[name][1] / size
-            written[name] = base + scale * piece.view(shape)
+            base, scale = starts.get(name) or begin_of(name, shape)
+            written[name] = base + scale / size * piece.view(shape)
         return written
 
     def _features(self, client: str) -> Tensor:
