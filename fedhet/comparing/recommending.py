@@ -49,6 +49,8 @@ ASKING = 0.15
 """Part of the budget after which no further methods are asked."""
 LONGER = 2.0
 """How much longer than its trial a run of the comparison may take: its process starts, and others run beside it."""
+BESIDE = 1.5
+"""How much longer than one round of `local` suggests, process start included."""
 LEAST = 60.0
 """Seconds that the first run of one round may take, whatever the budget."""
 FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
@@ -194,7 +196,7 @@ def _in_time(
     rows = read_run(tuner.plan(trial, SEED, tuner.held_out).folder).rows if trial.by_seed else []
     first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), passed)
     alone, now, pairs = max(passed, trial.seconds), time.monotonic(), math.ceil(2 / execute.at_once)
-    runs = pairs * (1 + LONGER * FEWEST)  # once on validation examples, then on test examples
+    runs = pairs * (1 + BESIDE * FEWEST)  # once on validation examples, then on test examples
 
     def needed(rounds: int) -> tuple[float, float]:
         """Return the seconds of one run, and of everything until the verdict."""
@@ -217,7 +219,7 @@ def _in_time(
         each, _ = needed(math.ceil(rounds / enough[0]))
         execute.tell(f"the budget is enough for {fewer['rounds']} of {rounds} rounds, which all methods train")
     both = each * pairs
-    compared = LONGER * FEWEST * both
+    compared = BESIDE * FEWEST * both
     until = max(now + both, min((now + execute.deadline) / 2, execute.deadline - compared))
     fit = max(1, int((until - now) / each * execute.at_once) - 1) if each else len(sharing)
     why = f"a run takes about {format_seconds(each)}, so there is no time to try it within the budget"
@@ -235,7 +237,9 @@ def _try_out(
     for number in range(len(FACTORS)):
         asked = [each[number] for name, each in trials.items() if number < len(each) and name not in left]
         if not number:
-            tuner.run(asked[:2], [SEED])
+            replace(tuner, execute=replace(tuner.execute, deadline=end)).run(
+                asked[:2], [SEED]
+            )  # the least for a verdict
             latest = end - LONGER * FEWEST * sum(tried.seconds for tried in asked[:2]) / tuner.execute.at_once
             tuner = replace(tuner, execute=replace(tuner.execute, deadline=min(tuner.execute.deadline, latest)))
         tuner.run(asked[2 * (not number) :], [SEED])
