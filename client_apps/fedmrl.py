@@ -82,6 +82,9 @@ class FedMRL(Projected[FedMRLOptions]):
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Fused:
         """Return both networks with a fused representation; the shared head is replaced if its width differs."""
         nested = self.options.width or small_width
+        if isinstance(head := self.client.model.get_submodule(self.client.head), nn.modules.conv._ConvNd):
+            kind = type(head).__name__
+            raise ModelError(f"fedmrl needs an nn.Linear as head, and {self.client.head!r} is a {kind}: replace it")
         heads = self.client.head, self.small_head
         pool = self.client.representation.pool
         pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype, pool)

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedhet.algorithms.graphs import PermutationGroups, cut_out, resizable_groups, resize, tie
 from fedhet.algorithms.matching import due, groups_to_json, patch
 from fedhet.client import Client, ClientSide
+from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, cast, to_arrays
 from fedhet.methods.included.matching import FedMAOptions, PFNMOptions
 from fedhet.training import Optimisation, Phase
@@ -38,7 +39,10 @@ class Matched(ClientSide[M]):
     @cached_property
     def groups(self) -> PermutationGroups:
         """The permutation groups of the client's network in its configured widths."""
-        return resizable_groups(self._configured, self.client.transform(self.client.data.train.inputs[:2]))
+        groups = resizable_groups(self._configured, self.client.transform(self.client.data.train.inputs[:2]))
+        if not groups.fixed:
+            raise ModelError(f"the head {self.client.head!r} shares its weights with another layer: give it its own")
+        return groups
 
     def handshake(self, payload: Payload) -> Payload:
         classes = self.client.task.name == "classification"

@@ -66,9 +66,9 @@ def test_fixed_width(federate):
 class Words(nn.Module):
     """A head that is tied to the embedding."""
 
-    def __init__(self):
+    def __init__(self, bias=True):
         super().__init__()
-        self.embedding, self.body, self.head = nn.Embedding(6, 8), nn.Linear(8, 8), nn.Linear(8, 6)
+        self.embedding, self.body, self.head = nn.Embedding(6, 8), nn.Linear(8, 8), nn.Linear(8, 6, bias)
         self.head.weight = self.embedding.weight
 
     def forward(self, words):
@@ -83,3 +83,13 @@ def test_tied_weights(federate):
     settings = {"model": lambda client: Words(), "data": words, "test_on": "local"}
     saved = federate("heterofl", **{"heterofl.widths": "1,0.5"}, **settings).saved("global")
     torch.testing.assert_close(saved["head.weight"], saved["embedding.weight"])
+    with pytest.raises(FedhetError, match="the head 'head' shares its weights with another layer: give it its own"):
+        federate("fedma", "matched", **settings | {"model": lambda client: Words(bias=False)})
+
+
+def test_a_convolution_as_head(federate):
+    def network(client):
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    with pytest.raises(FedhetError, match="fedmrl needs an nn.Linear as head, and '1' is a Conv2d: replace it"):
+        federate("fedmrl", model=network)
