@@ -6,7 +6,7 @@ changed, and goes through handshake, opening, checking and aggregation without a
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +41,7 @@ class Replayed(LocalGrid):
         super().__init__(ClientApp(), clients)
         self._answers, self._changes = answers, changes
 
-    def _handle(self, messages: Sequence[Message]) -> list[Message]:
-        return [self._reply_to(message) for message in messages]
-
-    def _reply_to(self, message: Message) -> Message:
+    def _handle(self, message: Message) -> Message:
         client = str(message.metadata.dst_node_id - FIRST_NODE)
         place = (*where(message), read_request(message.content)[0].question, client)
         try:
