@@ -4,18 +4,19 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from fedhet.client.policy import Policy
-from fedhet.comparing.settings import shared_settings, variants_of
+from fedhet.comparing.settings import distinct, shared_settings, variants_of
 from fedhet.comparing.tuning import Choice
 from fedhet.config import client_setup
 from fedhet.config.user_functions import UserFunctions
 from fedhet.engines.running import shake_hands
+from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.method import Traits
@@ -26,6 +27,27 @@ UNASKED = "there was no time to ask its clients within the budget"
 
 CONTROL = "local"
 """The method that all others are compared with."""
+
+
+FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
+"""Methods that are asked and tried first, if there is no time for all."""
+
+
+def methods_to_ask(methods: Sequence[str]) -> list[str]:
+    """Return the names of methods to try: all without exchange, and `methods` (by default all) with exchange."""
+    names = registry.methods()
+    for name in methods:
+        registry.method(name)
+    return distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
+
+
+def _alone(name: str) -> bool:
+    """Return whether clients exchange nothing under a method with its default settings."""
+    try:
+        method = registry.method(name)
+        return not method.traits_of(method.Options()).communicates
+    except ConfigError:  # a package that is installed and broken; it is asked, and says so
+        return False
 
 
 @dataclass

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing import Comparison, publish
-from fedhet.comparing.candidates import CONTROL, UNASKED, Candidates, ask
+from fedhet.comparing.candidates import CONTROL, UNASKED, Candidates, ask, methods_to_ask
 from fedhet.comparing.measures import FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
-from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, shared_settings, variants_of
 from fedhet.comparing.tables import TerminalTable, notes_below
 from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
 from fedhet.config import configuration
@@ -53,8 +53,6 @@ BESIDE = 1.5
 """How much longer than one round of `local` suggests, process start included."""
 LEAST = 60.0
 """Seconds that the first run of one round may take, whatever the budget."""
-FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
-"""Methods that are asked and tried first, if there is no time for all."""
 WRITING, WRITING_SECONDS = 0.1, 30.0
 """Part of the budget for writing the page, and the most that it is in seconds."""
 SCORE = "personal_accuracy"
@@ -120,7 +118,7 @@ def recommend(
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
-    wanted = _wanted(methods)
+    wanted = methods_to_ask(methods)
     out, functions = Path(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
     base, execute = prepared(config, functions, out, jobs, console)
     execute = replace(execute, deadline=began + seconds - min(WRITING * seconds, WRITING_SECONDS))
@@ -151,29 +149,12 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
     return float(match[1]) * factors[match[2].lower()]
 
 
-def _wanted(methods: Sequence[str]) -> list[str]:
-    """Return the names of methods to try: all without exchange, and `methods` (by default all) with exchange."""
-    names = registry.methods()
-    for name in methods:
-        registry.method(name)
-    return distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
-
-
 def _tell_answers(candidates: Candidates, execute: Execution) -> None:
     execute.tell(f"{', '.join(candidates.choices)} can serve")
     for reason, names in grouped((reason, name) for name, reason in candidates.refused.items()).items():
         execute.tell(f"{', '.join(names)} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
         raise FedhetError(f"the clients cannot train by the method local: {candidates.refused[CONTROL]}")
-
-
-def _alone(name: str) -> bool:
-    """Return whether clients exchange nothing under a method with its default settings."""
-    try:
-        method = registry.method(name)
-        return not method.traits_of(method.Options()).communicates
-    except ConfigError:  # a package that is installed and broken; it is asked, and says so
-        return False
 
 
 def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:

@@ -192,7 +192,7 @@ def test_system_exit_in_user_code(new_watch: Any) -> None:
         (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "inputs have different lengths, 3 and 4"),
         (np.array(["a", "b"], object), LABELS[:2], "inputs have type str"),
         (INPUTS[:2], np.array(["a", "b"], object), "labels have type str"),
-        (INPUTS[:2], np.array([None, 1], object), "labels have type NoneType"),
+        (INPUTS[:2], np.array([None, 1], object), "labels have type None"),
     ],
 )
 def test_objects_that_are_no_numbers(refused: Any, inputs: Any, labels: Any, sentence: str) -> None:
