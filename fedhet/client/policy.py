@@ -135,11 +135,12 @@ class Policy:
 
     def outgoing(self, payload: Payload, side: AnySide) -> Payload:
         """Return the payload with metrics rounded or left out; raises `Refused` for kinds that are not allowed."""
-        kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
-        kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
-        if self.allowed is not None:
-            self._check(side.client.config.method_name, kinds)
-        self._check_private(side.client.config.method_name, kinds)
+        if self.allowed is not None or self.noise:
+            kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
+            kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
+            if self.allowed is not None:
+                self._check(side.client.config.method_name, kinds)
+            self._check_private(side.client.config.method_name, kinds)
         values = {}
         for name, value in payload.values.items():
             if side.traits.sends.get(name) != METRICS:

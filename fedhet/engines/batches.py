@@ -3,47 +3,53 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
+from typing import NamedTuple
 
 from fedhet.client.app import ANSWER_ALL
 from fedhet.flower import ClientApp, Context, Message
 from fedhet.flower.grid import FIRST_NODE, LocalGrid, call_app, checked
 from fedhet.flower.insides import identify
-from fedhet.utils.machine import cores
 
 LEAST = 4
 """Minimum number of clients in a batch, unless batches are smaller."""
 
 
-class BatchingGrid(LocalGrid):
-    """A LocalGrid that handles messages in batches.
+class Batching(NamedTuple):
+    """Up to `size` messages to nodes with equal texts in `kinds` are handled in one call, those to nodes with "" alone.
 
-    `kinds` has a text for each node: up to `batch` messages to nodes with equal texts are handled in one call, for ""
-    only one.
+    Messages are divided into at least `number` batches if each has `LEAST` messages then.
     """
 
-    def __init__(self, client_app: ClientApp, clients: int, kinds: Sequence[str] = (), batch: int = 1) -> None:
+    kinds: Sequence[str] = ()
+    size: int = 1
+    number: int = 1
+
+
+ONE_BY_ONE = Batching()
+
+
+class BatchingGrid(LocalGrid):
+    """A LocalGrid that handles messages in batches."""
+
+    def __init__(self, client_app: ClientApp, clients: int, batching: Batching = ONE_BY_ONE) -> None:
         super().__init__(client_app, clients)
-        self._kinds, self._batch = kinds, batch
+        self._batching = batching
         self._batch_of: dict[str, tuple[str, ...]] = {}  # which messages are handled with a message
         self._done: dict[str, Message] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages and return their ids; a batch is handled when one of its replies is pulled."""
-        keys = [*super().push_messages(messages)]
-        self._group_into_batches({key: self._waiting[key] for key in keys})
-        return keys
-
-    def _group_into_batches(self, messages: Mapping[str, Message]) -> None:
-        """Divide messages into batches to handle in one call, independently of the number of workers."""
+        """Store messages in batches, which are the same for any number of workers, and return their ids."""
+        pushed, (kinds, size, wanted) = [*super().push_messages(messages)], self._batching
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for key, message in messages.items():
-            kind = self._kinds[message.metadata.dst_node_id - FIRST_NODE] if self._kinds else ""
-            groups[message.metadata.message_type, kind].append(key)
+        for key in pushed:
+            metadata = self._waiting[key].metadata
+            groups[metadata.message_type, kinds[metadata.dst_node_id - FIRST_NODE] if kinds else ""].append(key)
         for (_, kind), keys in groups.items():
-            number, least = len(keys), min(LEAST, self._batch)
+            number, least = len(keys), min(LEAST, size)
             if kind and number >= least:
-                number = max(ceil(number / self._batch), min(cores(), number // least))
+                number = max(ceil(number / size), min(wanted, number // least))
             self._batch_of |= {key: tuple(keys[place % number :: number]) for place, key in enumerate(keys)}
+        return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Handle the stored messages with these ids, batch by batch, and return the replies."""
@@ -62,10 +68,9 @@ class BatchingGrid(LocalGrid):
 
     def _handle_batch(self, messages: Mapping[str, Message]) -> None:
         pairs = [(message, self._contexts[message.metadata.dst_node_id]) for message in messages.values()]
-        replies = answer(self._client_app, pairs, self._logged)
-        for reply in replies:
+        for key, reply in zip(messages, answer(self._client_app, pairs, self._logged), strict=True):
             identify(reply, self._ids)
-        self._done.update(zip(messages, replies, strict=True))
+            self._done[key] = reply
 
 
 def answer(app: ClientApp, messages: Sequence[tuple[Message, Context]], logged: set[str]) -> list[Message]:

@@ -21,7 +21,7 @@ from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
-from fedhet.engines.batches import BatchingGrid
+from fedhet.engines.batches import ONE_BY_ONE, Batching, BatchingGrid
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
@@ -242,8 +242,7 @@ def run_locally(
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
-    kinds = _kinds(config, device)
-    batch = int(config.client_batching) if config.client_batching.isdecimal() else BATCH
+    batching = _batching(config, device)
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
         stack.enter_context(process_restored())
@@ -251,19 +250,16 @@ def run_locally(
             from fedhet.engines.workers import WorkerGrid
 
             workers_grid = WorkerGrid(
-                app,
-                config.clients,
+                *(app, config.clients, batching),
                 workers=workers,
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
                 datasets=(config.dataset, config.public_dataset) if functions.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
-                kinds=kinds,
-                batch=batch,
             )
             grid: BatchingGrid = stack.enter_context(workers_grid)
         else:
-            grid = BatchingGrid(app, config.clients, kinds, batch)
+            grid = BatchingGrid(app, config.clients, batching)
         serve(
             config,
             grid,
@@ -276,24 +272,21 @@ def run_locally(
         )
 
 
-def _kinds(config: Config, device: torch.device) -> Sequence[str]:
-    """Return, for each client, the name of its architecture if it may be trained in a batch (`client-batching`), or "".
-
-    By default, this needs a method whose loss terms allow it and, on a CPU, few multiply-adds in a training step. An
-    empty sequence allows no batches.
-    """
+def _batching(config: Config, device: torch.device) -> Batching:
+    """Return how to batch clients by architecture: if the method allows it and, with `auto`, their steps are small."""
     chosen = config.client_batching
     if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
     if chosen == "off" or not registry.client_side(config.method_name).can_be_batched:
-        return ()
+        return ONE_BY_ONE
     names, dataset = client_setup.architectures(config, config.clients), client_setup.dataset_of(config)
     most = MOST / config.batch_size if chosen == "auto" and device.type == "cpu" else sys.float_info.max
     with seeded(0, "batches"):
         built = {name: models.build(name, dataset.input_shape, dataset.classes) for name in {*names}}
         example = dataset.transform(dataset.train.inputs[:1])
         small = {name for name, model in built.items() if multiply_adds(model, example) <= most}
-    return [name if name in small else "" for name in names]
+    kinds = [name if name in small else "" for name in names]
+    return Batching(kinds, BATCH, cores()) if chosen == "auto" else Batching(kinds, int(chosen))
 
 
 def shake_hands(

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from fedhet import data
-from fedhet.engines.batches import BatchingGrid, answer
+from fedhet.engines.batches import ONE_BY_ONE, Batching, BatchingGrid, answer
 from fedhet.engines.children import SHARES, Child, ChildError, SharedMessage, prepare, receive, send
 from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.insides import be_server, colour_terminals_only, failure, identify
@@ -50,16 +50,15 @@ class WorkerGrid(BatchingGrid):
         self,
         client_app: ClientApp,
         clients: int,
+        batching: Batching = ONE_BY_ONE,
         *,
         workers: int,
         timeout: float,
         at_once: bool = False,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
-        kinds: Sequence[str] = (),
-        batch: int = 1,
     ) -> None:
-        super().__init__(client_app, clients, kinds=kinds, batch=batch)
+        super().__init__(client_app, clients, batching)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         if at_once:
             self.patience = 0.0

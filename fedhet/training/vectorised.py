@@ -9,7 +9,7 @@ clients, and optimisers work elementwise. Mini-batches are padded to the same si
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -135,7 +135,7 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
     inputs, labels = examples.inputs, examples.labels
     if type(inputs) is not Tensor or not task.plain or task.outputs.places != "one":
         return None
-    shapes = [array.shape for arrays, key in places_of(model) if (array := arrays[key]) is not None]
+    shapes = (array.shape for array in _arrays(model))
     return type(model), *shapes, inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype
 
 
@@ -165,7 +165,8 @@ def _evaluate(group: Sequence[Evaluation]) -> None:
     model, until, sizes = predictions[0].model.eval(), predictions[0].until, [len(each.examples) for each in group]
     with torch.no_grad():
         padded = pad_sequence([each.transform(each.examples.inputs[:]) for each in group], batch_first=True)
-        outputs = _batched(model, until or model)(_stacked([each.model for each in predictions]), padded)
+        held = [_arrays(each.model) for each in predictions]
+        outputs = _batched(model, until or model)([torch.stack(each) for each in zip(*held, strict=True)], padded)
         for each, prediction, values, size in zip(group, predictions, outputs, sizes, strict=True):
             each.found = each.task.evaluate(prediction.then(values[:size]), each.examples.labels)
 
@@ -181,8 +182,8 @@ def _train(group: Sequence[Training]) -> None:
     further, terms, stacked = [0] * len(group), list[Term](), 0
     draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
     with only_trained(model, dict(model.named_parameters()), phase.trains):
-        state = _stacked(each.model for each in group)
-        held = [[arrays[key] for arrays, key in places_of(each.model)] for each in group]
+        held = [_arrays(each.model) for each in group]
+        state = [torch.stack(each).detach() for each in zip(*held, strict=True)]
         live = [place for place, each in enumerate(held[0]) if isinstance(each, nn.Parameter) and each.requires_grad]
         leaves = [state[place].requires_grad_() for place in live]
         optimizer = phase.optimisation.build(leaves, stacked=True)
@@ -274,7 +275,7 @@ def _terms(group: Sequence[Training], number: int, weights: Tensor) -> list[Term
 # ---- stacked tensors
 
 
-def places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
+def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Return, for each parameter and buffer, the dictionary of its module that holds it, and its key there."""
     arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
     return [(each, key) for each in arrays for key, array in each.items() if array is not None]
@@ -285,7 +286,7 @@ def _batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any]
 
     `dims` are the axes of the other arguments to map over (`in_dims` of `torch.func.vmap`).
     """
-    places = places_of(model)
+    places = _places_of(model)
     before = [arrays[key] for arrays, key in places]
 
     def of_one(state: Sequence[Tensor], *args: Any) -> Any:
@@ -300,9 +301,8 @@ def _batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any]
     return vmap(of_one, in_dims=(0, *dims), randomness="error")
 
 
-def _stacked(models: Iterable[nn.Module]) -> list[Tensor]:
-    held = [[arrays[key].detach() for arrays, key in places_of(model)] for model in models]
-    return [torch.stack(each) for each in zip(*held, strict=True)]
+def _arrays(model: nn.Module) -> list[Tensor]:
+    return [arrays[key] for arrays, key in _places_of(model)]
 
 
 def _stack(values: Sequence[Any]) -> Any:
