@@ -139,9 +139,9 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return bool(self.sent_name) and round != self.run.last_round
 
     def next_target(self, sent: Mapping[str, Tensor], round: int) -> Arrays:
-        """Return the packed target on the alignment examples X(t), from the arrays that clients sent.
+        """Return the packed target on the round's alignment examples, from the arrays that clients sent.
 
-        The paper's target is K-bar = sum_j w_j K_j with uniform weights. The server sends a factor of it.
+        It is a factor of the clients' mean kernel K-bar, with uniform weights, or the spectral target.
         """
         if self.traits.other_arrays:
             bounded = self.aggregator.clipped({client: {"features": values.numpy()} for client, values in sent.items()})

@@ -141,7 +141,7 @@ def _unread(client: str, counts: Any) -> ClientData:
         train, test = -1, -1
     if train < 1 or test < 0:
         raise DataError(
-            f"client {client}: the function examples must return the numbers of training and test examples, at least "
+            f"client {client}: examples() must return the numbers of training and test examples, at least "
             f"(1, 0), but returned {counts!r}"
         )
     unread = (LazyInputs(_Unread(), None, torch.arange(count)) for count in (train, test))

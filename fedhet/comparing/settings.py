@@ -300,7 +300,7 @@ def without_effect(
 
 
 def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's settings for keys of one method that other compared methods share, with these methods' prefixes.
+    """Return the user's settings for keys shared by compared methods, under the prefixes of those that lack them.
 
     Methods share a key that their `Options` inherit from one class. A key that is set to different values is left out.
     """

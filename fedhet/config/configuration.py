@@ -227,7 +227,7 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
 
 
 def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Complete settings given in Python with a preset, by default that of the method (see `named`)."""
+    """Return settings, completed by the method's preset unless they name a preset (see `named`)."""
     if not isinstance(config, Mapping):
         return named(config, supplied=supplied)
     return {**({} if "preset" in config else named(None, config.get("method"), supplied)), **config}

@@ -33,7 +33,9 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
     rest = np.flatnonzero(~np.isin(owners, owners[public]))
     if not len(rest):
         owned = len(np.unique(owners))
-        raise DataError(f"public-samples = {size} takes examples of all {owned} owners of {dataset.name}: set it lower")
+        raise DataError(
+            f"public-samples = {size} leaves clients none of the {owned} owners of {dataset.name}: set it lower"
+        )
     return public, rest
 
 

@@ -217,7 +217,7 @@ class WorkerGrid(BatchingGrid):
             return [*messages]
 
     def _candidates(self) -> list[str]:
-        """Return the ids of messages whose replies are awaited, or else of all messages unless many replies wait."""
+        """Return ids of unsent messages: the awaited ones or, if none and few are done or under way, all."""
         room = AHEAD * self._number - len(self._done) - len(self._under_way)
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 

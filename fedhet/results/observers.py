@@ -74,7 +74,7 @@ class Logger(Observer):
         self._log, self._end = log, end
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Log the numbers of the round."""
+        """Log the round's metrics."""
         self._log(flat(report.row), report.row["round"])
 
     def finished(self, run: RunInfo) -> None:

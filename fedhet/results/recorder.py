@@ -76,7 +76,7 @@ class RunDirectory(Observer):
         log.info("results go to %s", folder)
 
     def _begin(self) -> None:
-        """Rewind the files and write `config.toml`; a resumed run calls it late, so that a refusal changes no file."""
+        """Rewind the files and write `config.toml`; called late in a resumed run, which may be refused before."""
         if self._unchanged:
             self._unchanged = False
             self._rewind()

@@ -140,10 +140,10 @@ def page(
     facts: Iterable[tuple[str, str, str]] = (),
     pictures: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return an HTML page with `sections` below the figures.
+    """Return an HTML page with `lines`, `facts`, `pictures` and `sections`, in this order.
 
-    At the top are `lines`, pairs of style (`bad` or `quiet`) and text, and numbers (`facts`) as name, value and note. A
-    picture has `name`, `svg` and `caption`.
+    Lines are pairs of style (`bad` or `quiet`) and text, and facts are name, value and note. A picture has `name`,
+    `svg` and `caption`.
     """
     return _render(
         PAGE, title=title, sections=list(sections), lines=list(lines), facts=list(facts), pictures=list(pictures)

@@ -227,7 +227,7 @@ class Hooks(Generic[P, S]):
             self._fetch_first_arrays()
 
     def _fetch_first_arrays(self) -> None:
-        """Initialise missing shared arrays with the weights of two clients that agree or, if none do, of one of three.
+        """Fetch missing shared arrays from two clients, or three if these differ, and keep those closest to another's.
 
         With a robust rule or `clip-norm`, all clients are asked, and Krum selects.
         """

@@ -156,7 +156,7 @@ class TestItIsToldWhatIsWrong:
             self.start(fedhet.wrap(hospital(), network, counts), validation=0.2)
 
     def test_numbers_of_examples_that_are_none(self):
-        with pytest.raises(FedhetError, match=r"examples must return the numbers of training and test examples"):
+        with pytest.raises(FedhetError, match=r"examples\(\) must return the numbers of training and test examples"):
             self.start(fedhet.wrap(hospital(), network, lambda partition_id: 5))
 
     def test_what_is_no_app_or_no_model(self):

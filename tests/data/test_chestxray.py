@@ -94,7 +94,7 @@ def test_a_public_dataset_has_whole_patients(tmp_path: Path) -> None:
     assert again is not None
     assert other is not None
     assert split.public.digest == again.digest != other.digest
-    with pytest.raises(DataError, match="public-samples = 71 takes examples of all 24 owners"):
+    with pytest.raises(DataError, match="public-samples = 71 leaves clients none of the 24 owners"):
         data.split(dataset, "iid", clients=3, seed=0, public_samples=71)
 
 

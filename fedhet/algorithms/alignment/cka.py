@@ -125,7 +125,7 @@ def _unit(deviation: Tensor, original: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Return the Frobenius product `<x x^T, y y^T>`, computed from `x^T y` or L x L matrices, whichever is cheaper."""
+    """Return the Frobenius product `<x x^T, y y^T>`, computed from `x^T y` or both matrices, whichever is cheaper."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
