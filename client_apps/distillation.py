@@ -121,7 +121,7 @@ class Mutual(AuxiliaryModel[B]):
 
     @property
     def captures(self) -> dict[str, Capturing]:
-        """The outputs of the auxiliary network, which loss terms capture."""
+        """The auxiliary network's outputs, captured for the loss terms."""
         return {SMALL: Output(self.pair, SMALL)}
 
     def phases(self, payload: Payload) -> Sequence[Phase]:

@@ -138,7 +138,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return reply
 
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
-        """Return the alignment examples (RAD); augmented training images are augmented identically on all clients."""
+        """Return the representation alignment dataset (RAD); clients augment its training images identically."""
         client, config = self.client, self.client.config
         rad = rows_in(arrays, client.public.inputs, "rows of the alignment examples (RAD)", tokens=client.tokens)
         if client.augment and config.augment and self.options.makes_public_dataset:

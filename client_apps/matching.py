@@ -92,7 +92,7 @@ LAST_WEIGHT_DECAY = 1e-4
 
 
 class FedMA(Matched[FedMAOptions]):
-    """Trains all layers in the first round of a pass, then only the layers that are not matched yet."""
+    """Trains all layers at first, then only those not matched yet; a pass matches each layer once."""
 
     remembers = True
 

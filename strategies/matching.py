@@ -231,7 +231,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Return `rounds`, or if it is 0 the rounds of all passes; raise a FedhetError if one pass needs more."""
+        """Return `rounds`, or if 0 those of `passes` passes; raise a FedhetError if too few for one pass."""
         rounds, groups = self.config.rounds, len(self.groups)
         of_a_pass = groups + 1
         if rounds and rounds % of_a_pass:

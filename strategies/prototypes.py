@@ -59,7 +59,7 @@ class ByClass(FederatedStrategy[P, C]):
 
     @property
     def way_out(self) -> str:
-        """Advice for a client whose vectors have another width, for error messages."""
+        """Advice in errors for clients whose vectors differ in width from others."""
         return f"set {self.method.name}.width, to which all representations are then projected"
 
     def payload_for(self, client: str) -> Payload:

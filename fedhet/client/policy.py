@@ -118,7 +118,7 @@ class Policy:
             self._check(side.client.config.method_name, kinds, way_out="; set batch-norm = local to send no statistics")
 
     def check_examples(self, count: int, batch_size: int) -> None:
-        """Raise `Refused` if a client has too few training examples, or trains on too few in a step.
+        """Raise `Refused` if a client, or one of its batches, has fewer examples than min-examples.
 
         Weights can depend on the last step alone, for example if a large weight decay erases the earlier steps.
         """

@@ -28,7 +28,6 @@ UNASKED = "there was no time to ask its clients within the budget"
 CONTROL = "local"
 """The method that all others are compared with."""
 
-
 FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
 """Methods that are asked and tried first, if there is no time for all."""
 

@@ -179,26 +179,30 @@ def _in_time(
     alone, now, pairs = max(passed, trial.seconds), time.monotonic(), math.ceil(2 / execute.at_once)
     runs = pairs * (1 + BESIDE * FEWEST)  # once on validation examples, then on test examples
 
-    def needed(rounds: int) -> tuple[float, float]:
-        """Return the seconds of one run, and of everything until the verdict."""
-        each = alone + min(first, alone) * (rounds - 1)
-        return each, (now - began + runs * each) / (1 - WRITING)
+    def run_of(rounds: int) -> float:
+        """Return the seconds of one run."""
+        return alone + min(first, alone) * (rounds - 1)
 
-    each, whole = needed(rounds)
+    def verdict_after(rounds: int) -> float:
+        """Return the seconds from the beginning until the verdict."""
+        return (now - began + runs * run_of(rounds)) / (1 - WRITING)
+
     sharing = [name for name in candidates.choices if name not in candidates.alone]
-    execute.tell(f"a run of local takes about {format_seconds(each)} here")
+    execute.tell(f"a run of local takes about {format_seconds(run_of(rounds))} here")
     more = bool(sharing) or UNASKED in candidates.refused.values()
-    enough = [part for part in (1, 2, 4) if not more or needed(math.ceil(rounds / part))[1] <= budget]
-    if not trial.failed and not (trial.by_seed and enough):
+    parts = [math.ceil(rounds / part) for part in (1, 2, 4)]
+    enough = next((few for few in parts if not more or verdict_after(few) <= budget), None)
+    if not trial.failed and (not trial.by_seed or enough is None):
+        whole = verdict_after(rounds)
         raise FedhetError(
             f"the budget of {format_seconds(budget)} is too short for a verdict: local and one federated method "
             f"need about {format_seconds(whole)}; set --budget {math.ceil(1.5 * whole / 60)}m or fewer rounds"
         )
     fewer: Choice = {}
-    if enough and enough[0] > 1:
-        fewer = {"rounds": math.ceil(rounds / enough[0])}
-        each, _ = needed(math.ceil(rounds / enough[0]))
-        execute.tell(f"the budget is enough for {fewer['rounds']} of {rounds} rounds, which all methods train")
+    if enough is not None and enough < rounds:
+        fewer = {"rounds": enough}
+        execute.tell(f"the budget is enough for {enough} of {rounds} rounds, which all methods train")
+    each = run_of(rounds if enough is None else enough)
     both = each * pairs
     compared = BESIDE * FEWEST * both
     until = max(now + both, min((now + execute.deadline) / 2, execute.deadline - compared))
@@ -218,9 +222,8 @@ def _try_out(
     for number in range(len(FACTORS)):
         asked = [each[number] for name, each in trials.items() if number < len(each) and name not in left]
         if not number:
-            replace(tuner, execute=replace(tuner.execute, deadline=end)).run(
-                asked[:2], [SEED]
-            )  # the least for a verdict
+            until_end = replace(tuner, execute=replace(tuner.execute, deadline=end))
+            until_end.run(asked[:2], [SEED])  # the least for a verdict
             latest = end - LONGER * FEWEST * sum(tried.seconds for tried in asked[:2]) / tuner.execute.at_once
             tuner = replace(tuner, execute=replace(tuner.execute, deadline=min(tuner.execute.deadline, latest)))
         tuner.run(asked[2 * (not number) :], [SEED])

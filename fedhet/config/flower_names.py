@@ -61,7 +61,7 @@ class FlowerOptions:
 
     @property
     def names(self) -> dict[str, str]:
-        """The options for names of records and of the weight that differ from Flower's defaults."""
+        """The options whose names end in `_key`, where they differ from Flower's defaults."""
         named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")
         return {name: value for name in named if (value := getattr(self, name)) != getattr(FlowerOptions, name)}
 

@@ -42,7 +42,7 @@ PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""
 
 RAY_FAILED = "crashed during start"
-"""What Ray prints, after `RAY_PATIENCE` seconds, about worker processes that do not start; it tries again for ever."""
+"""Text of Ray, after `RAY_PATIENCE` seconds, about worker processes that do not start; it tries again for ever."""
 RAY_PATIENCE = "40"
 
 _TOP_LEVEL = ("strategies", "client_apps", "run_configs")

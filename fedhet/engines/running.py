@@ -250,7 +250,9 @@ def run_locally(
             from fedhet.engines.workers import WorkerGrid
 
             workers_grid = WorkerGrid(
-                *(app, config.clients, batching),
+                app,
+                config.clients,
+                batching,
                 workers=workers,
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,

@@ -65,7 +65,7 @@ class Sharing:
             raise ValueError("Sharing(units=...) needs shared and averaged arrays: set keys, and averaged=True")
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
-        """Map the name of each shared array (of a state dict's `arrays`) to its shared key, in order.
+        """Map names in `arrays` (of a state dict) to the keys under which they are shared, in order.
 
         `statistics` says whether running statistics are aggregated in this run.
         """

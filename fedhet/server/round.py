@@ -244,16 +244,17 @@ class Hooks(Generic[P, S]):
                     having.update(missing.pop(client))
                     yield client
 
-        def ask(senders: float) -> dict[str, float]:
-            """Ask until this many clients, or all that have it, sent each array; return how far clients are apart."""
+        def ask(senders: float) -> None:
+            """Ask until this many clients, or all that have it, sent each array."""
             while asked := [*lacking(senders)]:
                 self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
-            return distances(sent)
 
         model: Arrays = {}
         if self.aggregator.plain:
-            far = ask(2)
-            far = ask(3) if any(far.values()) else far
+            ask(2)
+            if any((far := distances(sent)).values()):
+                ask(3)
+                far = distances(sent)
             for client in sorted(sent, key=far.__getitem__):
                 model = sent[client] | model
         else:

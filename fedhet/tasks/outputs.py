@@ -66,7 +66,7 @@ class Outputs(ABC):
 
     @abstractmethod
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message if outputs of a few examples or all labels do not fit the kind; else an empty string."""
+        """Return a message if some examples' outputs, or the labels, do not fit the task; else an empty string."""
 
 
 def zeros_and_ones(labels: Tensor) -> bool:

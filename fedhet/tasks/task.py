@@ -188,7 +188,7 @@ class Task:
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message if outputs of a few examples or all labels do not fit the task; else an empty string."""
+        """Return a message if some examples' outputs, or the labels, do not fit the task; else an empty string."""
         known = labels
         if self.own_loss is not None and (left_out := self._left_out(labels)).any():
             if left_out.all():

@@ -83,7 +83,7 @@ def check_posteriors(values: Tensor) -> None:
 
 
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
-    """Return Z `(L, k)`: the k leading left singular vectors of the clients' posteriors, with rows of length one.
+    """Return Z `(L, k)`: k leading left singular vectors of all posteriors, unit rows; see `count_clusters`.
 
     Posteriors are `(L, C_i)` on the same L examples. Examples whose posteriors equal the mean have rows of zeros; if
     all posteriors are constant, Z is one column of zeros.

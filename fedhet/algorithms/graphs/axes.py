@@ -89,12 +89,12 @@ class Variables:
     """Constraints on the hidden units along the axes of a graph.
 
     A variable, given by its number in ``Segment.group``, stands for a run of units. Operators add constraints: two
-    variables are equal, several units form one unit, a variable is a sequence of other variables, or it is fixed.
+    variables are equal, several units form one unit, a variable is a sequence of others, or is fixed: not permuted.
 
     Attributes:
         choices: node that divides an axis -> index of the part along which the units lie (0 by default).
         meaning: variable -> the segments that replace it, according to the constraints.
-        refusals: axes that must be fixed, each with the message of the error that is raised if it is not.
+        refusals: axes that must be fixed, each with the error message to raise otherwise.
         splits: divisions of axes, in the order of the graph.
         bound: (parameter, axis) -> segments of that axis; tied parameters have their first name.
         written: (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order.

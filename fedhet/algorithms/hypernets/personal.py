@@ -56,7 +56,7 @@ class PersonalHypernetwork:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
         Clients whose networks have equal names and shapes of arrays share the parameters of one architecture. `starts`
-        has base b and initial standard deviation s for arrays that differ from the default of `begin_of`.
+        has the offset and scale of arrays, by name, where they differ from `begin_of`.
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features

@@ -223,7 +223,7 @@ class GlobalRows:
         self.slots[j] = new
 
     def refresh(self, j: int) -> None:
-        """Update the cached products of client j's rows with the global rows that the other clients form."""
+        """Update the cached products of client j's rows and the global rows without its contribution."""
         slots = self.order[self.stale[j, self.order]]
         row = np.full(len(self.g), -1)
         row[self.slots[j]] = np.arange(len(self.slots[j]))
