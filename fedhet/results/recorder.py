@@ -1,6 +1,5 @@
 """The run directory, written round by round so that a run that stops at any moment can be resumed."""
 
-import csv
 import dataclasses
 import hashlib
 import json
@@ -8,7 +7,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -41,7 +40,6 @@ from fedhet.utils.text import __version__, log
 S = TypeVar("S", bound=State)
 
 COLUMNS = [field.name for field in dataclasses.fields(ClientRow)]
-FILES, DIGESTS = ("history.jsonl", "clients.csv"), "digests.csv"
 EARLIER = "earlier"
 """Folder in `checkpoint/` with the checkpoint before the last round of training."""
 PACKAGES = ("flwr", "torch", "numpy", "scipy")
@@ -68,9 +66,9 @@ class RunDirectory(Observer):
         self.earlier_seconds = 0.0
         check_folder(folder, resume=resume)
         self._supplied = supplied
-        self._files, self._unchanged = Appended(folder), True
+        self._unchanged, self._digests = True, dict[str, "hashlib.blake2b"]()
         with showing(folder):
-            self._last, self._rewind = self._rewinding() if resume else (None, self._files.begin)
+            self._last, self._rewind = self._rewinding() if resume else (None, partial(self._restart, {}))
         if not resume:
             self._begin()
         log.info("results go to %s", folder)
@@ -108,12 +106,7 @@ class RunDirectory(Observer):
         """
         if self.simulated and self.config.state_dir == str(self.folder / "state"):
             fresh.run = ""
-        if (last := self._last) is None:
-            return fresh
-        state = type(fresh).load(last)
-        if state.round != int(last.stem):
-            raise FedhetError(f"{last} is damaged: it is the checkpoint of round {state.round}; restore it from a copy")
-        return state
+        return fresh if self._last is None else type(fresh).load(self._last)
 
     def started(self, run: RunInfo, first: int, last: int) -> None:
         """Write the value of `test-on` that the handshake determined into `config.toml`."""
@@ -125,18 +118,17 @@ class RunDirectory(Observer):
     def round(self, run: RunInfo, report: RoundReport) -> None:
         """Append the round to the files, then save the state; after a crash in between, resuming removes the round."""
         self._begin()
-        self._files.append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
-        self._files.append("history.jsonl", json.dumps(report.row) + "\n")
+        self._append("clients.csv", csv_lines(vars(row).values() for row in report.clients))
+        self._append("history.jsonl", json.dumps(report.row) + "\n")
         if not report.row.get("final"):
             number, every = report.row["round"], self.config.save_every
             if every and number and number % every == 0:
                 models.collect(self.folder, self.config.state_dir, run, number)
-            self._files.record(number)
             path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
             before_last = (run.state.stopped or self.config.rounds) - 1
             earlier = [old for old in path.parent.glob("*.safetensors") if old.stem.isdecimal() and old != path]
             # A new file before the old one is removed: replacing a file makes the disk's journal wait for the data.
-            run.state.save(path)
+            run.state.save(path, digests=json.dumps({name: each.hexdigest() for name, each in self._digests.items()}))
             for old in earlier:
                 if int(old.stem) == before_last:
                     (path.parent / EARLIER).mkdir(exist_ok=True)
@@ -200,26 +192,44 @@ class RunDirectory(Observer):
         done = complete - bool(self.config.closing_epochs)
         if 0 < rounds < done:
             raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least {done}")
-        rewind_files = self._files.begin
+        texts = dict[str, bytes]()
         if last is not None:
-            read_arrays(last)
+            digests = json.loads(read_arrays(last)[1].get("digests", "{}"))
             rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
             clients = [row for row in read_clients(self.folder) if row.round <= complete]
             self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
-            lengths = {"history.jsonl": len(rows), "clients.csv": 1 + len(clients)}
-            rewind_files = self._files.rewinding(complete, lengths)
+            for name, number in (("history.jsonl", len(rows)), ("clients.csv", 1 + len(clients))):
+                path = self.folder / name
+                lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+                texts[name] = b"".join(lines[:number])
+                if digests.get(name) != _digest(texts[name]).hexdigest():
+                    raise FedhetError(
+                        f"{path} is damaged: up to round {complete} it differs from its digest in {last}; restore the "
+                        "folder from a copy, or start a new run"
+                    )
 
         def rewind() -> None:
             if last and last not in ends:
                 last.replace(self.folder / "checkpoint" / last.name)
                 for path in ends:
                     path.unlink()
-            rewind_files()
+            self._restart(texts)
             for name in ("summary.json", "matrices.json", "report.html"):
                 (self.folder / name).unlink(missing_ok=True)
             models.remove_after(self.folder, complete)
 
         return last, rewind
+
+    def _restart(self, texts: Mapping[str, bytes]) -> None:
+        """Write `history.jsonl` and `clients.csv` with these texts, by default without rounds."""
+        for name, text in ({"history.jsonl": b"", "clients.csv": csv_lines([COLUMNS]).encode()} | {**texts}).items():
+            write_text(self.folder / name, text.decode())
+            self._digests[name] = _digest(text)
+
+    def _append(self, name: str, text: str) -> None:
+        with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
+            file.write(text)
+        self._digests[name].update(text.encode())
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=2) + "\n")
@@ -272,55 +282,5 @@ def check_folder(folder: Path, *, resume: bool = False) -> None:
         raise ConfigError(f"{folder} already contains a run: choose another folder (out), or resume that run")
 
 
-class Appended:
-    """Appends rows to `history.jsonl` and `clients.csv`, and the digests of these files to `digests.csv`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._content = {name: _digest(b"") for name in FILES}
-
-    def begin(self) -> None:
-        """Create `history.jsonl`, `clients.csv` and `digests.csv` without rows."""
-        self._write({FILES[0]: b"", FILES[1]: csv_lines([COLUMNS]).encode()}, [])
-
-    def append(self, name: str, text: str) -> None:
-        """Append lines to a file."""
-        _append(self._folder / name, text)
-        self._content[name].update(text.encode())
-
-    def record(self, round: int) -> None:
-        """Append the digests of the files after a round."""
-        _append(self._folder / DIGESTS, csv_lines([[round, *(self._content[name].hexdigest() for name in FILES)]]))
-
-    def rewinding(self, last: int, lines: Mapping[str, int]) -> Callable[[], None]:
-        """Return a function that truncates the files to `lines`; raise a `FedhetError` if round `last` had others."""
-        texts = {name: b"".join(_lines(self._folder / name)[:number]) for name, number in lines.items()}
-        recorded = csv.reader(line.decode(errors="replace") for line in _lines(self._folder / DIGESTS)[1:])
-        whole = [row for row in recorded if len(row) == 1 + len(FILES) and row[0].isdecimal() and int(row[0]) <= last]
-        digests = dict(zip(("round", *FILES), whole[-1], strict=True)) if whole else {}
-        for name, text in texts.items():
-            if digests.get("round") != str(last) or digests[name] != _digest(text).hexdigest():
-                raise FedhetError(
-                    f"{self._folder / name} is damaged: up to round {last} it does not have the digest in {DIGESTS}; "
-                    "restore the folder from a copy, or start a new run"
-                )
-        return partial(self._write, texts, whole)
-
-    def _write(self, texts: Mapping[str, bytes], digests: Sequence[Sequence[str]]) -> None:
-        write_text(self._folder / DIGESTS, csv_lines([["round", *FILES], *digests]))
-        for name, text in texts.items():
-            write_text(self._folder / name, text.decode())
-            self._content[name] = _digest(text)
-
-
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-
-
 def _digest(text: bytes) -> "hashlib.blake2b":
     return hashlib.blake2b(text, digest_size=16)
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text)

@@ -63,23 +63,20 @@ class State:
         copies: dict[str, Any] = {n: value.copy() for n, value in values.items() if isinstance(value, dict | list)}
         return replace(self, **copies)
 
-    def save(self, path: Path) -> None:
-        """Write the state atomically to a safetensors file; values other than arrays are stored in its metadata."""
+    def save(self, path: Path, **further: str) -> None:
+        """Write the state atomically to a safetensors file; metadata has other values and `further`."""
         arrays: Arrays = {}
         values: dict[str, Any] = {}
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             if kind is None:
-                values[_saved(name)] = value
+                values[name] = value
                 continue
-            groups = {_saved(name): value}
-            if kind == ArraysBy:
-                groups = {f"{_saved(name)}-{member}": group for member, group in value.items()}
-            for saved, group in groups.items():
-                arrays |= {f"{saved}/{key}": array for key, array in group.items()}
+            for member, group in (value if kind == ArraysBy else {"": value}).items():
+                arrays |= {f"{name}/{member}/{key}": array for key, array in group.items()}
         clients = {name: vars(client) for name, client in self.clients.items()}
         text = json.dumps({"round": self.round, "values": values, "clients": clients, "arrays": list(arrays)})
-        write_arrays(path, arrays, metadata={"state": text})
+        write_arrays(path, arrays, metadata={"state": text, **further})
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -87,11 +84,15 @@ class State:
         try:
             arrays, text = read_arrays(path)
             saved = json.loads(text["state"])
-            values, plain = saved["values"], [name for name, kind in _kinds(cls).items() if kind is None]
-            state = cls(**{name: values[_saved(name)] for name in plain if _saved(name) in values})
-            for key in saved["arrays"]:  # in their order, which the file does not keep
-                group, _, name = key.partition("/")
-                state._place(group)[name] = arrays[key]
+            kinds, values = _kinds(cls), saved["values"]
+            state = cls(**{name: values[name] for name, kind in kinds.items() if kind is None and name in values})
+            for place in saved["arrays"]:  # in their order, which the file does not keep
+                name, member, key = place.split("/", 2)
+                if kinds.get(name) is None:
+                    raise FedhetError(f"the method's state has no arrays {name!r}; the file may be another method's")
+                groups = getattr(state, name)
+                group = groups.setdefault(member, {}) if kinds[name] == ArraysBy else groups
+                group[key] = arrays[place]
             state.round = saved["round"]
             for name in filter(None, (state.run, *saved["clients"])):  # folders and files are named after them
                 if not plain_name(name):
@@ -107,18 +108,6 @@ class State:
                 f"{path} cannot be read as a checkpoint: {damage(error)}; restore it from a copy"
             ) from error
 
-    def _place(self, group: str) -> Arrays:
-        """Return the group of arrays in this state that has the given name in a file."""
-        # The longest name first: `peer-more-3` is not member `more-3` of `peer` where there is a field `peer_more`.
-        for name, kind in sorted(_kinds(type(self)).items(), key=lambda field: -len(field[0])):
-            if kind == Arrays and group == _saved(name):
-                arrays: Arrays = getattr(self, name)
-                return arrays
-            if kind == ArraysBy and group.startswith(f"{_saved(name)}-"):
-                groups: ArraysBy = getattr(self, name)
-                return groups.setdefault(group.removeprefix(f"{_saved(name)}-"), {})
-        raise FedhetError(f"the method's state has no group of arrays {group!r}; the file may be another method's")
-
 
 def _kinds(state: type[State]) -> dict[str, Any]:
     """Return the type of each field of a state class: Arrays, ArraysBy, or None for a plain value."""
@@ -133,7 +122,3 @@ def _check_types(record: object, default: object) -> None:
         value = vars(record)[name]
         if value is not expected and not isinstance(value, tuple if expected is None else type(expected)):
             raise FedhetError(f"{name} = {shown(value)} is not of the kind that a run writes")
-
-
-def _saved(name: str) -> str:
-    return name.rstrip("_").replace("_", "-")
