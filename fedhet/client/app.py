@@ -13,16 +13,15 @@ from fedhet.client.job import ClientWork, Job, Loop, do
 from fedhet.client.memory import memory_limited, with_measured_size
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
 from fedhet.client.policy import Policy, name_of, opened
-from fedhet.client.state import LostState
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError
-from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_reply
+from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_refusal, write_reply
 from fedhet.flower.insides import failure
 from fedhet.flower.mods import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
-from fedhet.messages import Payload, Refusal, Reply, Report, spec_of
+from fedhet.messages import LostState, Payload, Reply, Report, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
@@ -165,8 +164,8 @@ class Answers:
             reason = reason.removeprefix(f"client {name}: ")  # the server knows the name, and counts equal reasons
             reason = f"on machine {machine}: {reason}" if machine else reason
             again = not isinstance(error, FedhetError) or error.may_pass
-            refusal = Refusal(name, reason, lost=isinstance(error, LostState), again=again)
-            record, outcome, refused = write_reply(refusal), f"refused: {reason}", True
+            record = write_refusal(name, reason, lost=isinstance(error, LostState), again=again)
+            outcome, refused = f"refused: {reason}", True
         if policy.deployed or refused:
             log.info("client %s: %s: %s", name, asked, outcome)
         return Message(record, reply_to=message)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedhet.client.client import AnySide
-from fedhet.client.state import LostState
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, Refused, in_words, nearest
 from fedhet.flower import ConfigRecord, Context, Message, read_request
-from fedhet.messages import Payload, Reply, Request, WireError
+from fedhet.messages import LostState, Payload, Reply, Request, WireError
 from fedhet.messages.protocol import MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE, Traits

@@ -16,6 +16,7 @@ import torch
 from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, in_words
+from fedhet.messages import LostState
 from fedhet.utils.files import file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.text import log
@@ -25,10 +26,6 @@ KEPT_DAYS = 90
 
 BEGINNING = "beginning"
 """Folder of a run with digests of what its clients' numbers depend on."""
-
-
-class LostState(FedhetError):
-    """Raised if a client lacks a state that the server expects; the server then repeats the client's handshake."""
 
 
 class ClientStore:

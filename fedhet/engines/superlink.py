@@ -105,25 +105,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
         process.terminate()
-        until = time.monotonic() + FAREWELL
-        while any(map(_alive, family)) and time.monotonic() < until:
-            time.sleep(0.05)
-        for each in [child for parent in family if _alive(parent) for child in (*_children(parent), parent)]:
+        for each in psutil.wait_procs(family, FAREWELL)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                for child in (*each.children(recursive=True), each):
+                    child.kill()
     process.wait()
-
-
-def _alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.children(recursive=True)
-    return []
 
 
 def printed(path: Path) -> list[str]:

@@ -22,6 +22,7 @@ from fedhet.flower.messages import name_in as name_in
 from fedhet.flower.messages import read_reply as read_reply
 from fedhet.flower.messages import read_request as read_request
 from fedhet.flower.messages import sent_along as sent_along
+from fedhet.flower.messages import write_refusal as write_refusal
 from fedhet.flower.messages import write_reply as write_reply
 from fedhet.flower.messages import write_request as write_request
 from fedhet.flower.records import STYPE as STYPE

@@ -1,5 +1,6 @@
 """Convert requests, replies and refusals to the records of Flower messages and back."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from flwr.clientapp import ClientApp
 from fedhet.errors import FedhetError
 from fedhet.flower.insides import LEGACY, NORM_BIT, filled, legacy, no_handler
 from fedhet.flower.records import Encoder, decode, decode_arrays, encode_arrays
-from fedhet.messages import Arrays, Fields, LostReply, Refusal, Reply, Report, Request, WireError, by_position
+from fedhet.messages import Arrays, Fields, LostState, Reply, Report, Request, WireError, by_position
 from fedhet.utils.files import plain_name
 
 OURS = ("settings", "request")
@@ -42,7 +43,7 @@ def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any],
 
 def write_request(record: RecordDict, request: Request, settings: str, entries: Mapping[str, Any] = {}) -> None:
     """Put a request, a run's settings (`Config.text`) and `entries` (see `sent_along`) into a message's records."""
-    record["request"] = ConfigRecord({**entries, "settings": settings, "request": request.to_json()})
+    record["request"] = ConfigRecord({**entries, "settings": settings, "request": json.dumps(vars(request))})
 
 
 def is_request(message: Message) -> bool:
@@ -63,12 +64,13 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
     return Request.from_json(said.text("request", longest=2**16)), settings
 
 
-def write_reply(reply: Reply | Refusal, *, flower: bool = False) -> RecordDict:
+def write_refusal(client: str, reason: str, *, lost: bool = False, again: bool = False) -> RecordDict:
+    """Return the records of a refusal; `lost` asks for another handshake, and `again` says that one may succeed."""
+    return RecordDict({"report": ConfigRecord({"client": client, "refusal": reason, "lost": lost, "again": again})})
+
+
+def write_reply(reply: Reply, *, flower: bool = False) -> RecordDict:
     """Return the records of a reply, with arrays as raw bytes or in Flower's format."""
-    if isinstance(reply, Refusal):
-        said: dict[str, Any] = {"client": reply.client, "refusal": reply.reason}
-        said |= {"lost": reply.lost, "again": reply.again}
-        return RecordDict({"report": ConfigRecord(said)})
     record = Encoder(flower=flower)(reply.payload)
     bit = {NORM_BIT: reply.further.pop(NORM_BIT)} if NORM_BIT in reply.further else {}  # for Flower's wrapper
     record["metrics"] = filled(MetricRecord(), {**reply.metrics(), **bit})
@@ -89,7 +91,7 @@ def read_reply(message: Message) -> Reply:
         raise WireError(NOT_OURS)
     if "refusal" in report:
         reason = str(report["refusal"])
-        refusal = (LostReply if report.get("lost") is True else FedhetError)(reason[:2000])
+        refusal = (LostState if report.get("lost") is True else FedhetError)(reason[:2000])
         refusal.may_pass = report.get("again") is True
         raise refusal
     if not isinstance(metrics, MetricRecord):

@@ -19,8 +19,7 @@ from fedhet.messages.arrays import to_arrays as to_arrays
 from fedhet.messages.arrays import to_tensor as to_tensor
 from fedhet.messages.arrays import without_widths as without_widths
 from fedhet.messages.fields import Fields as Fields
-from fedhet.messages.protocol import LostReply as LostReply
-from fedhet.messages.protocol import Refusal as Refusal
+from fedhet.messages.protocol import LostState as LostState
 from fedhet.messages.protocol import Reply as Reply
 from fedhet.messages.protocol import Report as Report
 from fedhet.messages.protocol import Request as Request

@@ -4,7 +4,6 @@ A request is the method's payload, the run's settings and a `Request`. A reply i
 measurements and its `Report`, or a refusal with a reason. `fedhet.flower.messages` writes and reads the messages.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -81,10 +80,6 @@ class Request:
     flower: bool = False
     here: str = ""
     begun: bool = False
-
-    def to_json(self) -> str:
-        """Return the request as one line of JSON."""
-        return json.dumps(vars(self))
 
     @classmethod
     @lru_cache(maxsize=16)  # the same text for all clients of a round
@@ -299,18 +294,8 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 
 
-class LostReply(FedhetError):
-    """Raised if a client has lost data that the server sent in the handshake, such as the public dataset."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A client's refusal of a request, with the reason; `again` says that it may accept a later request."""
-
-    client: str
-    reason: str
-    lost: bool = False
-    again: bool = False
+class LostState(FedhetError):
+    """Raised if a client lacks a state, or data from the handshake, so that the server repeats its handshake."""
 
 
 def with_public_dataset(public: PublicDataset) -> Payload:

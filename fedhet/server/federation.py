@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, write_request
-from fedhet.messages import LostReply, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
+from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 from fedhet.server.run import Run, named
 from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, grouped, in_order
@@ -152,7 +152,7 @@ class Federation:
                 self._check(client, reply)
                 if check:
                     check(reply)
-            except LostReply as error:
+            except LostState as error:
                 del self.nodes[client]
                 round.fail(client, f"{error}; its handshake is repeated")
                 continue

@@ -29,11 +29,11 @@ from fedhet.flower import (
     RecordDict,
     decode_arrays,
     encode_arrays,
+    write_refusal,
     write_reply,
 )
 from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
-from fedhet.messages import Refusal
 from fedhet.messages.protocol import JOIN
 from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.testing import Case
@@ -93,7 +93,7 @@ class Node:
             message = Message(content, self.context.node_id, type, group_id="1")
             identify(message, count(1))
             reply = self.app(message, self.context)
-            yield reply.content if reply.has_content() else write_reply(Refusal(str(NODE), str(reply.error.reason)))
+            yield reply.content if reply.has_content() else write_refusal(str(NODE), str(reply.error.reason))
 
 
 def from_elsewhere(

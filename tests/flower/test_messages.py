@@ -9,9 +9,9 @@ import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from fedhet.errors import FedhetError
-from fedhet.flower import name_in, read_reply, read_request, write_reply, write_request
+from fedhet.flower import name_in, read_reply, read_request, write_refusal, write_reply, write_request
 from fedhet.flower.insides import identify
-from fedhet.messages import LostReply, Payload, Refusal, Reply, Report, Request, WireError
+from fedhet.messages import LostState, Payload, Reply, Report, Request, WireError
 from fedhet.messages.fields import Fields
 from fedhet.messages.protocol import Measured
 from fedhet.utils.files import plain_name, write_text
@@ -89,13 +89,13 @@ def test_a_metric_without_its_weights_is_damaged(change):
 
 
 def test_a_refusal_is_an_error_with_its_reason():
-    refused = message(write_reply(Refusal("3", "the disk is full")))
+    refused = message(write_refusal("3", "the disk is full"))
     with pytest.raises(FedhetError, match="the disk is full") as caught:
         read_reply(refused)
-    assert not isinstance(caught.value, LostReply)
+    assert not isinstance(caught.value, LostState)
     assert name_in(refused) == "3"
-    with pytest.raises(LostReply, match="no public dataset"):
-        read_reply(message(write_reply(Refusal("3", "no public dataset", lost=True))))
+    with pytest.raises(LostState, match="no public dataset"):
+        read_reply(message(write_refusal("3", "no public dataset", lost=True)))
 
 
 def test_errors_without_name_or_reason():
