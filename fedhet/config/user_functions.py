@@ -170,11 +170,6 @@ class Function:
     call: Callable[[ClientInfo], Any]
     accept: Callable[[str, Any], Any]
 
-    @property
-    def name(self) -> str:
-        """The function's name, for messages."""
-        return described(self.given)
-
     def __call__(self, client: ClientInfo) -> Any:
         """Return the function's converted value for a client; raise a `UserCodeError` if it raised an exception."""
         seeds = nullcontext() if self.argument == "model" else seeded(client.split_seed, self.argument, client.name)
@@ -246,7 +241,7 @@ def of_client(argument: str, function: Callable[..., Any], accept: Callable[[str
 
 def origin(function: Callable[..., Any] | None) -> str:
     """Return ` (model = NAME)` for an error message about a user's function, or an empty string."""
-    return f" ({function.argument} = {function.name})" if isinstance(function, Function) else ""
+    return f" ({function.argument} = {described(function.given)})" if isinstance(function, Function) else ""
 
 
 def described(function: Any) -> str:

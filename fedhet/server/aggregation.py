@@ -68,7 +68,8 @@ class Aggregator:
         if not groups or (not bound and len(groups) < 3):
             return groups
         clipped, cuts = cut_to_bound(groups, starts or {}, bound)
-        self.run.round.name_cuts(cuts)
+        known = {cut["client"] for cut in self.run.round.cuts}
+        self.run.round.cuts += [cut for cut in cuts if cut["client"] not in known]
         for cut in () if bound else cuts:
             text = "client %s: its update exceeds %g times the median and %g times the weights: it is cut to the median"
             log.warning(text, cut["client"], FURTHEST, FURTHEST_FROM_START)

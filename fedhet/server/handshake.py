@@ -147,7 +147,9 @@ class Handshake:
             for node in nodes if len(nodes) > 1 or name in federation.nodes else ():
                 del opened[node]
                 self.contested.add(node)
-                round.fail(f"at node {node}", self._contest(name, [each for each in nodes if each != node]))
+                others = f"node {federation.nodes[name]}" if name in federation.nodes else "another node"
+                own = "each node needs its own partition-id (or name)"
+                round.fail(f"at node {node}", f"the client's name {name!r} belongs to {others}, too: {own}")
         for node in most_alike_first(opened, run.traits.alike, averaged=run.traits.shares.averaged):
             reply = opened[node][1]
             try:
@@ -159,14 +161,6 @@ class Handshake:
                 round.down[reply.client] += payload.nbytes
                 round.up[reply.client] += reply.payload.nbytes
         federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
-
-    def _contest(self, name: str, others: Sequence[int]) -> str:
-        """Return the reason for refusing a node whose client has the name of a client or of the nodes `others`."""
-        owner = self.federation.nodes.get(name)
-        nodes = [*others] if owner is None else [owner]
-        words = f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
-        belongs = f"is also claimed by {words}: none is admitted" if owner is None else f"belongs to {words}"
-        return f"the client's name {name!r} {belongs}; each node needs its own partition-id (or name)"
 
     def _common(self, reply: Reply) -> dict[str, Common]:
         """Return the values that must be equal for all clients, from a client's reply, by their names in messages."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,11 +50,6 @@ class Round:
     def fail(self, client: str, reason: str) -> None:
         """Record that a client failed in this round, with the reason."""
         self.failures.append({"client": client, "reason": reason})
-
-    def name_cuts(self, cuts: Iterable[Mapping[str, Any]]) -> None:
-        """Record the clients whose updates were clipped, each client once."""
-        named = {cut["client"] for cut in self.cuts}
-        self.cuts += [dict(cut) for cut in cuts if cut["client"] not in named]
 
     def lines(self) -> list[str]:
         """Return a line for each reason of failure, with the clients that failed for this reason."""

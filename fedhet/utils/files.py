@@ -106,12 +106,17 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _save(
-    save: Callable[..., object], path: Path, arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Any
+    save: Callable[..., object],
+    path: Path,
+    arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]",
+    text: Mapping[str, str],
 ) -> None:
     from safetensors import SafetensorError
 
+    # With the digest as one entry, since safetensors writes several in random order.
+    metadata = {SEAL: json.dumps({**text, "digest": _digest(arrays, text)})}
     try:
-        write_whole(path, lambda temporary: save(arrays, temporary, metadata=text))
+        write_whole(path, lambda temporary: save(arrays, temporary, metadata=metadata))
     except SafetensorError as error:
         code = re.search(r"os error (\d+)", str(error))  # the system's number
         reason = (int(code[1]), os.strerror(int(code[1]))) if code else (errno.EIO, str(error))
@@ -170,8 +175,7 @@ def write_arrays(
     from safetensors.numpy import save_file
 
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    text = _sealed(contiguous, metadata or {})
-    _save(save_file, path, contiguous, text)
+    _save(save_file, path, contiguous, metadata or {})
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]":
@@ -184,8 +188,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, torch.Tensor]") -> "dict[st
     from safetensors.torch import save_file
 
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    text = _sealed(apart, {})
-    _save(save_file, path, apart, text)
+    _save(save_file, path, apart, {})
     return apart
 
 
@@ -209,11 +212,6 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
     if digest != _digest(arrays, metadata):
         raise FedhetError(f"{path} is damaged, since its digest does not match its content: restore it from a copy")
     return arrays, metadata
-
-
-def _sealed(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> dict[str, str]:
-    """Return a file's metadata with the digest, as one entry, since safetensors writes several in random order."""
-    return {SEAL: json.dumps({**text, "digest": _digest(arrays, text)})}
 
 
 def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: Mapping[str, str]) -> str:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # glibc's malloc.h: how much free memory it keeps, and from which size on it maps each block.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_MMAP_THRESHOLD = 32 << 20  # the largest that glibc chooses itself
 _GIBIBYTE = 1 << 30
 _CUDA_CONTEXT = 600 << 20  # bytes of a GPU that a process uses without any tensor, rounded up
 _RUN_ON_GPU = 4 << 30  # bytes of a GPU for a process whose needs are unknown
@@ -182,37 +181,29 @@ def keep_freed_memory() -> None:
     Otherwise a convolution's activations are allocated by the system in each step, which takes half of the step's time
     for 128 images of 28 x 28.
     """
-    _set_malloc(_GIBIBYTE, _GIBIBYTE)
-
-
-def _set_malloc(mmap_threshold: int, trim_threshold: int) -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_THRESHOLD, mmap_threshold)
-        library.mallopt(_TRIM_THRESHOLD, trim_threshold)
-        library.malloc_trim(0)
+        library.mallopt(_MMAP_THRESHOLD, _GIBIBYTE)
+        library.mallopt(_TRIM_THRESHOLD, _GIBIBYTE)
 
 
 @contextlib.contextmanager
 def process_restored() -> Iterator[None]:
     """Context in which clients can be trained, and after which the settings of the process are restored.
 
-    These are torch's number of threads, the global random generators of torch, NumPy and Python, and how glibc returns
-    freed memory to the system. Within the context, torch records gradients.
+    These are torch's number of threads and the global random generators of torch, NumPy and Python. Within the context,
+    torch records gradients.
     """
     import torch
 
     from fedhet.utils.randomness import seeded
 
-    threads, kept_before = torch.get_num_threads(), keep_freed_memory.cache_info().currsize
+    threads = torch.get_num_threads()
     try:
         with seeded(0, "process"), torch.enable_grad():
             yield
     finally:
         torch.set_num_threads(threads)
-        if keep_freed_memory.cache_info().currsize > kept_before:
-            keep_freed_memory.cache_clear()
-            _set_malloc(_LARGEST_MMAP_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
 
 
 @contextlib.contextmanager

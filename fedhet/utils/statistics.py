@@ -84,7 +84,7 @@ def never_took_part(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {str(failure.get("client")): str(failure.get("reason")) for failure in failures}
 
 
-def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, Any] | None:
+def summarise(values: Mapping[str, tuple[Metric, float, int]]) -> dict[str, Any] | None:
     """Return the `STATISTICS` over clients of metrics and losses, from each client's (metric, loss, examples).
 
     The result is `{"accuracy": {statistic: value}, "loss": ..., "clients": n}`, or None if no client has examples.
@@ -96,7 +96,7 @@ def summarise(values: "Mapping[str, tuple[Metric, float, int]]") -> dict[str, An
     if not evaluated:
         return None
     metrics = [metric for metric, _, _ in evaluated if not math.isnan(metric.value)]
-    total = type(metrics[0]).total(metrics).value if metrics else math.nan
+    total = Metric.total(metrics).value if metrics else math.nan
     losses = [(loss, examples) for _, loss, examples in evaluated]
     return {
         "accuracy": _statistics([metric.value for metric in metrics], total),

@@ -30,7 +30,6 @@ from fedhet.flower import (
     decode_arrays,
     encode_arrays,
     write_refusal,
-    write_reply,
 )
 from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
