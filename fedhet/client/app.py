@@ -20,7 +20,7 @@ from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError
 from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_refusal, write_reply
 from fedhet.flower.insides import failure
-from fedhet.flower.mods import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
+from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry

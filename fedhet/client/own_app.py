@@ -17,7 +17,7 @@ from fedhet.data.reading import LazyInputs
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
 from fedhet.flower import AppError, ClientApp, Context, Message, MessageType, ask_app, is_request
 from fedhet.flower.insides import failure, mods_of
-from fedhet.flower.mods import check_mods, noise_multiplier
+from fedhet.flower.privacy import check_mods, noise_multiplier
 from fedhet.messages import check, load_into, spec_of, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab

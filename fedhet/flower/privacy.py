@@ -1,14 +1,21 @@
-"""Privacy accounting: epsilon and delta of a run under Flower's wrappers and mods for differential privacy."""
+"""Flower's mods and wrappers, mostly for differential privacy: checks, and the accounting of epsilon and delta."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
 from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
 
+from fedhet.errors import ConfigError
 from fedhet.flower.insides import PrivateWrapper
-from fedhet.messages import Arrays, Reply
+from fedhet.flower.records import decode_arrays, encode_arrays
+from fedhet.messages import Arrays, Reply, Spec
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.utils.text import log
 
@@ -25,6 +32,81 @@ NO_MEAN = "the server does not take the mean of models, weighted by examples (ag
 
 NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
 """Takes the replies of a round and the shared model before and after it; returns the noise multiplier, or why not."""
+
+
+# ---- checks
+
+
+def check_mods(mods: object, argument: str = "mods") -> None:
+    """Raise a ConfigError unless `mods` are a list of functions that work with Message-API strategies."""
+    if not isinstance(mods, list | tuple) or not all(callable(mod) for mod in mods):
+        raise ConfigError(f"{argument} must be a list of Flower mods, such as [fixedclipping_mod], not {mods!r:.80}")
+    if secure := [mod.__name__ for mod in mods if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod")]:
+        raise ConfigError(
+            f"{secure[0]} needs the workflow of Flower's older API, which fedhet's strategies cannot run: leave it "
+            "out; LocalDpMod adds noise before anything is sent"
+        )
+
+
+def clips(mod: object) -> bool:
+    """Return whether a mod is one of Flower's mods that clip updates, which apply to training messages only."""
+    return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
+
+
+def noise_multiplier(mods: Sequence[object]) -> float:
+    """Return the greatest noise multiplier (standard deviation / clipping norm) of all `LocalDpMod`s, or 0."""
+
+    def of(mod: LocalDpMod) -> float:
+        return mod.sensitivity * math.sqrt(2 * max(0, math.log(1.25 / mod.delta))) / mod.epsilon / mod.clipping_norm
+
+    return max((of(mod) for mod in mods if isinstance(mod, LocalDpMod) and mod.epsilon and mod.delta), default=0.0)
+
+
+def in_flowers_format(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Convert a message's arrays to Flower's format, for the mods that follow this one."""
+    for name, group in message.content.array_records.items():
+        message.content[name] = encode_arrays(decode_arrays(group), flower=True)
+    return call_next(message, context)
+
+
+def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec]) -> None:
+    """Check that clients share one averaged model of floating-point arrays, since nothing else can be clipped.
+
+    Otherwise, raises a ConfigError that names the mod or wrapper `name`; `specs` describe each client's shared arrays.
+    """
+    others = traits.alike in ("widths", "parts") or traits.public != "none" or traits.other_arrays
+    if not traits.shares.averaged or others or not all(specs):
+        raise ConfigError(
+            f"{name} needs one model that all clients share and the server averages, which {method} does not have: "
+            "use fedavg, fedprox, fedrep or lg-fedavg with it"
+        )
+    if any(list(spec) != list(specs[0]) for spec in specs):
+        raise ConfigError(
+            f"{name} needs shared arrays of equal names and shapes, which differ under {method}: "
+            "give all clients the same architecture"
+        )
+    if whole := [key for key, (_, dtype) in specs[0].items() if not dtype.startswith("float")]:
+        raise ConfigError(f"{name} cannot clip the array {whole[0]}, which holds integers: set batch-norm = local")
+
+
+def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:
+    """Check before training that a wrapper for differential privacy, `name`, can process the arrays that clients send.
+
+    The wrapper compares the arrays of each reply by position with `arrays`, which the strategy starts from. A
+    ConfigError is raised unless clients share one model of these arrays, and receive nothing else.
+    """
+    shared = list(specs[0])
+    check_one_model(name, method, traits, specs)
+    if list(arrays) != shared:
+        further = ", ".join([key for key in arrays if key not in shared][:2])
+        raise ConfigError(
+            f"{name} compares arrays with initial_arrays by position: initial_arrays must be the arrays that clients "
+            f"of {method} share, in their order: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
+            + (f"; leave out {further}" if further else "")
+        )
+
+
+# ---- accounting
 
 
 class PrivacyLedger:
@@ -54,15 +136,8 @@ class PrivacyLedger:
         shared = "the model" if traits.whole else "the shared part of the model"
         self._note = f"for all examples of a client{against}; covers {shared}, not metrics or numbers of examples"
         self._noise_multiplier = noise_multiplier
-        self._accountant: RdpAccountant | None = None
-        if not self.unknown:
-            neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
-            try:
-                self._accountant = RdpAccountant(PrivacyConfig(DELTA, 1, neighbours, sampling))
-                for multiplier in self._multipliers:
-                    self._accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1))
-            except ImportError:
-                self.unknown = "the package dp-accounting computes it, and is missing: pip install 'fedhet[dp]'"
+        if not self.unknown and find_spec("dp_accounting") is None:
+            self.unknown = "the package dp-accounting computes it, and is missing: pip install 'fedhet[dp]'"
         if self.unknown:
             self._log()
 
@@ -71,26 +146,24 @@ class PrivacyLedger:
 
         `after` is the aggregated model, to which the server adds its own noise later.
         """
-        if self.unknown or self._accountant is None:
-            return
-        noise = self._noise_multiplier(replies, before, after)
-        if isinstance(noise, str):
-            self.unknown = noise
-        else:
-            self._accountant.compose(GaussianPrivacyEvent(noise, 1, 1))  # sizes do not count without amplification
-            self._multipliers.append(noise)
-        self._log()
+        if not self.unknown:
+            noise = self._noise_multiplier(replies, before, after)
+            if isinstance(noise, str):
+                self.unknown = noise
+            else:
+                self._multipliers.append(noise)
+            self._log()
 
     def spent(self) -> dict[str, Any]:
         """Return a dictionary with `wrapper`, `epsilon` (None if unknown), `delta`, `rounds` and a `note`."""
-        spent = self._accountant.get_privacy_spent() if self._accountant and not self.unknown else None
-        return {
-            "wrapper": self.name,
-            "epsilon": spent.epsilon if spent else None,
-            "delta": DELTA,
-            "rounds": spent.num_releases if spent else None,
-            "note": self.unknown or self._note,
-        }
+        epsilon, rounds, note = None, None, self.unknown or self._note
+        if not self.unknown:
+            neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+            accountant = RdpAccountant(PrivacyConfig(DELTA, 1, neighbours, sampling))
+            for multiplier in self._multipliers:
+                accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1))  # sizes do not count without amplification
+            epsilon, rounds = accountant.get_privacy_spent().epsilon, len(self._multipliers)
+        return {"wrapper": self.name, "epsilon": epsilon, "delta": DELTA, "rounds": rounds, "note": note}
 
     def _log(self) -> None:
         if self.unknown:

@@ -8,7 +8,7 @@ from typing import Any
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import ArrayRecord, ConfigRecord, Grid, Message, MessageType, MetricRecord, Result, Strategy
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
-from fedhet.flower.mods import check_wrapper
+from fedhet.flower.privacy import check_wrapper
 from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.messages import Reply
 from fedhet.server.reporter import metric_record, own_metrics, statistics
@@ -42,15 +42,13 @@ class FlowerLoop(Hooks[P, S], Strategy):
     """Runs a strategy in Flower's loop, which calls its hooks for each round, such as `configure_train`.
 
     Attributes:
-        handshake: waits for clients, and admits the clients that can take part in the run.
         evaluate_last: evaluates all clients after the last round.
         private_wrapper: Flower's strategy for differential privacy around this one, if any.
     """
 
-    handshake: Callable[[Grid], None]
     evaluate_last: Callable[[], MetricRecord]
     _restart: Callable[[], None]
-    _recording: Callable[[Grid], AbstractContextManager[None]]
+    _running: Callable[[Grid, ArrayRecord | None], AbstractContextManager[None]]
     _check_that_rounds_counted: Callable[[], None]
     fraction_train = _argument("fraction_train")
     fraction_evaluate = _argument("fraction_evaluate")
@@ -74,11 +72,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 f"{cls.__name__} defines {absent[0]}, which fedhet's strategies never call: override one of "
                 f"{', '.join(OFFERED)}, summary or start"
             )
-
-    @property
-    def overrides_hooks(self) -> bool:
-        """Whether this is a user's subclass that overrides hooks of Flower's strategies."""
-        return any(getattr(type(self), name) is not getattr(FlowerLoop, name) for name in OFFERED)
 
     def _in_flowers_own_loop(
         self,
@@ -112,11 +105,7 @@ class FlowerLoop(Hooks[P, S], Strategy):
             log.warning("closing-epochs has no effect in Flower's loop, which runs a wrapped strategy")
         self.run.override({"closing-epochs": 0})
         with self._in_flowers_loop():
-            self._flowers_loop.enter_context(self._recording(grid))
-            self._flowers_loop.enter_context(self.reporter.watching(self.matrices))
-            self.run.take_initial(initial_arrays)
-            self.handshake(grid)
-            self.reporter.started()
+            self._flowers_loop.enter_context(self._running(grid, initial_arrays))
         self._arrays = (initial_arrays,)
 
     def _complete(self) -> None:

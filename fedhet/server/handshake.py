@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedhet.config.flower_names import FlowerOptions
-from fedhet.config.toml import toml_value
 from fedhet.config.validation import effective, is_complete
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
@@ -238,11 +237,11 @@ class Handshake:
         """Raise a FedhetError if a client's shared arrays differ from other clients' more than the method allows."""
         method, traits, known = self.run.method.name, self.run.traits, self.federation.specs
         if traits.alike in ("equal", "widths") and known:
-            (client, other), but = next(iter(known.items())), ""
-            mine, theirs = spec, other
-            if traits.alike == "widths":
-                mine, theirs, but = without_widths(mine), without_widths(theirs), " except for their widths"
+            client, other = next(iter(known.items()))
+            widths = traits.alike == "widths"
+            mine, theirs = (without_widths(each) if widths else each for each in (spec, other))
             if mine != theirs:
+                but = " except for their widths" * widths
                 raise FedhetError(
                     f"{method} needs equal architectures{but}, and this client's differs from client {client}'s: "
                     f"{difference(mine, theirs)}; layer-average, or fedproto with fedproto.width, accepts different "
@@ -286,14 +285,11 @@ class Handshake:
             return public.digest, len(public)
         if report.public:
             return report.public, report.public_size
-        labelled, config = self.run.traits.public == "labelled", self.run.config
-        suited = config.options.suited(own_models=False, unlabelled=labelled).items()
-        instead = ", ".join(f"{self.run.method.family}.{key} = {toml_value(value)}" for key, (value, _) in suited)
-        instead = f"set {instead}, which needs no labels; or " if instead else ""
+        labelled = "labelled " * (self.run.traits.public == "labelled")
         held_out = "" if report.own_data else "set public-samples, or "
         raise FedhetError(
-            f"there is no {'labelled ' * labelled}public dataset to align on: {instead}{held_out}have the clients' "
-            "data function return it as `public`, or pass it to make_server_app(public=...)"
+            f"there is no {labelled}public dataset to align on: {held_out}have the clients' data function return it as "
+            "`public`, or pass it to make_server_app(public=...)"
         )
 
     def _test_on_own_parts(self) -> None:

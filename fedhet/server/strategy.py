@@ -28,7 +28,7 @@ from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation, await_nodes
-from fedhet.server.flower_loop import EvaluateFunction, FlowerLoop
+from fedhet.server.flower_loop import OFFERED, EvaluateFunction, FlowerLoop
 from fedhet.server.handshake import Admission, Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.round import P, S
@@ -150,26 +150,31 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 f"{self.method.name} has no shared model that initial_arrays could set: leave them out, and let the "
                 "clients' model function set initial weights"
             )
-        if self.overrides_hooks:
+        if any(getattr(type(self), hook) is not getattr(FlowerLoop, hook) for hook in OFFERED):
             return self._in_flowers_own_loop(
                 grid, initial_arrays, train_config or ConfigRecord(), evaluate_config or ConfigRecord(), evaluate
             )
         for key, why in self.config.remarks:
             log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
         self.summary()
-        with self._recording(grid, lines=True):
-            self.run.take_initial(None if self.state.round else initial_arrays)
-            try:
-                with self.reporter.watching(self.matrices):
-                    return self._all_rounds(grid, evaluate)
-            finally:
-                self.run.flower, self.fresh = True, False
+        self.run.flower = False
+        try:
+            with self._running(grid, initial_arrays, lines=True):
+                return self._all_rounds(evaluate)
+        finally:
+            self.run.flower, self.fresh = True, False
 
-    def _all_rounds(self, grid: Grid, evaluate_fn: EvaluateFunction | None) -> Result:
+    @contextmanager
+    def _running(self, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
+        """Context of a run, which begins with the handshake; it is recorded, and printed if `lines`."""
+        with self._recording(grid, lines), self.reporter.watching(self.matrices):
+            self.run.take_initial(None if self.state.round else initial_arrays)
+            self.handshake(grid)
+            self.reporter.started()
+            yield
+
+    def _all_rounds(self, evaluate_fn: EvaluateFunction | None) -> Result:
         result, run = Result(), self.run
-        run.flower = False
-        self.handshake(grid)
-        self.reporter.started()
         self._evaluate_globally(evaluate_fn, result)
         while self.state.round < run.last_round:
             round = self.state.round + 1
@@ -295,7 +300,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
             )
 
     @contextmanager
-    def _recording(self, grid: Grid, *, lines: bool = False) -> Iterator[None]:
+    def _recording(self, grid: Grid, lines: bool) -> Iterator[None]:
         """Context that prints rounds if `lines`, and writes a run directory if `out` is set; no-op with observers."""
         if self.reporter.observers:
             yield
