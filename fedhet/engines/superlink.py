@@ -118,9 +118,9 @@ def printed(path: Path) -> list[str]:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
 
 
-def tail(path: Path, lines: int = 20) -> str:
-    """Return the last lines of a command's output in a file, indented and without colours."""
-    return "\n".join(f"  {line}" for line in printed(path)[-lines:])
+def tail(path: Path) -> str:
+    """Return the last 20 lines of a command's output in a file, indented and without colours."""
+    return "\n".join(f"  {line}" for line in printed(path)[-20:])
 
 
 def started_run(output: str) -> str | None:

@@ -37,10 +37,10 @@ NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
 # ---- checks
 
 
-def check_mods(mods: object, argument: str = "mods") -> None:
+def check_mods(mods: object) -> None:
     """Raise a ConfigError unless `mods` are a list of functions that work with Message-API strategies."""
     if not isinstance(mods, list | tuple) or not all(callable(mod) for mod in mods):
-        raise ConfigError(f"{argument} must be a list of Flower mods, such as [fixedclipping_mod], not {mods!r:.80}")
+        raise ConfigError(f"mods must be a list of Flower mods, such as [fixedclipping_mod], not {mods!r:.80}")
     if secure := [mod.__name__ for mod in mods if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod")]:
         raise ConfigError(
             f"{secure[0]} needs the workflow of Flower's older API, which fedhet's strategies cannot run: leave it "
