@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
@@ -29,6 +29,7 @@ from fedhet.tasks import Score, Task
 from fedhet.training.evaluation import evaluate, forward
 from fedhet.training.phases import Phase, Step, Term, Trained
 from fedhet.training.privacy import Privacy
+from fedhet.training.stacking import arrays_of, batched, clip, dims_of, first_of, linear_weights, stack, transposed
 from fedhet.training.training import loss_of, mini_batches, only_trained, outcome, record, train
 from fedhet.utils.randomness import seed_everything
 from fedhet.utils.text import log
@@ -135,7 +136,7 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
     inputs, labels = examples.inputs, examples.labels
     if type(inputs) is not Tensor or not task.plain or task.outputs.places != "one":
         return None
-    shapes = (array.shape for array in _arrays(model))
+    shapes = (array.shape for array in arrays_of(model))
     return type(model), *shapes, inputs.shape[1:], inputs.dtype, labels.shape[1:], labels.dtype
 
 
@@ -165,8 +166,8 @@ def _evaluate(group: Sequence[Evaluation]) -> None:
     model, until, sizes = predictions[0].model.eval(), predictions[0].until, [len(each.examples) for each in group]
     with torch.no_grad():
         padded = pad_sequence([each.transform(each.examples.inputs[:]) for each in group], batch_first=True)
-        held = [_arrays(each.model) for each in predictions]
-        outputs = _batched(model, until or model)([torch.stack(each) for each in zip(*held, strict=True)], padded)
+        held = [arrays_of(each.model) for each in predictions]
+        outputs = batched(model, until or model)([torch.stack(each) for each in zip(*held, strict=True)], padded)
         for each, prediction, values, size in zip(group, predictions, outputs, sizes, strict=True):
             each.found = each.task.evaluate(prediction.then(values[:size]), each.examples.labels)
 
@@ -178,26 +179,31 @@ def _train(group: Sequence[Training]) -> None:
     group, drawn = [group[place] for place in order], [drawn[place] for place in order]
     model, phase = group[0].model.train(), group[0].phase
     losses, recorded = list[Tensor](), [dict(each.before.recorded) for each in group]
-    ended: dict[int, list[Tensor]] = {}
-    further, terms, stacked = [0] * len(group), list[Term](), 0
+    further, terms = [0] * len(group), list[Term]()
     draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
     with only_trained(model, dict(model.named_parameters()), phase.trains):
-        held = [_arrays(each.model) for each in group]
+        live = [isinstance(each, nn.Parameter) and each.requires_grad for each in arrays_of(model)]
+        linear = linear_weights(model)
+        held = [transposed(arrays_of(each.model), linear) for each in group]
         state = [torch.stack(each).detach() for each in zip(*held, strict=True)]
-        live = [place for place, each in enumerate(held[0]) if isinstance(each, nn.Parameter) and each.requires_grad]
-        leaves = [state[place].requires_grad_() for place in live]
+        trained = [*compress(state, live)]
+        leaves = [each.detach().requires_grad_() for each in trained]
         optimizer = phase.optimisation.build(leaves, stacked=True)
         for number, batch in enumerate(_padded(group, drawn, leaves[0].dtype)):
             active = len(batch[0])
-            if active != stacked or draws:
-                terms, stacked = _terms(group[:active], number, batch[3]), active
-            now = state if active == len(group) else [each[:active] for each in state]
+            if active < len(leaves[0]):
+                leaves, terms = first_of(active, leaves, optimizer), []
+            if not terms or draws:
+                terms = _terms(group[:active], number, batch[3])
             constants, passed = tuple(term.constants for term in terms), list[int]()
-            run = _batched(model, _loss(group[0], number, terms, passed), (_dims(constants), 0, 0, 0, 0))
-            loss, values = run(now, constants, *batch)
+            of_one = _loss(group[0], number, terms, passed)
+            unused = iter(leaves)
+            now = [next(unused) if trains else each[:active] for each, trains in zip(state, live, strict=True)]
+            run = batched(model, of_one, (dims_of(constants), 0, 0, 0, 0))
+            loss, values = run(transposed(now, linear), constants, *batch)
             loss.sum().backward()
             if phase.optimisation.clip_gradients:
-                _clip([each.grad for each in leaves if each.grad is not None], phase.optimisation.clip_gradients)
+                clip([each.grad for each in leaves if each.grad is not None], phase.optimisation.clip_gradients)
             optimizer.step()
             for each in leaves:
                 each.grad = None
@@ -205,12 +211,9 @@ def _train(group: Sequence[Training]) -> None:
             for place in range(active):
                 further[place] += passed[0]
                 record(recorded[place], {name: each[place] for name, each in values.items()})
-                if len(drawn[place]) == number + 1:  # its last step
-                    ended[place] = [each[place].detach().clone() for each in leaves]
-    with torch.no_grad():  # only now, since after an exception each client is trained alone
-        for place, weights in ended.items():
-            torch._foreach_copy_([held[place][array] for array in live], weights)
-    norms = torch.stack([each.detach().flatten(1).norm(dim=1) for each in leaves]).amax(0).tolist()
+    for place, arrays in enumerate(held):  # only now, since after an exception each client is trained alone
+        torch._foreach_copy_([each.detach() for each in compress(arrays, live)], [each[place] for each in trained])
+    norms = torch.stack([each.flatten(1).norm(dim=1) for each in trained]).amax(0).tolist()
     for place, (client, values) in enumerate(zip(group, pad_sequence(losses).tolist(), strict=True)):
         sizes = [len(rows) for rows in drawn[place]]
         results = (values[: len(sizes)], sizes, norms[place], further[place], recorded[place])
@@ -268,65 +271,8 @@ def _terms(group: Sequence[Training], number: int, weights: Tensor) -> list[Term
             if all(each is None for each in drawn):
                 continue
             constants = [{**own, **each} for own, each in zip(constants, drawn, strict=True)]
-        terms.append(Term(first.function, draw=first.draw, captures=first.captures, **_stack(constants)))
+        terms.append(Term(first.function, draw=first.draw, captures=first.captures, **stack(constants)))
     return terms
-
-
-# ---- stacked tensors
-
-
-def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return, for each parameter and buffer, the dictionary of its module that holds it, and its key there."""
-    arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
-    return [(each, key) for each in arrays for key, array in each.items() if array is not None]
-
-
-def _batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
-    """Return a function that maps `function` over networks: its first argument is a list of their stacked arrays.
-
-    `dims` are the axes of the other arguments to map over (`in_dims` of `torch.func.vmap`).
-    """
-    places = _places_of(model)
-    before = [arrays[key] for arrays, key in places]
-
-    def of_one(state: Sequence[Tensor], *args: Any) -> Any:
-        try:
-            for (arrays, key), each in zip(places, state, strict=True):
-                arrays[key] = each
-            return function(*args)
-        finally:
-            for (arrays, key), each in zip(places, before, strict=True):
-                arrays[key] = each
-
-    return vmap(of_one, in_dims=(0, *dims), randomness="error")
-
-
-def _arrays(model: nn.Module) -> list[Tensor]:
-    return [arrays[key] for arrays, key in _places_of(model)]
-
-
-def _stack(values: Sequence[Any]) -> Any:
-    """Return nested containers with the tensors of all `values` stacked, and other values of the first."""
-    first = values[0]
-    if isinstance(first, dict):
-        return {name: _stack([each[name] for each in values]) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(_stack(each) for each in zip(*values, strict=True))
-    return torch.stack([*values]) if isinstance(first, Tensor) else first
-
-
-def _dims(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _dims(each) for name, each in value.items()}
-    return tuple(map(_dims, value)) if isinstance(value, tuple) else 0 if isinstance(value, Tensor) else None
-
-
-def _clip(gradients: Sequence[Tensor], most: float) -> None:
-    """Scale each client's gradients in place to a norm of at most `most`, as `nn.utils.clip_grad_norm_` does."""
-    norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients]).norm(dim=0)
-    factors = (most / (norms + 1e-6)).clamp(max=1.0)
-    for each in gradients:
-        each.mul_(factors.view(-1, *[1] * (each.ndim - 1)))
 
 
 def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
@@ -339,10 +285,10 @@ def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
     def count(module: nn.Module, _args: object, output: Tensor) -> None:
         works.append(module.get_parameter("weight")[0].numel() * output.numel())
 
-    with ExitStack() as stack:
+    with ExitStack() as hooks:
         for module in model.modules():
             if isinstance(module, nn.Linear | _ConvNd):
-                stack.enter_context(module.register_forward_hook(count))
+                hooks.enter_context(module.register_forward_hook(count))
             elif isinstance(module, _BatchNorm | _DropoutNd) or module._parameters:
                 return math.inf
         forward(model, in_precision(inputs, precision(model)), learns=False, stream=RandomStream(0))
