@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -35,11 +35,19 @@ class ClientStore:
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
-        self._run, self._client, name = run, client, file_name(client)
-        self._base = state_folder(state_dir, "")
-        self._states = self._base / run / "clients" / name
-        self._beginning = self._base / run / BEGINNING / f"{name}.json"
-        self._models, self._file = self._base / run / "models", f"{name}.safetensors"
+        self._state_dir, self._run, self._client = state_dir, run, client
+
+    @cached_property
+    def _base(self) -> Path:
+        return state_folder(self._state_dir, "")
+
+    @cached_property
+    def _states(self) -> Path:
+        return self._base / self._run / "clients" / file_name(self._client)
+
+    @cached_property
+    def _beginning(self) -> Path:
+        return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
 
     def make_room(self) -> None:
         """Remove old runs and public datasets, if several runs keep their state in one folder."""
@@ -83,7 +91,8 @@ class ClientStore:
 
     def write_model(self, tensors: dict[str, torch.Tensor], round: int = 0) -> None:
         """Save the client's personal model at the end of a run or, if `round` is above 0, of this round."""
-        path = (self._models / round_folder(round) if round else self._models) / self._file
+        models = self._base / self._run / "models"
+        path = (models / round_folder(round) if round else models) / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors)
         if self._run:  # else the server collects it
             log.info("client %s: its personal model is %s", self._client, path)

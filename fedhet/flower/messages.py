@@ -59,7 +59,7 @@ def read_request(record: RecordDict) -> tuple[Request, str]:
             "this ClientApp is fedhet's, but the message is from another strategy: start a fedhet strategy in the "
             "ServerApp, such as fedhet.FedAvg, or fedhet.make_server_app()"
         )
-    said = Fields(request, "the request")
+    said = Fields(dict(request), "the request")
     settings = said.text("settings", longest=2**20)
     return Request.from_json(said.text("request", longest=2**16)), settings
 
@@ -96,7 +96,7 @@ def read_reply(message: Message) -> Reply:
         raise refusal
     if not isinstance(metrics, MetricRecord):
         raise WireError("the client's reply is damaged, since it has no MetricRecord: check the client's mods")
-    return Reply.of(decode(records), metrics, Report.of(report))
+    return Reply.of(decode(records), dict(metrics), Report.of(dict(report)))
 
 
 class AppError(FedhetError):

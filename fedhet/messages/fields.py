@@ -17,6 +17,11 @@ Text = Annotated[str, "has several lines"]
 LONGEST = 200
 """Largest number of characters of a received name."""
 
+_FILE_NAME = (
+    f"a name that a file can have: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, and not "
+    f"one of {', '.join(sorted(TAKEN_NAMES))}"
+)
+
 MOST_IN_A_LIST = 2**16
 """Largest number of entries of a received list."""
 
@@ -57,11 +62,7 @@ class Fields:
     def name(self, key: str, default: str | None = None) -> str:
         """Read text that is a valid file name, or the default."""
         self.text(key, default)
-        right = (
-            f"a name that a file can have: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
-            f"and not one of {', '.join(sorted(TAKEN_NAMES))}"
-        )
-        return str(self._read(key, default, lambda value: value == default or plain_name(value), right))
+        return str(self._read(key, default, lambda value: value == default or plain_name(value), _FILE_NAME))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Read a boolean."""

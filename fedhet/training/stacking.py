@@ -2,16 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 
+_places: WeakKeyDictionary[nn.Module, list[tuple[dict[str, Any], str]]] = WeakKeyDictionary()
+
+
 def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Return, for each parameter and buffer, the dictionary of its module that holds it, and its key there."""
-    arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
-    return [(each, key) for each in arrays for key, array in each.items() if array is not None]
+    if model not in _places:  # finding them takes as long as a small network's forward pass
+        arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
+        _places[model] = [(each, key) for each in arrays for key, array in each.items() if array is not None]
+    return _places[model]
 
 
 def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:

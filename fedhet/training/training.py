@@ -248,7 +248,9 @@ def mini_batches(
     if examples.groups == ():
         return iter(()), 0
     size = phase.optimisation.batch_size
-    least = max(phase.optimisation.least, 1 + uses_batch_statistics(model))  # which cannot train on one example
+    least = phase.optimisation.least
+    if examples.groups is not None or len(examples) % size == 1:  # BatchNorm cannot train on one example
+        least = max(least, 1 + uses_batch_statistics(model))
     total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
     if privacy is not None:
         return privacy.rows(len(examples), size, total), total
