@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-
 _places: WeakKeyDictionary[nn.Module, list[tuple[dict[str, Any], str]]] = WeakKeyDictionary()
 
 

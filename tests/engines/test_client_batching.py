@@ -10,6 +10,7 @@ from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import ConfigError
 from fedhet.results.observers import Observer
+from fedhet.utils.files import read_arrays
 
 SETTINGS = {
     "method": "fedavg",
@@ -41,7 +42,8 @@ def run(folder, resume=False, **own):
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     for row in rows:
         del row["timing"]
-    return rows, {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.safetensors")}
+    arrays = {path.relative_to(folder): read_arrays(path)[0] for path in folder.rglob("*.safetensors")}
+    return rows, {(path, name): array.tobytes() for path, its in arrays.items() for name, array in its.items()}
 
 
 def test_any_number_of_workers_gives_the_same_bytes_resumed_or_not(tmp_path, monkeypatch):
