@@ -130,7 +130,7 @@ def test_messages_about_wrong_values(settings, message):
 
 
 def test_numbers_are_converted():
-    config = resolve({"method": "fedavg", "timeout": 5, "architectures": "mlp", "data": 3})
+    config = resolve({"method": "fedavg", "timeout": 5, "dataset": "mnist", "data": 3})
     assert (config.timeout, type(config.timeout), config.data) == (5.0, float, "3")
 
 
@@ -165,7 +165,14 @@ def test_a_setting_of_the_command_line(text, expected):
     mu=st.floats(0, 1e9),
 )
 def test_toml_and_text_round_trip(data, rate, seed, shared, mu):
-    chosen = {"method": "fedprox", "data": data, "learning-rate": rate, "seed": seed, "shared-init": shared}
+    chosen = {
+        "method": "fedprox",
+        "dataset": "mnist",
+        "data": data,
+        "learning-rate": rate,
+        "seed": seed,
+        "shared-init": shared,
+    }
     config = resolve({**chosen, "fedprox.mu": mu})
     told = {"chosen": config.chosen, "remarks": config.remarks}
     assert resolve(tomllib.loads(to_toml(config.flat()))).replace(**told) == config
@@ -199,6 +206,7 @@ def test_every_key_is_listed_once():
 INEFFECTIVE = [
     ({"method": "fedavg", "optimizer": "adam", "momentum": 0.9}, "momentum", "optimizer", 0.0, "set optimizer = sgd"),
     ({"method": "fedavg", "dataset": "digits", "augment": True}, "augment", "dataset", False, ""),
+    ({"method": "fedavg", "dataset": "digits", "data": "/files"}, "data", "dataset", "", ""),
     ({"method": "fedma", "closing-epochs": 3}, "closing-epochs", "method", 0, ""),
     ({"method": "fedavg", "fedprox.mu": 1.0}, "fedprox.mu", "method", None, "set method = fedprox"),
     ({"partition": "classes", "alpha": 0.3}, "alpha", "partition", 0.5, "set partition = dirichlet"),
@@ -258,6 +266,11 @@ def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, r
         ({"byzantine": 0.2, "aggregation": "median"}, "byzantine", "aggregation = median"),
         ({"unseen-epochs": 10}, "unseen-epochs", "unseen-clients = 0"),
         ({"public-data": "here", "public-dataset": "mnist"}, "public-data", "public-samples = 0"),
+        (
+            {"public-data": "here", "public-dataset": "digits", "public-samples": 9},
+            "public-data",
+            "public-dataset = digits",
+        ),
         ({"method": "local", "wire-dtype": "float32"}, "wire-dtype", "method = local"),
         ({"method": "fedhenn", "shared-init": False}, "shared-init", "method = fedhenn"),
         ({"method": "fedmd", "batch-norm": "local"}, "batch-norm", "method = fedmd"),

@@ -3,12 +3,13 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
@@ -20,6 +21,7 @@ from torchvision import datasets, transforms
 
 import fedhet
 from fedhet.config import configuration
+from fedhet.engines.running import run_locally
 from fedhet.flower import read_request
 from fedhet.results.history import read_history
 from fedhet.server.app import serve
@@ -172,12 +174,82 @@ AVERAGING = {**SETTINGS, "method": "fedrep", "local-epochs": 2, "timeout": 600.0
 """Bodies are averaged, heads stay, and a round closes the run; with such a timeout, workers start at once."""
 
 
+def generator_without_seed(client: Any) -> Any:
+    rows = np.random.default_rng().permutation(mine(client.partition_id).numpy())
+    return [(INPUTS[half], LABELS[half]) for half in np.split(rows, 2)]
+
+
+SPLITS: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda client: load_data(client.partition_id, CLIENTS),
+    "numpy": permuted,
+    "sklearn": frame,
+    "generator": generator_without_seed,
+}
+
+
+def wrapped(split: str) -> ClientApp:
+    """A tutorial's ClientApp, whose train function makes its network before, and evaluate after, an unseeded split."""
+    app = ClientApp()
+
+    def loaders(context: Context) -> list[DataLoader[Any]]:
+        parts = SPLITS[split](SimpleNamespace(partition_id=context.node_config["partition-id"]))
+        held = (
+            each.dataset if isinstance(each, DataLoader) else TensorDataset(*map(torch.as_tensor, each))
+            for each in parts
+        )
+        return [DataLoader(each, 10, shuffle=number == 0) for number, each in enumerate(held)]
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model = mlp()
+        model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
+        optimizer, first = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9), loaders(context)[0]
+        order = []
+        for inputs, labels in (batch for _ in range(8) for batch in first):
+            order.append(inputs[0, 0].item())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        metrics = MetricRecord({"first": order[0], "num-examples": EACH // 2})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context) -> Message:
+        last, model = loaders(context)[1], mlp()
+        model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
+        right = sum(int((model(inputs).argmax(1) == labels).sum()) for inputs, labels in last)
+        metrics = MetricRecord({"eval_acc": right / (EACH // 2), "eval_loss": 1.0, "num-examples": EACH // 2})
+        return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+    return fedhet.wrap(app, mlp)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_wrapped_apps_are_at_chance_and_equal_when_resumed(split: str, tmp_path: Path) -> None:
+    config = configuration.resolve({**SETTINGS, "method": "lg-fedavg", "dataset": "own", "workers": 1, "rounds": 3})
+    run_locally(config, tmp_path / "one", app=wrapped(split))
+    rows = read_history(tmp_path / "one")
+    assert 0.1 < rows[-1]["trained"]["accuracy"]["mean"] < 0.4
+    assert len({row["metrics"]["first"] for row in rows[1:4]}) == 3, "each round has its own order"
+    run_locally(config.replace(rounds=1), tmp_path / "resumed", app=wrapped(split))
+    run_locally(config, tmp_path / "resumed", app=wrapped(split), resume=True)
+    assert numbers(tmp_path / "resumed") == numbers(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_wrapped_apps_are_equal_however_they_are_run(on_ray: Path, tmp_path: Path) -> None:
+    config = configuration.resolve({**AVERAGING, "dataset": "own", "seed": len(PROGRAMS)})
+    for workers in (1, 2, 3):
+        run_locally(config.replace(workers=workers), tmp_path / f"{workers}", app=wrapped("torch"))
+        assert numbers(tmp_path / f"{workers}") == numbers(on_ray / "wrapped")
+
+
 class Chosen(ClientApp):
     """The client apps of all programs, chosen by the seed."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.apps = [fedhet.make_client_app(**made(name, folder)) for name in PROGRAMS]
+        self.apps = [*(fedhet.make_client_app(**made(name, folder)) for name in PROGRAMS), wrapped("torch")]
 
     def __call__(self, message: Message, context: Context) -> Message:
         return self.apps[configuration.parse(read_request(message.content)[1]).seed](message, context)
@@ -190,7 +262,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        for seed, name in enumerate(PROGRAMS):
+        for seed, name in enumerate([*PROGRAMS, "wrapped"]):
             config = configuration.resolve({**AVERAGING, "dataset": "own", "seed": seed})
             serve(config.replace(state_dir=str(folder / f"{seed}")), grid, folder / name, engine="ray")
 

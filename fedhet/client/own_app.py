@@ -24,6 +24,7 @@ from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config
 from fedhet.tasks import LARGEST, as_task
 from fedhet.training import Trained
+from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log, traceback_in_file
 
@@ -50,7 +51,9 @@ def wrap(
     the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
     are not from a strategy of fedhet go to your ClientApp, unless the node has a policy (`allow`).
 
-    The global random generators are seeded for each call by client and round: split data with a seed of your own.
+    The global random generators of torch, NumPy and Python are seeded by client, in every call of both functions alike
+    until a `DataLoader` shuffles or an optimiser takes its first step: what `train` and `evaluate` draw before, such as
+    a split, is equal if they draw it in the same order. Other generators need a seed of your own.
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
@@ -251,7 +254,10 @@ class _Loop:
             "batch-size": config.batch_size,
         }
         model = to_arrays(client.tensors)
-        arrays, record, weight = ask_app(self._app, action, self._message, self._context, model, settings)
+        split_seed = int(self._context.node_config.get("split-seed", config.seed))
+        then = client.seed("dropout") if action == "train" else derive_seed(client.root, "evaluation", client.name)
+        with splitting_alike(derive_seed(split_seed, "data", client.name), then):
+            arrays, record, weight = ask_app(self._app, action, self._message, self._context, model, settings)
         metrics: dict[str, float] = {}
         for name, value in record.items():
             entries = enumerate(value) if isinstance(value, list) else ()

@@ -24,6 +24,9 @@ SUPPLIED: dict[OwnPart, str] = {
 }
 """Descriptions of what a user passes."""
 
+FOLDERS = {"data": "dataset", "public-data": "public-dataset"}
+"""Keys of folders, and the keys that name the data sets in these folders."""
+
 
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Return a message for each unknown name (of a data set, partition, model, log or device) and each contradiction.
@@ -94,6 +97,8 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
             found[key] = Reason("method", f"method = {config.method_name}")
         elif key == "augment" and not data.augments(config.dataset):
             found[key] = Reason("dataset", f"dataset = {config.dataset}")
+        elif (of := FOLDERS.get(key)) and data.needs_no_folder(flat[of]):
+            found[key] = Reason(of, f"{of} = {flat[of]}")
         else:
             prefix = key.removesuffix(key.rpartition(".")[2])
             for name, wanted in spec.metadata["needs"].items():

@@ -54,7 +54,7 @@ def _images(
     return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
 
 
-@register_dataset("digits")
+@register_dataset("digits", included=True)
 def digits(folder: Path | None) -> DataSet:
     """Load the digits of scikit-learn (UCI, 1998): 1,797 grey images, 8 x 8 pixels, 10 classes.
 

@@ -16,10 +16,14 @@ LOADED: dict[tuple[str, Path | None, int], DataSet] = {}
 
 _LOADERS: dict[str, Loader] = {}
 _AUGMENTED: set[str] = set()
+_INCLUDED: set[str] = set()
 
 
-def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader], Loader]:
-    """Return a decorator that registers a loader under `name`; `augments` states whether it returns an augmentation."""
+def register_dataset(name: str, *, augments: bool = False, included: bool = False) -> Callable[[Loader], Loader]:
+    """Return a decorator that registers a loader under `name`.
+
+    `augments` states whether the data set has an augmentation, `included` that it is read without a folder.
+    """
 
     def register(loader: Loader) -> Loader:
         if name in _LOADERS:
@@ -27,6 +31,8 @@ def register_dataset(name: str, *, augments: bool = False) -> Callable[[Loader],
         _LOADERS[name] = loader
         if augments:
             _AUGMENTED.add(name)
+        if included:
+            _INCLUDED.add(name)
         return loader
 
     return register
@@ -40,6 +46,11 @@ def names() -> list[str]:
 def augments(name: str) -> bool:
     """Return whether a data set has an augmentation, without loading the data set."""
     return name in _AUGMENTED
+
+
+def needs_no_folder(name: str) -> bool:
+    """Return whether a data set comes with an installed package, so that no folder has its files."""
+    return name in _INCLUDED
 
 
 def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) -> DataSet:

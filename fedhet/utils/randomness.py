@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.random import mtrand
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import dataset as datasets
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
@@ -70,6 +73,52 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
         mtrand.set_bit_generator(numpy)
         _spare.append(spare)
         torch.set_grad_enabled(gradients)
+
+
+@contextmanager
+def splitting_alike(seed: int, then: int) -> Iterator[None]:
+    """Context for a user's function that loads, splits and then trains on data: each call splits as those before.
+
+    The global generators are seeded with `seed` and, when a `DataLoader` begins to shuffle or an optimiser takes its
+    first step, with `then`. Before, permutations (`torch.randperm`, `random_split`) come from a generator of their own,
+    so that a network that is initialised first does not change them. `numpy.random.default_rng()` is seeded, too.
+    """
+    splits, loading = torch.Generator().manual_seed(seed), True
+    permutation, batches, new_generator = torch.randperm, DataLoader.__iter__, np.random.default_rng
+
+    def begin(*_: object) -> None:
+        nonlocal loading
+        if loading:
+            loading = False
+            seed_everything(then)
+
+    def permuted(*sizes: int, generator: torch.Generator | None = None, **further: Any) -> torch.Tensor:
+        unseeded = generator is None or generator is torch.default_generator
+        if loading and unseeded and torch.device(further.get("device") or torch.get_default_device()).type == "cpu":
+            generator = splits
+        return permutation(*sizes, generator=generator, **further)
+
+    def iterated(loader: DataLoader[Any]) -> Any:
+        if not isinstance(loader.sampler, SequentialSampler):
+            begin()
+        return batches(loader)
+
+    def generator_of(seed: Any = None) -> np.random.Generator:
+        return new_generator(np.random.randint(2**32, dtype=np.uint64) if seed is None else seed)
+
+    own = [(torch, "randperm", permuted), (datasets, "randperm", permuted), (np.random, "default_rng", generator_of)]
+    own.append((DataLoader, "__iter__", iterated))
+    before = [(place, name, getattr(place, name)) for place, name, _ in own]
+    seed_everything(seed)
+    hook = register_optimizer_step_pre_hook(begin)
+    try:
+        for place, name, function in own:
+            setattr(place, name, function)
+        yield
+    finally:
+        hook.remove()
+        for place, name, function in before:
+            setattr(place, name, function)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import cloudpickle
 from fedhet.comparing import Tuning, compare
 from fedhet.comparing.measures import Difference, holm, paired_difference
 from fedhet.comparing.settings import variants_of
-from fedhet.config.configuration import read, run_configs
+from fedhet.config.configuration import read, resolve, run_configs
 from fedhet.methods.registry import module_of
 from fedhet.results.tables import format_bytes
 from fedhet.utils.files import read_csv, write_text
@@ -143,6 +143,8 @@ class Page:
         preset = read(run_configs() / f"{comparison.preset}.toml") if comparison.preset else {}
         place = "public-data" if "public-dataset" in comparison.set else "data"
         settings = {**preset, **comparison.set, place: str(data)}
+        own = ("model", "data") if comparison.client_setup else ()
+        settings[place] = resolve({"preset": "", **settings}, strict=False, supplied=own).flat()[place]  # digits: ""
         return {"preset": "", **{key: value for key, value in settings.items() if value != ""}}
 
     def run(self, name: str, data: Path, runs: Path, jobs: int | None = None) -> None:
