@@ -1,12 +1,10 @@
 """The client side's runtime, with users' own models and data, on in-process nodes."""
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
 import fedhet
 from fedhet.errors import FedhetError
-from fedhet.flower import read_reply
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.utils.files import read_tensors
 
@@ -89,24 +87,6 @@ def test_undisclosed_architectures(federate):
     assert {row.architecture for row in watch.clients} == {""}
     watch, _ = federate(nodes={1: {"disclose-architecture": False}})
     assert [row.architecture for row in watch.clients if row.round == 1] == ["Sequential-51", ""]
-
-
-def test_client_without_test_part(federate, tiny):
-    def data(client):
-        train, (inputs, labels) = tiny.data(client)
-        return train, (inputs[: 0 if client.name == "0" else 6], labels[: 0 if client.name == "0" else 6])
-
-    watch, _ = federate(data=data)
-    assert watch.rows[1]["trained"]["clients"] == 1
-    assert [row.accuracy is None for row in watch.clients if row.round == 1] == [True, False]
-
-
-def test_message_of_another_strategy(tiny):
-    grid = LocalGrid(tiny.app(), 1)
-    content = RecordDict({"config": ConfigRecord({"lr": 0.1})})
-    (reply,) = grid.send_and_receive([Message(content, dst_node_id=FIRST_NODE, message_type="train")])
-    with pytest.raises(FedhetError, match="the message is from another strategy: start a fedhet strategy"):
-        read_reply(reply)
 
 
 def test_caches_are_dropped_between_runs(tiny, tmp_path):

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -181,24 +180,3 @@ def test_system_exit_in_user_code(new_watch: Any) -> None:
 
     with pytest.raises(FedhetError, match=r"SystemExit: no disk \(test_model_check.py, line \d+\) \(data = .*ends\)"):
         fedhet.Local(rounds=1).start(LocalGrid(make_client_app(model, ends), 1))
-
-
-# ---- arrays
-
-
-@pytest.mark.parametrize(
-    ("inputs", "labels", "sentence"),
-    [
-        (np.array([np.ones(3), np.ones(4)], object), LABELS[:2], "inputs have different lengths, 3 and 4"),
-        (np.array(["a", "b"], object), LABELS[:2], "inputs have type str"),
-        (INPUTS[:2], np.array(["a", "b"], object), "labels have type str"),
-        (INPUTS[:2], np.array([None, 1], object), "labels have type None"),
-    ],
-)
-def test_objects_that_are_no_numbers(refused: Any, inputs: Any, labels: Any, sentence: str) -> None:
-    def own(client: Any) -> Any:
-        return (inputs, labels), (INPUTS, LABELS)
-
-    text = refused(data=own)
-    assert f"train: {sentence}" in text
-    assert "own)" in text

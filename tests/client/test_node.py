@@ -222,8 +222,6 @@ def test_client_beyond_memory_limit(federate, tiny):
     assert watch.rows[0]["failures"] == [{"client": "1", "reason": reason}]
     assert watch.rows[2]["participants"] == ["0", "2"]
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
-    watch, _ = federate("FedAvg", nodes={0: {"memory-limit": "-1"}})
-    assert "must be a number of at least 1e-06 and at most 1e+09" in watch.rows[0]["failures"][0]["reason"]
 
 
 def wide():

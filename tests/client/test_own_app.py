@@ -1,7 +1,5 @@
 """A user's own Flower ClientApp under fedhet's strategies (`fedhet.wrap`)."""
 
-import logging
-
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -10,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedhet
-from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.errors import FedhetError
 from fedhet.flower.grid import LocalGrid
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
@@ -138,54 +136,52 @@ def test_methods_that_need_fedhets_loop(name):
         strategy.start(LocalGrid(fedhet.wrap(hospital(), network, counts), 3))
 
 
-class TestItIsToldWhatIsWrong:
-    def start(self, app, **more):
-        fedhet.FedAvg(**SETTINGS, **more).start(LocalGrid(app, 3))
-
-    def test_arrays_of_another_network(self):
-        wrong = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
-        with pytest.raises(FedhetError, match=r"that the app's train function returned: 0\.weight is float64\[6, 4\]"):
-            self.start(fedhet.wrap(hospital(wrong=wrong), network, counts))
-
-    def test_a_score_by_another_name(self, caplog):
-        self.start(fedhet.wrap(hospital(), network, counts, accuracy="auc"))
-        assert "returned no metric 'auc', so there is no score; it returned eval_acc, eval_loss, sens" in caplog.text
-
-    def test_settings_that_need_its_examples(self):
-        with pytest.raises(FedhetError, match="validation needs fedhet's training loop"):
-            self.start(fedhet.wrap(hospital(), network, counts), validation=0.2)
-
-    def test_numbers_of_examples_that_are_none(self):
-        with pytest.raises(FedhetError, match=r"examples\(\) must return the numbers of training and test examples"):
-            self.start(fedhet.wrap(hospital(), network, lambda partition_id: 5))
-
-    def test_what_is_no_app_or_no_model(self):
-        with pytest.raises(ConfigError, match=r"app must be a flwr\.clientapp\.ClientApp .*, not str"):
-            fedhet.wrap("app", network, counts)
-        with pytest.raises(ModelError, match="needs the model whose arrays"):
-            fedhet.wrap(hospital(), None, counts)
+def start(app, **more):
+    fedhet.FedAvg(**SETTINGS, **more).start(LocalGrid(app, 3))
 
 
-def test_node_without_metrics():
+WRONG = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+
+
+@pytest.mark.parametrize(
+    ("do", "why"),
+    [
+        (
+            lambda: start(fedhet.wrap(hospital(wrong=WRONG), network, counts)),
+            r"that the app's train function returned: 0\.weight is float64\[6, 4\]",
+        ),
+        (
+            lambda: start(fedhet.wrap(hospital(), network, counts), validation=0.2),
+            "validation needs fedhet's training loop",
+        ),
+        (
+            lambda: start(fedhet.wrap(hospital(), network, lambda partition_id: 5)),
+            r"examples\(\) must return the numbers of training and test examples",
+        ),
+        (lambda: fedhet.wrap("app", network, counts), r"app must be a flwr\.clientapp\.ClientApp .*, not str"),
+        (lambda: fedhet.wrap(hospital(), None, counts), "needs the model whose arrays"),
+    ],
+)
+def test_it_is_told_what_is_wrong(do, why):
+    with pytest.raises(FedhetError, match=why):
+        do()
+
+
+def test_a_score_by_another_name(caplog):
+    start(fedhet.wrap(hospital(), network, counts, accuracy="auc"))
+    assert "returned no metric 'auc', so there is no score; it returned eval_acc, eval_loss, sens" in caplog.text
+
+
+@pytest.mark.parametrize("node", [{"allow": "weights"}, {"min-examples": 13}])
+def test_a_node_that_allows_no_metrics(node, caplog):
     app = fedhet.wrap(hospital(), network, counts)
 
     def at_a_node(message, context):
-        context.node_config |= {"allow": "weights"}
+        context.node_config |= node
         return app(message, context)
 
     _, rows = started(fedhet.FedAvg(**SETTINGS), at_a_node)
-    assert (rows[-1]["received"], rows[-1]["metrics"], rows[1]["train_loss"]) == (None, {}, None)
-
-
-def test_few_test_examples_give_no_metric(caplog):
-    app = fedhet.wrap(hospital(), network, counts)
-
-    def at_a_node(message, context):
-        context.node_config |= {"min-examples": 13}
-        return app(message, context)
-
-    with caplog.at_level(logging.WARNING):
-        _, rows = started(fedhet.FedAvg(**SETTINGS), at_a_node)
     assert rows[-1]["received"] is None
     assert "eval_acc" not in rows[-1]["metrics"]
-    assert "12 test examples, too few for a metric" in caplog.text
+    assert (rows[1]["train_loss"] is None) == ("allow" in node)
+    assert ("12 test examples, too few for a metric" in caplog.text) == ("min-examples" in node)

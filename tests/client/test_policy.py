@@ -358,7 +358,7 @@ def test_no_downloads_at_nodes(method, monkeypatch):
     assert not cache_folder().exists()
 
 
-@pytest.mark.parametrize("limit", [1e12, "nan", 0])
+@pytest.mark.parametrize("limit", [1e12, "nan", 0, "-1"])
 def test_invalid_memory_limits(limit, federate):
     watch, _ = federate("Local", {"memory-limit": limit})
     assert "must be a number of at least 1e-06 and at most 1e+09" in watch.rows[0]["failures"][0]["reason"]

@@ -82,24 +82,18 @@ def test_missing_public_dataset(tiny, watch):
         start("inputs", tiny.app(), watch)
 
 
-@pytest.mark.parametrize("odd", ["0", "1"])
-def test_different_public_dataset(odd, tiny, watch):
-    start("inputs", bringing(tiny, lambda client: PUBLIC.inputs + (client.name == odd)), watch, clients=3)
+@pytest.mark.parametrize(
+    ("method", "odd", "other", "why"),
+    [
+        ("inputs", "0", PUBLIC.inputs + 1, "all need the same examples in the same order"),
+        ("inputs", "1", PUBLIC.inputs + 1, "all need the same examples in the same order"),
+        ("inputs", "1", None, "there is no public dataset to align on"),
+        ("labelled", "1", (PUBLIC.inputs, PUBLIC.labels.roll(1)), "all need the same examples in the same order"),
+    ],
+)
+def test_one_client_with_another_public_dataset_is_refused(method, odd, other, why, tiny, watch):
+    ordinary = PUBLIC.inputs if method == "inputs" else (PUBLIC.inputs, PUBLIC.labels)
+    start(method, bringing(tiny, lambda client: other if client.name == odd else ordinary), watch, clients=3)
     (failure,) = watch.rows[0]["failures"]
     assert failure["client"] == odd
-    assert "all need the same examples in the same order" in failure["reason"]
-
-
-def test_client_without_public_dataset(tiny, watch):
-    start("inputs", bringing(tiny, lambda client: None if client.name == "1" else PUBLIC.inputs), watch, clients=3)
-    (failure,) = watch.rows[0]["failures"]
-    assert failure["client"] == "1"
-    assert "there is no public dataset to align on" in failure["reason"]
-
-
-def test_different_labels(tiny, watch):
-    def shared(client):
-        return PUBLIC.inputs, PUBLIC.labels.roll(int(client.partition_id == 1))
-
-    start("labelled", bringing(tiny, shared), watch, clients=3)
-    assert [failure["client"] for failure in watch.rows[0]["failures"]] == ["1"]
+    assert why in failure["reason"]

@@ -78,9 +78,15 @@ def test_a_label_that_weighs_nothing_travels():
 
 
 @pytest.mark.parametrize(
-    "change", [{"received-weight": [1.0, 2.0]}, {"received-weight": 1.0}, {"received-metric": 0.5}]
+    "change",
+    [
+        {"received-weight": [1.0, 2.0]},
+        {"received-weight": 1.0},
+        {"received-metric": 0.5},
+        {"received-metric": [-1e200]},  # the spread of r2 over clients is of squares
+    ],
 )
-def test_a_metric_without_its_weights_is_damaged(change):
+def test_a_metric_without_its_weights_or_of_huge_values_is_damaged(change):
     measured = {"received": Measured(Metric((0.5,), (1.0,)), 0.5)}
     record = write_reply(Reply(14, Payload(), Report("3"), measured=measured))
     record["metrics"] = MetricRecord({**record["metrics"], **change})
@@ -165,16 +171,14 @@ def test_invalid_specifications_are_refused(key, value, why):
     }
 
 
+def test_too_many_arrays_are_refused():
+    with pytest.raises(WireError, match="the server accepts at most 32768"):
+        Report.of({"client": "0"} | {f"spec.{number}": "float32" for number in range(2**15 + 1)})
+
+
 def test_long_lists_are_refused_briefly():
     fields = Fields({"slots": [0] * 10**6, "odd": [2.5] * 10**6, "text": ["\x1b"]})
     for key in ("slots", "odd", "text"):
         with pytest.raises(WireError, match=f"{key} is ") as caught:
             fields.counts(key)
         assert len(str(caught.value)) < 300
-
-
-def test_huge_metrics_are_refused():
-    """The spread of r2 over clients is of squares."""
-    measured = {"received": Measured(Metric((-1e200,), (1.0,)), 0.5)}
-    with pytest.raises(WireError, match="received-metric is"):
-        read_reply(message(write_reply(Reply(14, Payload(), Report("3"), measured=measured))))

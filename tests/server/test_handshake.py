@@ -38,13 +38,6 @@ def refusal(*replies, **traits):
     return str(caught.value)
 
 
-def test_different_tasks_are_refused():
-    assert refusal(reply("3", metric="auc"), reply("4")) == (
-        "the client's task is accuracy, and the other clients have auc: all clients of a run need the same task; "
-        "set it with task="
-    )
-
-
 @pytest.mark.parametrize(
     ("networks", "spec", "difference"),
     [
@@ -75,13 +68,3 @@ def test_averaged_arrays_must_be_alike():
     assert "is float64[1] and client 5's is float32[1]" in refusal(*known, reply("4", {"v": ((1,), "float64")}))
     handshake(*known, reply("4", {"u": ((9,), "float32")}))
     handshake(*known, wide, averaged=False)
-
-
-def test_name_claimed_by_several_nodes():
-    made = handshake()
-    assert made._new_nodes({7, 8, 9}, unseen=False) == [7, 8, 9]
-    made.contested |= {7, 8, 9}
-    assert made._new_nodes({7, 8, 9}, unseen=False) == []
-    assert made._new_nodes({7, 8, 9, 11}, unseen=False) == [7, 8, 9, 11], "one that comes later is no better"
-    made.contested |= {7, 8, 9, 11}
-    assert made._new_nodes({8}, unseen=False) == [8]
