@@ -37,9 +37,6 @@ from fedhet.utils.machine import cores, device_of, keep_freed_memory
 from fedhet.utils.randomness import derive_seed, seed_everything, seeded
 from fedhet.utils.text import log
 
-KEPT = 64
-"""Number of networks that a process keeps for later clients."""
-
 
 @dataclass
 class _Network:
@@ -222,7 +219,7 @@ class Clients:
             yield network
         finally:
             self._free.append(network)
-            del self._free[:-KEPT]
+            del self._free[:-64]  # as many as a process keeps for later clients
 
     def _new(self, info: ClientInfo, data: ClientData, device: torch.device, kind: tuple[object, ...]) -> _Network:
         config, side, part = info.config, registry.client_side(info.config.method_name), None

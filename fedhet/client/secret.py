@@ -28,9 +28,6 @@ from fedhet.utils.text import log
 DELTA = 1e-5
 """The delta at which the epsilon of differentially private training is computed."""
 
-ORDERS = (*range(2, 65), 128, 256, 512)
-"""Orders of the Renyi divergence; the accountant's formula does not converge for some others."""
-
 FOLDER = "nodes"
 """Folder in a node's `state-dir` with a file for each client."""
 
@@ -153,7 +150,7 @@ def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
         raise ConfigError(
             "dp-noise needs the package dp-accounting, which is missing: pip install 'fedhet[dp]'"
         ) from error
-    accountant = RdpAccountant(orders=ORDERS)
+    accountant = RdpAccountant(orders=(*range(2, 65), 128, 256, 512))  # its formula does not converge for some others
     steps_of = grouped(((noise, rate), int(steps)) for noise, rate, steps in spent)  # rounds are mostly alike
     for (noise, rate), steps in steps_of.items():
         accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), sum(steps))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import client_setup, configuration
+from fedhet.config import client_setup, configuration, toml
 from fedhet.config.toml import parse_settings, toml_value
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import is_complete
@@ -129,7 +129,7 @@ def shared_settings(
 
     With `strict`, a key that the user sets but that has no effect for any variant is an error.
     """
-    flat = configuration.flattened(config)
+    flat = toml.chosen(config)
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
     base["seed"] = seeds[0]
     of_siblings = keys_of_siblings(variants, base)

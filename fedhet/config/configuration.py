@@ -34,9 +34,6 @@ OWN_SGD: Mapping[str, Value] = {"optimizer": "sgd", "learning-rate": 0.05, "mome
 EXTRA = "extra-keys"
 """Key of Flower's run config, which accepts declared keys only, for the keys of a method from outside."""
 
-ARGUMENTS = ("task", "model")
-"""Arguments of `fedhet.run` that are not keys."""
-
 KeyRow = tuple[str, Value, str, str]
 """A key, its default, the values that it accepts, and its description."""
 
@@ -59,7 +56,7 @@ def resolve(
             from messages.
         supplied: names of the user's arguments in Python, such as `data`, which replace keys.
     """
-    wanted = flattened(chosen)
+    wanted = toml.chosen(chosen)
     for key in ("preset", EXTRA, "method"):
         if not isinstance(wanted.get(key, ""), str):
             kind = f", not the class {wanted[key].__name__}" if isinstance(wanted[key], type) else ""
@@ -120,11 +117,6 @@ def at_node(text: str, node: tuple[tuple[str, Any], ...], *, here: bool) -> Conf
     return resolve({**config.flat(), **paths, **dict(node)}, strict=False, trusted=False) if node or paths else config
 
 
-def flattened(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's settings by dotted kebab-case keys, without keys whose value is `""`."""
-    return {toml.as_key(key): value for key, value in toml.chosen(chosen).items()}
-
-
 def _values_of(
     method: Method | None, layers: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -155,7 +147,7 @@ def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
     known = fields_of(options)
-    if key in ARGUMENTS:
+    if key in ("task", "model"):
         raise ConfigError(
             f"{key} is not a key but an argument of fedhet.run, fedhet.compare and fedhet.make_client_app: "
             f"pass {key}=... to one of them"

@@ -23,9 +23,6 @@ OURS = {
 TRAINING = (*keys_about("optimiser"), "local-epochs", "batch-size", "precision", "augment")
 """Common keys that `train_config` sets for clients that train with fedhet's loop."""
 
-FROM_FLOWER = ("server-round", "clipping_norm")
-"""Entries that Flower's strategies and wrappers add to `train_config`."""
-
 
 @dataclass(frozen=True)
 class FlowerOptions:
@@ -112,6 +109,8 @@ def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dic
             ours[key] = value
         elif key in known:
             raise ConfigError(f"train_config cannot set {name!r}, only how clients train: pass it to the strategy")
-        elif name not in FROM_FLOWER and (close := get_close_matches(key, known, n=1, cutoff=0.75)):
+        elif name in ("server-round", "clipping_norm"):  # from Flower's strategies and wrappers
+            continue
+        elif close := get_close_matches(key, known, n=1, cutoff=0.75):
             raise ConfigError(f"unknown key {key!r} in train_config: did you mean {close[0]!r}?")
     return ours

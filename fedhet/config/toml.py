@@ -64,8 +64,8 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
 
 
 def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables as dotted keys, without keys whose value is `""`, which means "not set" as in Flower."""
-    return {key: value for key, value in flatten(table).items() if value != ""}
+    """Return nested tables as dotted kebab-case keys, without keys whose value is `""`: not set, as in Flower."""
+    return {as_key(key): value for key, value in flatten(table).items() if value != ""}
 
 
 def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:

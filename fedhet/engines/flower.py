@@ -35,9 +35,6 @@ from fedhet.utils.machine import cores, device_of, ended_by_signals, runs_at_onc
 from fedhet.utils.statistics import client_order
 from fedhet.utils.text import __version__, log
 
-CLIENT_MEMORY = 10**9
-"""Bytes of memory that a client's process needs for torch, Flower and fedhet."""
-
 PATIENCE, PENDING = 30.0, 60.0
 """Seconds for a command to answer, and for a SuperLink to start a run."""
 
@@ -246,7 +243,8 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 def _federation(clients: int, threads: int, device: str) -> list[str]:
     """Return options of `flwr run`: as many clients at a time as cores, memory and GPUs allow, each on one GPU."""
     share, on_gpu = 0.0, device_of(device).type == "cuda"
-    at_once = max(1, min(clients, cores() // threads, psutil.virtual_memory().available // CLIENT_MEMORY))
+    room = psutil.virtual_memory().available // 10**9  # torch, Flower and fedhet take a gigabyte for each client
+    at_once = max(1, min(clients, cores() // threads, room))
     if on_gpu:
         gpus = torch.cuda.device_count()
         at_once = min(at_once, gpus * runs_at_once(device_of(device)))

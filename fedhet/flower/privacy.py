@@ -25,9 +25,6 @@ DELTA = 1e-5
 ROUNDING = 0.01
 """The greatest rounding error in single precision, relative to the clipping norm."""
 
-LEAST_NOISE = 0.01
-"""Noise multipliers below this count as no noise: epsilon would be in the thousands."""
-
 NO_MEAN = "the server does not take the mean of models, weighted by examples (aggregation = mean, no clip-norm)"
 
 NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
@@ -218,7 +215,7 @@ def mod_ledger(
     """
 
     def noise_multiplier(*_: object) -> float | str:
-        without = [client for client, multiplier in noise.items() if multiplier < LEAST_NOISE]
+        without = [client for client, multiplier in noise.items() if multiplier < 0.01]  # epsilon in the thousands
         if without:
             return f"client {without[0]} adds no noise: make its ClientApp with mods=[LocalDpMod(...)]"
         return min(noise.values())

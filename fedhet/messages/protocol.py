@@ -33,20 +33,13 @@ PUBLIC = "public"
 WHOLE = "whole"
 """Name of the group of arrays with a whole network's first weights, sent by a client that trains a part of it."""
 
-ROOM = 4
-"""A client may need at most 1 / `ROOM` of the server's memory; a larger one is refused in the handshake."""
 MOST_PARTITIONS = 100_000
 """The largest value of `clients`."""
-MOST_PUBLIC = 10**8
-"""The largest number of public examples."""
 MOST_ARRAYS = 2**15
 """Largest number of arrays that a client may share."""
 
 FURTHER, EVALUATED, MOST_FURTHER = "own.", "evaluated.", 1024
 """Prefixes of metrics that a user's own train and evaluate functions return, and the largest number of either."""
-
-LONGEST_GROUPS = 2**20
-"""Largest number of characters of permutation groups as text; ResNet-152 has 200,000."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +119,12 @@ class Report:
     normalised: bool = True
     spec: Spec = field(default_factory=dict)
     public: Name = ""
-    public_size: int = field(default=0, metadata={"at_most": MOST_PUBLIC})
+    public_size: int = field(default=0, metadata={"at_most": 10**8})
     device: str = ""
     note: str = ""
     outputs: int = field(default=0, metadata={"at_most": 2**31})
     noise: float = 0.0
-    groups: Text = field(default="", metadata={"longest": LONGEST_GROUPS})
+    groups: Text = field(default="", metadata={"longest": 2**20})  # ResNet-152 has 200,000 characters
     wrapped: bool = False
 
     @property
@@ -179,8 +172,8 @@ def _spec(record: Mapping[str, Any]) -> Spec:
 
 
 def check_room(size: int, needed: str) -> None:
-    """Raise a WireError if a client needs too much of the server's memory; the message starts with `needed`."""
-    if size > (most := memory() / ROOM):
+    """Raise a WireError if a client needs over a quarter of the server's memory; the message starts with `needed`."""
+    if size > (most := memory() / 4):
         raise WireError(f"{needed} {size / 1e9:.3g} GB, and at most {most / 1e9:.3g} GB per client is available")
 
 

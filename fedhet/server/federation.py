@@ -20,9 +20,6 @@ Check = Callable[[Reply], None]
 GRACE = 10.0
 """Seconds to wait for nodes that are required."""
 
-MOST_PREDICTIONS = 2**28
-"""The largest number of predictions of one example: a text has one for each character, a scan one for each pixel."""
-
 
 class Federation:
     """Exchanges messages with the clients of a run, and counts the bytes sent and received in the current round.
@@ -201,7 +198,8 @@ class Federation:
         metric, labels = known.report.metric, known.report.labels
         for name, measured in reply.measured.items():
             examples = reply.validation_examples if name.startswith("validation-") else reply.test_examples
-            most = math.inf if name.startswith("common-") else examples * max(examples, MOST_PREDICTIONS)
+            # An example has at most 2**28 predictions: a text one for each character, a scan one for each pixel.
+            most = math.inf if name.startswith("common-") else examples * max(examples, 2**28)
             if len(measured.metric.values) != labels or max(measured.metric.weights) > most:
                 raise WireError(
                     f"the client's metric {name} must have {labels} values (one per label), with weights up to {most:g}"

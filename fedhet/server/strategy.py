@@ -36,9 +36,6 @@ from fedhet.server.run import Round, Run, named, run_folder
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import console, log
 
-LAST = 3
-"""A run fails if this many last rounds, or the last half of all rounds, did not count."""
-
 
 class FederatedStrategy(FlowerLoop[P, S]):
     """The base class of all strategies: a `flwr.serverapp.strategy.Strategy` that runs on any Flower Grid.
@@ -285,10 +282,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.reporter.on_common_test = common
 
     def _check_that_rounds_counted(self) -> None:
-        """Raise a FedhetError if too many rounds at the end of the run (`LAST`) had too few valid replies."""
+        """Raise a FedhetError if the last three rounds, or the last half of all, had too few valid replies."""
         last = self.run.last_round
         counted = max([0, *(client.trained for client in self.state.clients.values())])
-        if last - counted >= min(LAST, math.ceil(last / 2)) > 0:
+        if last - counted >= min(3, math.ceil(last / 2)) > 0:
             raise FedhetError(
                 f"no round after round {counted} of {last} had {self.config.min_clients} valid replies (min-clients):\n"
                 f"{self.run.round.reasons('no client was asked')}"

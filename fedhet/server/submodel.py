@@ -4,7 +4,7 @@ A part of an array is given by its indices along each axis. The method determine
 of a given width trains (`Sharing.units`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -28,6 +28,8 @@ from fedhet.server.strategy import FederatedStrategy
 Indices = NDArray[np.intp]
 Part = tuple[Indices | None, ...]
 """The entries along each axis; None for an axis that the client has whole. (): the client lacks the array."""
+Place = Any
+"""An index of an array: `...` for a whole array, otherwise from `np.ix_`."""
 Parts = Mapping[str, Part]
 """By shared key, the arrays of which a client has only a part."""
 
@@ -169,22 +171,22 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 
 def split(
     models: Mapping[str, Arrays], specs: Mapping[str, Spec], parts: Mapping[str, Parts], wholes: Arrays
-) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Sequence[Indices] | None]]]:
+) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Place]]]:
     """Split clients' arrays into pieces, such that each client has either all entries of a piece or none.
 
     Returns:
-        The pieces by client and name, their specifications by client and name, and for each name the key of the split
-        array with the indices of the piece along each axis (None for an array that all clients have whole).
+        The pieces by client and name, their specifications by client and name, and for each name the key and the place
+        of the piece in the split array.
     """
     pieces: dict[str, Arrays] = {client: {} for client in models}
     kinds: dict[str, Spec] = {client: {} for client in models}
-    places: dict[str, tuple[str, Sequence[Indices] | None]] = {}
+    places: dict[str, tuple[str, Place]] = {}
     for key in dict.fromkeys(key for model in models.values() for key in model):
         by_client = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
-        blocks: Iterable[tuple[list[str], Sequence[Indices] | None]] = [(list(by_client), None)]
+        blocks: Iterable[tuple[list[str], Place]] = [(list(by_client), ...)]
         arrays = {client: models[client][key] for client in by_client}
         if any(by_client.values()):
-            blocks = _pieces(by_client, wholes[key].shape)
+            blocks = _blocks(by_client, wholes[key].shape)
             for client, part in by_client.items():
                 if part is not None:  # back to its places in the whole array
                     whole = np.empty(wholes[key].shape, arrays[client].dtype)
@@ -194,28 +196,22 @@ def split(
             name = str(len(places))
             places[name] = key, place
             for client in owners:
-                array = arrays[client] if place is None else arrays[client][np.ix_(*place)]
-                pieces[client][name] = np.asarray(array, order="C")
-                kinds[client][name] = array.shape, specs[client][key][1]
+                pieces[client][name] = piece = np.asarray(arrays[client][place], order="C")
+                kinds[client][name] = piece.shape, specs[client][key][1]
     return pieces, kinds, places
 
 
-def joined(pieces: Arrays, places: Mapping[str, tuple[str, Sequence[Indices] | None]], before: Arrays) -> Arrays:
+def joined(pieces: Arrays, places: Mapping[str, tuple[str, Place]], before: Arrays) -> Arrays:
     """Join pieces into whole arrays; entries that no piece covers keep their value in `before`."""
     whole: Arrays = {}
     for name, array in pieces.items():
         key, place = places[name]
-        if place is None:
-            whole[key] = array
-        else:
-            whole.setdefault(key, before[key].astype(array.dtype))[np.ix_(*place)] = array
+        whole.setdefault(key, array if place is ... else before[key].astype(array.dtype))[place] = array
     return whole
 
 
-def _pieces(
-    parts: Mapping[str, Part | None], shape: tuple[int, ...]
-) -> Iterator[tuple[list[str], tuple[Indices, ...]]]:
-    """Yield the blocks into which clients' parts divide an array, each with the clients that have it."""
+def _blocks(parts: Mapping[str, Part | None], shape: tuple[int, ...]) -> Iterator[tuple[list[str], Place]]:
+    """Yield the places of the blocks into which clients' parts divide an array, with the clients that have each."""
     axes = []
     for axis, size in enumerate(shape):
         having = np.ones((len(parts), size), bool)
@@ -227,7 +223,7 @@ def _pieces(
     for blocks in product(*axes):
         owners = np.logical_and.reduce([pattern for pattern, _ in blocks])
         if owners.any():
-            yield [client for client, has in zip(parts, owners, strict=True) if has], tuple(at for _, at in blocks)
+            yield [client for client, has in zip(parts, owners, strict=True) if has], np.ix_(*(at for _, at in blocks))
 
 
 def _index(shape: tuple[int, ...], part: Part) -> tuple[Any, ...]:

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-FORMULA = tuple("=+-@＝＋－＠")
-"""Characters with which a formula begins in a spreadsheet."""
-
-
 def printable(text: str, *, keep: str = "") -> str:
     r"""Escape invisible characters, such as `\x1b` and `\u202e`, except the characters in `keep`."""
     if text.isprintable():
@@ -43,7 +39,7 @@ def cell(value: object) -> object:
     with contextlib.suppress(ValueError):
         float(text)
         return text
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return f"'{text}" if text.startswith(tuple("=+-@＝＋－＠")) else text
 
 
 def console(**options: Any) -> "Console":
