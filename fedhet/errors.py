@@ -112,16 +112,15 @@ def check_list(name: str, value: object, kind: type, example: str) -> None:
         raise ConfigError(f"{name} = {shown(value)}: must be a list, such as {example}")
 
 
-MOST, NEIGHBOURS = 20, 5
-"""A message lists all known names up to this number, or else this number of the nearest."""
-
-
 def nearest(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return a message such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, ...`."""
+    """Return a message such as `unknown model 'cnn33'; did you mean 'cnn-3-3'? known: cnn, ...`.
+
+    It lists all known names, or the five nearest if there are more than 20.
+    """
     names = sorted({*known})
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    shown = names if len(names) <= MOST else get_close_matches(name, names, n=NEIGHBOURS, cutoff=0.4)
+    shown = names if len(names) <= 20 else get_close_matches(name, names, n=5, cutoff=0.4)
     rest = len(names) - len(shown)
     listed = ", ".join(shown) + (" and " * bool(shown) + f"{rest} others" if rest else "")
     return f"unknown {kind} {name!r}{hint} known: {listed or 'none'}"

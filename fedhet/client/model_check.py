@@ -26,9 +26,6 @@ from fedhet.training.evaluation import forward
 from fedhet.utils.inputs import Inputs, parts_of
 from fedhet.utils.randomness import seeded
 
-EXAMPLES = 8
-"""Number of examples with which a network is checked."""
-
 ROWS = 4
 """Number of first examples of each part whose inputs must not change within a run."""
 
@@ -38,8 +35,6 @@ PARTS = {
     "validation": "validation examples",
     "common": "common test set",
 }
-
-OWN_MODEL = "the configured architectures fit only the configured data set: pass a network of your own (model)"
 
 
 class ModelCheck(NamedTuple):
@@ -87,7 +82,7 @@ def check_model(
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
     name, parts = model._get_name(), {name: getattr(data, name) for name in PARTS if getattr(data, name)}
-    check_scale(raw := {part: examples.inputs[:EXAMPLES] for part, examples in parts.items()})
+    check_scale(raw := {part: examples.inputs[:8] for part, examples in parts.items()})
     inputs = transform(raw["train"])
     with representation.head_output() as captured:
         outputs = _outputs(representation, inputs, "inputs", function, inputs)
@@ -144,7 +139,8 @@ def _outputs(
         reason = _remedy(model, inputs) or f"{type(error).__name__}: {error}"
         if like.shape[1:] != inputs.shape[1:]:
             reason = f"training inputs have shape {tuple(like.shape)}"
-        reason = OWN_MODEL if function is None else reason
+        if function is None:
+            reason = "the configured architectures fit only the configured data set: pass a network of your own (model)"
         origin = user_functions.origin(function)
         raise ModelError(
             f"the client's {model._get_name()} cannot take its {words}, {taken}: {reason}{origin}"

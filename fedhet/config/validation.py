@@ -13,9 +13,6 @@ from fedhet.methods.method import Traits
 from fedhet.methods.options import OWN, Config, fields_of, listed
 from fedhet.utils.machine import check_device_name
 
-LOGS = ("tensorboard", "wandb", "mlflow")
-"""Values of the key `log`; `fedhet.results.observers` has an observer for each."""
-
 SUPPLIED: dict[OwnPart, str] = {
     "data": "data of your own",
     "model": "models of your own",
@@ -37,7 +34,7 @@ def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
 
     config = Config(**common)
     named: list[tuple[str, str, Collection[str]]] = [
-        *(("log", each, LOGS) for each in listed(config.log)),
+        *(("log", each, ("tensorboard", "wandb", "mlflow")) for each in listed(config.log)),
         ("dataset", config.dataset, [*data.names(), OWN]),
         ("partition", config.partition, data.partitions()),
     ]

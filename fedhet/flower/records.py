@@ -74,11 +74,8 @@ def encode_arrays(arrays: Arrays, *, flower: bool = False) -> ArrayRecord:
     """Return a record of arrays, as raw bytes or in Flower's format."""
     if flower:
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-    return filled(ArrayRecord(), {name: _encode(array) for name, array in arrays.items()})
-
-
-def _encode(array: np.ndarray[Any, Any]) -> Array:
-    return array_of(_name_of(array.dtype), array.shape, STYPE, array.tobytes())
+    raw = {name: array_of(_name_of(each.dtype), each.shape, STYPE, each.tobytes()) for name, each in arrays.items()}
+    return filled(ArrayRecord(), raw)
 
 
 def _decode(array: Array) -> np.ndarray[Any, Any]:

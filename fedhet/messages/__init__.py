@@ -7,7 +7,6 @@ from fedhet.messages.arrays import Spec as Spec
 from fedhet.messages.arrays import WireError as WireError
 from fedhet.messages.arrays import as_declared as as_declared
 from fedhet.messages.arrays import by_position as by_position
-from fedhet.messages.arrays import bytes_of as bytes_of
 from fedhet.messages.arrays import cast as cast
 from fedhet.messages.arrays import check as check
 from fedhet.messages.arrays import check_finite as check_finite
@@ -17,7 +16,6 @@ from fedhet.messages.arrays import narrowed as narrowed
 from fedhet.messages.arrays import spec_of as spec_of
 from fedhet.messages.arrays import to_arrays as to_arrays
 from fedhet.messages.arrays import to_tensor as to_tensor
-from fedhet.messages.arrays import without_widths as without_widths
 from fedhet.messages.fields import Fields as Fields
 from fedhet.messages.protocol import LostState as LostState
 from fedhet.messages.protocol import Reply as Reply

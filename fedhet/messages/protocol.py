@@ -27,9 +27,6 @@ round, for evaluations with the received weights."""
 STARTS = ("received", "scratch")
 """Starts of an unseen client: received weights, or its own new ones; a metric after epoch 3 is `received-3`."""
 
-PUBLIC = "public"
-"""Name of the group of arrays with the public dataset, in a handshake."""
-
 WHOLE = "whole"
 """Name of the group of arrays with a whole network's first weights, sent by a client that trains a part of it."""
 
@@ -294,12 +291,12 @@ class LostState(FedhetError):
 def with_public_dataset(public: PublicDataset) -> Payload:
     """Return the payload of a handshake that sends the public dataset."""
     labels = {} if public.labels is None else {"labels": public.labels}
-    return Payload({PUBLIC: to_arrays({**parts_of(public.inputs), **labels})})
+    return Payload({"public": to_arrays({**parts_of(public.inputs), **labels})})
 
 
 def public_dataset_in(payload: Payload) -> PublicDataset | None:
     """Return the public dataset in a handshake's payload, if any; raise a WireError if it is invalid."""
-    if (sent := payload.arrays.get(PUBLIC)) is None:
+    if (sent := payload.arrays.get("public")) is None:
         return None
     tensors = {name: to_tensor(array) for name, array in sent.items()}
     labels = tensors.pop("labels", None)

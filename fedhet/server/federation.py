@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, write_request
+from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 from fedhet.server.run import Run, named
 from fedhet.utils.machine import proof
@@ -79,8 +79,9 @@ class Federation:
 
     def message(self, kind: str, node: int, content: RecordDict, request: Request) -> Message:
         """Return a message with `content` and `request` for a node, and record it in the round."""
-        round = self.run.round
-        write_request(content, request, self.run.config.text, self.run.further)
+        run, round = self.run, self.run.round
+        entries = sent_along(run.train_config, run.evaluate_config, run.flower_options.names)
+        write_request(content, request, run.config.text, entries)
         round.sent[node] = Message(content, dst_node_id=node, message_type=kind, group_id=str(round.number))
         return round.sent[node]
 

@@ -22,6 +22,9 @@ from fedhet.utils.files import state_folder
 from fedhet.utils.statistics import grouped, in_order
 from fedhet.utils.text import log
 
+NOBODY = "no client can serve:"
+"""The first line of an error, above the reasons."""
+
 UNSEEN = 2**26
 """Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
 
@@ -73,7 +76,7 @@ class Handshake:
             self._ask(new, unseen=unseen)
         if not federation.nodes:
             why = "all join after the last round (unseen-clients)" if self._waiting else "there are no nodes"
-            raise FedhetError(f"no client can serve:\n{round.reasons(why)}")
+            raise FedhetError(f"{NOBODY}\n{round.reasons(why)}")
         self._check_settings()
         if len(federation.nodes) == 1 and self._refused | self.contested and self.run.traits.communicates:
             (left,) = federation.nodes

@@ -17,7 +17,7 @@ from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, ModelError
-from fedhet.flower import ArrayRecord, Grid, Message, decode_arrays, sent_along
+from fedhet.flower import ArrayRecord, Grid, Message, decode_arrays
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Arrays, Reply, difference, spec_of
@@ -126,11 +126,6 @@ class Run:
             chosen = {key: value for key, value in self.config.flat().items() if value != ""}
             changed = configuration.resolve({**chosen, **settings}, strict=False)
             self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
-
-    @property
-    def further(self) -> dict[str, Any]:
-        """Entries of messages for Flower's mods and clients' own functions (`train_config`, `evaluate_config`)."""
-        return sent_along(self.train_config, self.evaluate_config, self.flower_options.names)
 
     def take(self, argument: Literal["train_config", "evaluate_config"], sent: Mapping[str, Any] | None) -> None:
         """Set `train_config` or `evaluate_config` (`argument`) to the entries `sent` to clients from now on.

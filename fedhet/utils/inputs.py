@@ -34,6 +34,8 @@ class Inputs:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "parts":  # as `copy` and `pickle` ask before there are parts
             raise AttributeError(f"Inputs has no attribute {name!r}")
+        if name in ("index_select", "to", "clone", "cpu", "contiguous", "detach"):
+            return lambda *args, **kwargs: Inputs({n: getattr(p, name)(*args, **kwargs) for n, p in self.parts.items()})
         return getattr(self._first, name)
 
     def __getitem__(self, rows: Any) -> "Inputs":
@@ -69,16 +71,6 @@ def _is_several(value: object) -> bool:
 def _part(value: Any, name: str) -> Any:
     return value.parts[name] if isinstance(value, Inputs) else value
 
-
-def _rowwise(name: str) -> Callable[..., Inputs]:
-    def method(self: Inputs, *args: Any, **kwargs: Any) -> Inputs:
-        return Inputs({key: getattr(part, name)(*args, **kwargs) for key, part in self.parts.items()})
-
-    return method
-
-
-for _name in ("index_select", "to", "clone", "cpu", "contiguous", "detach"):
-    setattr(Inputs, _name, _rowwise(_name))
 
 _pytree.register_pytree_node(  # for torch.export and torch.func
     Inputs,

@@ -129,16 +129,14 @@ def reseeded(values: Iterable[object]) -> Iterator[None]:
     """
     held = ((each, {} if isinstance(each, ModuleType) else getattr(each, "__dict__", {})) for each in values)
     nested = (inner for each, attributes in held for inner in (each, *attributes.values()))
-    found = {id(each): each for each in nested if isinstance(each, _GENERATORS)}
+    kinds = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
+    found = {id(each): each for each in nested if isinstance(each, kinds)}
     restore = [_reseed(each, torch.initial_seed()) for each in found.values()]
     try:
         yield
     finally:
         for each in restore:
             each()
-
-
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 def _reseed(generator: Any, seed: int) -> Callable[[], object]:

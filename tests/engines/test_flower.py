@@ -58,9 +58,6 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class TestApp:
-    def test_no_federations_are_shipped(self, pyproject: dict[str, Any]) -> None:
-        assert "federations" not in pyproject["tool"]["flwr"]
-
     def test_the_bundle_of_a_checkout(self, pyproject: dict[str, Any]) -> None:
         fab = build_fab_from_disk(ROOT)
         names = members(fab)

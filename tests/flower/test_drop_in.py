@@ -550,13 +550,6 @@ def test_the_same_result_as_in_flower(result):
     assert mine == right
 
 
-@pytest.mark.parametrize("place", ["mods", "train_mods"])
-def test_noise_at_any_place_is_accounted_for(place):
-    pytest.importorskip("dp_accounting")
-    ours(wrapped(**{place: [LocalDpMod(0.1, 0.1, 1.0, 1e-5)]}), strategy := fedhet.FedAvg())
-    assert 0 < strategy.run.privacy.spent()["epsilon"] < math.inf
-
-
 # ---- sentences
 
 

@@ -16,7 +16,6 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import message_size_mod
-from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from typer.testing import CliRunner
@@ -55,23 +54,6 @@ def test_a_filled_record_is_one_of_flowers(kind, values):
     assert ours == kind(values)
     assert ours.object_id == kind(values).object_id  # by which Flower sends it
     assert all(ours[name] is value for name, value in values.items())
-
-
-def test_a_message_gets_an_id_to_which_replies_refer(message):
-    assert insides.identify(message, count(5)) == "5"
-    assert Message(RecordDict(), reply_to=message).metadata.reply_to_message_id == "5"
-
-
-def test_messages_of_this_process_are_the_servers(message):
-    assert message.metadata.run_id == insides.RUN_ID
-    assert message.metadata.src_node_id == insides.SERVER_ID
-
-
-def test_an_error_reply_has_its_reason(message):
-    insides.identify(message, count(1))
-    failed = insides.failure(message, "it raised")
-    assert failed.has_error()
-    assert (failed.error.code, failed.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "it raised")
 
 
 def test_a_client_app_without_the_handler_says_so(message):
@@ -159,19 +141,3 @@ def test_flowers_log_has_colours_on_a_terminal_only(monkeypatch, terminal, colou
     insides.colour_terminals_only()
     line = handler.format(logging.LogRecord("flwr", logging.INFO, "", 0, "a round", None, None))
     assert line.count("\x1b[92m") == colours
-
-
-def test_rules_of_aggregation():
-    groups = [[np.array([value, -value]), np.array(2 * value)] for value in (0.0, 1.0, 2.0, 4.0, 100.0)]
-    weighted = [(arrays, 1) for arrays in groups]
-    found = {
-        "median": insides.aggregate_median(weighted),
-        "a fifth of the values cut at each end": insides.aggregate_trimmed_avg(weighted, 0.22),
-        "the client nearest to the others": insides.aggregate_krum(weighted, 1, 0),
-        "the mean of the four that are": insides.aggregate_krum(weighted, 1, 4),
-    }
-    values = dict(zip(found, (2.0, 7 / 3, 1.0, 7 / 4), strict=True))
-    for name, arrays in found.items():
-        expected = [np.array([values[name], -values[name]]), np.array(2 * values[name])]
-        assert len(arrays) == 2, name
-        assert all(np.allclose(mine, theirs) for mine, theirs in zip(arrays, expected, strict=True)), (name, arrays)

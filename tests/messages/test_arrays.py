@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-import torch
 
-from fedhet.messages import WireError, as_declared, cast, check, to_arrays
+from fedhet.messages import WireError, as_declared, check
 
 
 def test_check_names_the_first_array_that_is_wrong():
@@ -32,17 +31,6 @@ def test_huge_values_are_refused():
         WireError, match=r"its model: w has values up to 3.0e\+30, beyond 1e\+09: has training diverged"
     ):
         check({"w": np.full(4, 3e30, np.float32)}, {"w": ((4,), "float32")}, "its model")
-
-
-def test_only_floating_arrays_are_cast():
-    tensors = {"w": torch.ones(2), "n": torch.tensor(3), "half": torch.ones(1, dtype=torch.float16)}
-    assert {name: array.dtype.name for name, array in to_arrays(tensors, "float16").items()} == {
-        "w": "float16",
-        "n": "int64",
-        "half": "float16",
-    }
-    own = to_arrays(tensors)
-    assert cast(own, "float32")["w"] is own["w"]
 
 
 def test_arrays_get_the_declared_dtypes():

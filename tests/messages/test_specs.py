@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fedhet.errors import ModelError
-from fedhet.messages import difference, load_into, narrowed, spec_of
+from fedhet.messages import difference, load_into, spec_of
 
 
 def test_loading_arrays_into_a_model():
@@ -17,11 +17,6 @@ def test_loading_arrays_into_a_model():
             load_into(model.state_dict(), bad)
         assert torch.equal(model.bias, before)
     assert spec_of(model.state_dict()) == {"weight": ((2, 2), "float32"), "bias": ((2,), "float32")}
-
-
-def test_a_narrowed_spec_has_floats_as_they_travel():
-    spec = {"w": ((2,), "float32"), "n": ((), "int64")}
-    assert narrowed(spec, "float16") == {"w": ((2,), "float16"), "n": ((), "int64")}
 
 
 def test_the_first_difference_of_two_models_is_told():

@@ -27,14 +27,6 @@ def start(tmp_path, tiny, new_watch):
     return start
 
 
-def test_unknown_settings_are_refused():
-    with pytest.raises(ConfigError, match="did you mean 'learning-rate'"):
-        fedhet.FedAvg(learning_rat=1.0)
-    assert fedhet.FedProx(mu=0.5, learning_rate=0.2).options.mu == 0.5
-    with pytest.raises(AttributeError, match="FedNothing"):
-        _ = fedhet.FedNothing
-
-
 def test_order_of_replies_does_not_matter(start, tiny):
     class Shuffled(LocalGrid):
         def send_and_receive(self, messages, *, timeout=None):
