@@ -101,14 +101,12 @@ class Policy:
 
     def check_method(self, method: str, traits: Traits) -> None:
         """Raise `Refused` if a method sends a kind of values, other than metrics, that the node does not allow."""
-        if self.allowed is not None:
-            if not self.allowed:
-                raise Refused(
-                    "this node allows nothing to be sent (allow = ''), so it cannot take part in a run: add the "
-                    "kinds of values that it may send"
-                )
-            self._check(method, traits.kinds)
-        self._check_private(method, traits.kinds, sums_examples=traits.sums_examples)
+        if self.allowed is not None and not self.allowed:
+            raise Refused(
+                "this node allows nothing to be sent (allow = ''), so it cannot take part in a run: add the kinds of "
+                "values that it may send"
+            )
+        self._check(method, traits.kinds, sums_examples=traits.sums_examples)
 
     def check_shared(self, side: AnySide) -> None:
         """Raise `Refused` if the network's shared arrays are of a kind that the node does not allow."""
@@ -137,9 +135,7 @@ class Policy:
         if self.allowed is not None or self.noise:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
             kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
-            if self.allowed is not None:
-                self._check(side.client.config.method_name, kinds)
-            self._check_private(side.client.config.method_name, kinds)
+            self._check(side.client.config.method_name, kinds)
         values = {}
         for name, value in payload.values.items():
             if side.traits.sends.get(name) != METRICS:
@@ -190,19 +186,18 @@ class Policy:
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
-    def _check_private(self, method: str, kinds: Collection[str], *, sums_examples: bool = False) -> None:
+    def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, way_out: str = "") -> None:
+        """Raise `Refused` if a kind is not allowed, or depends on examples that differential privacy must hide."""
+        allowed = kinds if self.allowed is None else self.allowed
+        if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
+            way_out = way_out if refused == ["statistics"] else ""
+            out = ", ".join(sorted(allowed))
+            raise Refused(f"this node allows only {out} (allow), but {method} sends {', '.join(refused)}{way_out}")
         if self.noise and (sums_examples or not TRAINED.issuperset(kinds)):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "
                 "the client's examples: choose another method, such as fedavg, fedrep or fedhenn"
             )
-
-    def _check(self, method: str, kinds: Collection[str], *, way_out: str = "") -> None:
-        refused = sorted({*kinds} - {METRICS, STRUCTURE} - (self.allowed or frozenset()))
-        if refused:
-            way_out = way_out if refused == ["statistics"] else ""
-            out = ", ".join(sorted(self.allowed or ()))
-            raise Refused(f"this node allows only {out} (allow), but {method} sends {', '.join(refused)}{way_out}")
 
 
 def _kind_of(group: str, name: str, side: AnySide) -> str:

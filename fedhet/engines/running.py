@@ -27,7 +27,7 @@ from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import colour_terminals_only
 from fedhet.methods import registry
-from fedhet.methods.options import OWN, Config, keys_that
+from fedhet.methods.options import Config, keys_that
 from fedhet.results.history import Row, read_history, read_run, showing
 from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
@@ -157,9 +157,6 @@ def _checked_here(config: Config, functions: UserFunctions) -> Config:
             raise ConfigError(f"start-from = {start} does not exist: give the folder of a run, or its models/")
         config = config.replace(start_from=str(start))  # workers may have another working directory
     client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
-    by_rate = {"learning-rate", "momentum"} & config.chosen and "optimizer" not in config.chosen
-    if config.preset == OWN and config.optimizer == "sgd" and by_rate:
-        text.log.info("learning-rate or momentum without optimizer: clients train by SGD (the default is adam)")
     return config
 
 

@@ -87,7 +87,9 @@ class Reporter:
             log.warning("round %d, %s", round.number, line)
         row = self.row(replies, metrics) | more
         self._rows.append(row)
-        self.evaluated = evaluations(replies, self.run.traits.scored)
+        scored = self.run.traits.scored
+        evaluated = {scored: over_clients(replies, scored), "metrics": own_metrics(replies, "evaluated")}
+        self.evaluated = metric_record(evaluated) or None
         report = RoundReport(row, self._client_rows(replies))
         for observer in self.observers:
             observer.round(self.info(), report)
@@ -139,12 +141,6 @@ def own_metrics(replies: Mapping[str, Reply], which: Literal["further", "evaluat
     return {name: weighted_mean(pairs) for name, pairs in reported.items() if sum(weight for _, weight in pairs)}
 
 
-def evaluations(replies: Mapping[str, Reply], scored: str) -> MetricRecord | None:
-    """Return the metrics of the clients' evaluations of the model `scored` (received or trained)."""
-    row = {scored: over_clients(replies, scored), "metrics": own_metrics(replies, "evaluated")}
-    return metric_record(row) or None
-
-
 def statistics(replies: Mapping[str, Reply], on_common_test: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return statistics over clients on their own test parts, the common test set and their validation parts.
 
@@ -190,16 +186,15 @@ def unseen_clients(replies: Mapping[str, Reply], clients: Mapping[str, ClientRec
     It has statistics before the first epoch and after each epoch, by test set (`own`, `common`) and by initial weights
     (`received`, `scratch`), and each client's `architecture` with its metric by epoch on the first test set.
     """
-    prefixes = {"own": "", "common": "common-"}
     names = {start: [f"{start}-{epoch}" for epoch in range(epochs + 1)] for start in STARTS}
     measured = {name for reply in replies.values() for name in reply.measured}
-    tests = [test for test, prefix in prefixes.items() if f"{prefix}{STARTS[0]}-0" in measured]
-    results: dict[str, Any] = {}
-    for test in tests:
-        prefix = prefixes[test]
-        results[test] = {start: [over_clients(replies, f"{prefix}{name}") for name in names[start]] for start in STARTS}
-    first = prefixes[tests[0]] if tests else ""
-    results["clients"] = {}
+    prefixes = {"own": "", "common": "common-"}
+    prefixes = {test: prefix for test, prefix in prefixes.items() if f"{prefix}{STARTS[0]}-0" in measured}
+    results: dict[str, Any] = {
+        test: {start: [over_clients(replies, f"{prefix}{name}") for name in names[start]] for start in STARTS}
+        for test, prefix in prefixes.items()
+    }
+    first, results["clients"] = next(iter(prefixes.values()), ""), {}
     for client, reply in replies.items():
         metrics = {name: each.metric.value for name, each in reply.measured.items()}
         by_start = {start: [metrics.get(f"{first}{name}") for name in names[start]] for start in STARTS}
