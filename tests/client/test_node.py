@@ -17,7 +17,7 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.server.federation import Federation
-from fedhet.utils.files import name_of, state_home
+from fedhet.utils.files import name_of, read_tensors, state_home
 from fedhet.utils.machine import cores
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.usefixtures("home")
 def federate(tiny, new_watch):
     """Runs two rounds of a method on three nodes; `nodes` are settings of a node by its number."""
 
-    def federate(name, model=None, nodes=None, clients=3, data=None, **settings):
-        watch, grid = new_watch(), LocalGrid(tiny.app(model, data), clients)
+    def federate(name, model=None, nodes=None, clients=3, data=None, task=None, **settings):
+        watch, grid = new_watch(), LocalGrid(tiny.app(model, data, task=task), clients)
         for index, own in (nodes or {}).items():
             grid._contexts[FIRST_NODE + index].node_config.update(own)
-        strategy = getattr(fedhet, name)(observers=[watch], rounds=2, **{"learning_rate": 0.1, **settings})
+        strategy = getattr(fedhet, name)(observers=[watch], **{"rounds": 2, "learning_rate": 0.1, **settings})
         strategy.start(grid)
         return watch, strategy
 
@@ -368,3 +368,82 @@ def test_a_resumed_run_needs_its_clients_settings(tiny, tmp_path):
     )
     with pytest.raises(ConfigError, match="used your own client_settings"):
         fedhet.run({"rounds": 2}, **functions, resume=tmp_path / "run", progress=False)
+
+
+# ---- its network and data
+
+
+def test_networks_without_a_head(federate):
+    watch, _ = federate("FedAvg", lambda client: nn.PReLU())
+    assert watch.rows[0]["failures"] == []
+    with pytest.raises(FedhetError, match="PReLU has no nn.Linear or convolution as head"):
+        federate("FedRep", lambda client: nn.PReLU())
+
+
+@pytest.mark.parametrize("name", ["FedTGP", "FedGH"])
+def test_own_loss_with_methods_of_classes(name, federate):
+    watch, _ = federate(name, task=fedhet.Task("classification", loss=nn.CrossEntropyLoss()))
+    assert watch.rows[0]["failures"] == []
+
+
+def test_data_function_receives_client(federate, tiny):
+    asked = []
+
+    def data(client):
+        asked.append((client.name, client.partition_id, client.num_partitions, client.config.seed, client.node_config))
+        return tiny.data(client)
+
+    federate("Local", data=data, nodes={1: {"name": "north", "ward": 7}}, clients=2, seed=5)
+    assert asked[0][:4] == ("0", 0, 2, 5)
+    assert asked[1][:4] == ("north", 1, 2, 5)
+    assert asked[1][4]["ward"] == 7
+    assert len(asked) == 2
+
+
+def test_name_without_partition(tiny):
+    grid = LocalGrid(tiny.app(), 1)
+    context = grid._contexts[FIRST_NODE]
+    for key in list(context.node_config):
+        del context.node_config[key]
+    strategy = fedhet.FedAvg(rounds=1)
+    strategy.start(grid)
+    assert list(strategy.state.clients) == [str(FIRST_NODE)]
+
+
+def test_different_models_and_classes(federate, tiny, tmp_path):
+    def model(client):
+        return nn.Linear(4, 2) if client.name == "0" else tiny.model(client)
+
+    def data(client):
+        return tiny.data(client, classes=2 if client.name == "0" else 3)
+
+    watch, _ = federate("Local", model, data=data, clients=2, rounds=1, state_dir=str(tmp_path))
+    assert [row["failures"] for row in watch.rows] == [[]] * 3
+    named = [row.architecture for row in watch.clients if row.round == 1]
+    assert named == ["Linear-10", "Sequential-51"]  # and their parameters
+    shapes = [
+        read_tensors(next(tmp_path.rglob(f"models/{c}.safetensors")))["weight" if c == "0" else "2.weight"].shape
+        for c in "01"
+    ]
+    assert shapes == [(2, 4), (3, 6)]
+
+
+def test_undisclosed_architectures(federate):
+    watch, _ = federate("Local", disclose_architecture=False)
+    assert {row.architecture for row in watch.clients} == {""}
+    watch, _ = federate("Local", nodes={1: {"disclose-architecture": False}}, clients=2)
+    assert [row.architecture for row in watch.clients if row.round == 1] == ["Sequential-51", ""]
+
+
+def test_caches_are_dropped_between_runs(tiny, tmp_path):
+    asked = []
+
+    def data(client):
+        asked.append(client.config.seed)
+        return tiny.data(client)
+
+    app = tiny.app(data=data)
+    for seed in (0, 0, 1, 0):
+        config = {"rounds": 1, "seed": seed, "state_dir": str(tmp_path / str(len(asked))), "device": "cpu"}
+        fedhet.Local(**config).start(LocalGrid(app, 2))  # on a GPU data are let go at the end of a run
+    assert asked == [0, 0, 0, 0, 1, 1, 0, 0]

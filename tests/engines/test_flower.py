@@ -23,7 +23,7 @@ from flwr.cli.config_utils import load_and_validate
 import fedhet
 from fedhet.cli import new_project
 from fedhet.config import configuration
-from fedhet.config.toml import to_toml
+from fedhet.config.toml import flatten, to_toml
 from fedhet.engines import flower
 from fedhet.engines.flower import make_app
 from fedhet.engines.superlink import command, environment_of_commands, superlink
@@ -48,13 +48,6 @@ def pyproject() -> dict[str, Any]:
 
 def members(fab: bytes) -> set[str]:
     return set(zipfile.ZipFile(io.BytesIO(fab)).namelist())
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    items: dict[str, Any] = {}
-    for key, value in table.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return items
 
 
 class TestApp:
@@ -130,7 +123,7 @@ class TestApp:
         )
         config = configuration.resolve({"method": "mine", "mine.mu": 0.75})
         settings = flower._run_config(config, tmp_path, False, True)
-        assert settings.keys() <= flat(pyproject["tool"]["flwr"]["app"]["config"]).keys()
+        assert settings.keys() <= flatten(pyproject["tool"]["flwr"]["app"]["config"]).keys()
         assert tomllib.loads(settings["extra-keys"]) == {"mine": {"mu": 0.75}}
         assert configuration.resolve(settings).options == config.options
 
