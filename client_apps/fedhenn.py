@@ -4,8 +4,7 @@ The penalty is eta(t) (1 - CKA). CKA compares the kernel of the client's represe
 where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.alignment.targets`).
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,20 +17,11 @@ from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.algorithms.alignment.targets import compress
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
-from fedhet.messages import Arrays, Payload, WireError, to_tensor
+from fedhet.messages import Arrays, Payload, to_tensor
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
 from fedhet.training import Loss, Step, Term, of_tokens
 from fedhet.utils.randomness import numpy_generator, torch_generator
-
-
-@contextmanager
-def reading_request(name: str) -> Iterator[None]:
-    """Context that turns errors into a WireError for the part `name` of the server's request."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError) as error:
-        raise WireError(f"the server's request is damaged: its {name} cannot be used: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -44,22 +34,10 @@ class PublicRows:
     inputs: Tensor
     tokens: Tensor | None = None
 
-    def __len__(self) -> int:
-        return len(self.inputs)
 
-
-def rows_in(arrays: Arrays, of: Tensor, name: str, *, tokens: int = 1) -> PublicRows:
-    """Return rows `arrays["rows"]` of the examples `of` (n, ...); raises a WireError with `name` if they are invalid.
-
-    If each example has `tokens` tokens, row r is token r % tokens of example r // tokens.
-    """
-    with reading_request(name):
-        rows, count = arrays["rows"], len(of) * tokens
-        if rows.dtype.kind not in "iu" or rows.ndim != 1 or not 0 < len(rows) <= count:
-            raise ValueError(f"row numbers are {rows.dtype} of shape {list(rows.shape)}, not 1 to {count} integers")
-        if rows.min() < 0 or rows.max() >= count:
-            raise ValueError(f"row numbers are from {rows.min()} to {rows.max()}, expected 0 to {count - 1}")
-        return row_tokens(to_tensor(rows).long().to(of.device), of, tokens)
+def rows_in(arrays: Arrays, of: Tensor, tokens: int) -> PublicRows:
+    """Return rows `arrays["rows"]` of the examples `of` (n, ...); row r is token r % tokens of example r // tokens."""
+    return row_tokens(to_tensor(arrays["rows"]).long().to(of.device), of, tokens)
 
 
 def row_tokens(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
@@ -72,12 +50,6 @@ def finite(outputs: Tensor, what: str) -> Tensor:
     if not outputs.isfinite().all():
         raise ModelError(f"the client's {what} are not finite: training may have diverged, try a lower learning-rate")
     return outputs
-
-
-def check_rows(part: Tensor, count: int) -> None:
-    """Raise a ValueError unless `part`, a part of a request, has `count` rows."""
-    if len(part) != count:
-        raise ValueError(f"the array has {len(part)} rows, expected {count}")
 
 
 class FedHeNN(ClientSide[FedHeNNOptions]):
@@ -140,7 +112,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
         """Return the representation alignment dataset (RAD); clients augment its training images identically."""
         client, config = self.client, self.client.config
-        rad = rows_in(arrays, client.public.inputs, "rows of the alignment examples (RAD)", tokens=client.tokens)
+        rad = rows_in(arrays, client.public.inputs, client.tokens)
         if client.augment and config.augment and self.options.makes_public_dataset:
             stream = torch_generator(config.seed, AUGMENTATION, round)
             return replace(rad, inputs=client.augment(rad.inputs, stream))
@@ -150,10 +122,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         """Return the received target, or compute it with the client's network before this round's training."""
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             return self.represent(rad)
-        with reading_request("target"):
-            values = unpack(payload.arrays["target"])
-            check_rows(values, len(rad))
-            return self.client.to_device(values)
+        return self.client.to_device(unpack(payload.arrays["target"]))
 
     def posteriors(self, rad: PublicRows) -> Tensor:
         """Return the class probabilities (n, C) of the alignment examples (RAD), in evaluation mode."""

@@ -18,7 +18,7 @@ from fedhet.client import ClientSide
 from fedhet.client.submodel import Submodel
 from fedhet.data.examples import digest
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, WireError, to_tensor
+from fedhet.messages import Arrays, Payload, to_tensor
 from fedhet.methods.included.submodels import A, B, LoRAOptions
 from fedhet.methods.options import Config, listed
 from fedhet.models.copies import storage_place
@@ -54,7 +54,7 @@ class LoRA(ClientSide[LoRAOptions]):
         model.get_submodule(head).requires_grad_(keys.train_head)
         first: dict[Hashable, Any] = {}  # by tied weight, whose layers share an adapter
         for layer in _chosen(model, keys, head):
-            rank, weight = max(keys.all_sizes), layer.weight
+            rank, weight = int(keys.largest), layer.weight
             if (tied := first.setdefault(storage_place(weight), layer)) is layer:
                 dtype = torch.promote_types(weight.dtype, torch.float32)  # a network of bfloat16 is adapted in float32
                 outputs, inputs = _as_stored(layer, weight).shape
@@ -170,11 +170,7 @@ def _add(layer: Any, name: str, products: Arrays) -> None:
     if b is not None:
         product = to_tensor(b).to(layer.lora_b)
         product = product if a is None else product @ to_tensor(a).to(layer.lora_a)
-        product = _as_stored(layer, product)
-        if product.shape != layer.weight.shape:
-            got, expected = list(product.shape), list(layer.weight.shape)
-            raise WireError(f"the received product B A for {name} has shape {got}, expected {expected}")
-        layer.weight += product.to(layer.weight.dtype)
+        layer.weight += _as_stored(layer, product).to(layer.weight.dtype)
 
 
 def _with_adapter(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensor) -> Tensor:

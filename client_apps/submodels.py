@@ -211,11 +211,11 @@ class ByDepth(ClientSide[D]):
     @classmethod
     def adapt(cls, model: nn.Module, config: Config) -> nn.Module:
         keys = config.options
-        return cls.kind(model, count=max(keys.all_sizes), names=keys.blocks)
+        return cls.kind(model, count=keys.largest, names=keys.blocks)
 
     @classmethod
     def head_of(cls, config: Config) -> str:
-        return f"{EXITS}.0" if max(config.options.all_sizes) > 1 else config.head
+        return f"{EXITS}.0" if config.options.largest > 1 else config.head
 
 
 class DepthFL(ByDepth[declared.DepthFLOptions]):

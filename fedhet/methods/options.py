@@ -8,7 +8,6 @@ from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from fedhet.errors import ConfigError
 from fedhet.methods.keys import About, kebab
 from fedhet.methods.keys import Value as Value
 from fedhet.methods.keys import option as option
@@ -34,28 +33,12 @@ _place = partial(option, about="place", resumable=True)
 class Options:
     """A method's own keys. Subclasses add fields made with `option`, with the paper's values as defaults."""
 
-    widths = "1"
-    size_name = "width"
+    size_name: ClassVar[str] = ""
     """Name of the setting by which a node chooses its client's size, if clients have parts of one network."""
     uses: ClassVar[Collection[str]] = ()
     """Common keys with an effect, whatever the method's traits are and the user's data or models replace."""
     without: ClassVar[Collection[str]] = ()
     """Common keys without effect on the method."""
-
-    @property
-    def sizes(self) -> tuple[float, ...]:
-        """Return the sizes that a node may choose (ranks, depths or widths), the largest first."""
-        return tuple(sorted({*self.all_widths}, reverse=True))
-
-    @property
-    def all_widths(self) -> tuple[float, ...]:
-        """Return the widths to assign to clients with parts of one network; raises a ConfigError if one is invalid."""
-        return tuple(width(each, "widths") for each in listed(self.widths)) or (1.0,)
-
-    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
-        """Return the width that a node's config sets, or None; raises a ConfigError if it is invalid."""
-        chosen = node_config.get("width")
-        return None if chosen is None else width(chosen, "the node's width")
 
     @property
     def changes_heads(self) -> bool:
@@ -73,17 +56,6 @@ class Options:
 
     def check(self, config: "Config") -> None:
         """Check the method's keys together with the common ones; raises a ConfigError if they contradict each other."""
-
-
-def width(value: object, name: str) -> float:
-    """Parse a width, a fraction of a layer's units; raises a ConfigError that names the setting if it is invalid."""
-    try:
-        share = float(str(value))
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ConfigError(f"{name}: {value} is not a valid width: set the fraction of units, above 0 and at most 1")
-    return share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ def sizes(found):
 
 def test_shared_keys_are_set_once():
     found = shared([*PARTS, "fedavg"], {"preset": "fedavg/digits", "heterofl": {"widths": "1,0.5"}})
-    assert sizes(found) == ["1,0.5", "1,0.5", "1,0.5", "4,2", "1"]
+    assert sizes(found) == ["1,0.5", "1,0.5", "1,0.5", "4,2", None]
     found = shared([*PARTS[1:], "x=heterofl,heterofl.widths=1,0.2"], {"heterofl.widths": "1,0.5", "fjord.widths": "1"})
     assert sizes(found)[1:] == [
         "1",

@@ -22,7 +22,7 @@ from fedhet.server import FederatedStrategy, State
 from fedhet.testing import PARTIAL, Case
 
 from .changes import Change, changes
-from .runs import RecordedRun, differing, infinite, where
+from .runs import RecordedRun, differing, infinite, strategy_of, where
 
 Place = tuple[int, str, str, str]
 """Round, kind, question and client of an answer."""
@@ -96,7 +96,7 @@ class Recording:
             client = str(reply.content["report"]["client"])
             answers[round, kind, read_request(sent)[0].question, client] = reply.content
         config = case.config(PARTIAL)
-        strategy = case.server(config, public=client_setup.public_dataset(config))
+        strategy = strategy_of(case)(config, public=client_setup.public_dataset(config))
         recording = cls(answers, config.clients)
         for _ in run.rows:
             recording.before.append(strategy)

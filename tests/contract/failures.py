@@ -11,7 +11,7 @@ from fedhet.flower import Message
 from fedhet.testing import PARTIAL, Case, Run, Tampering, at, raising, resume, run
 
 from .normal import draws_every_round
-from .runs import RecordedRuns, Stop, infinite, run_on
+from .runs import RecordedRuns, Stop, infinite, run_on, strategy_of
 
 STOPS = [("after", 0), ("within", -1)]
 """Where a run is stopped, beside the middle of a round (`test_resuming_equals_not_stopping`)."""
@@ -65,7 +65,7 @@ class Failures:
         reasons = [failure["reason"] for row in done.rows for failure in row["failures"]]
         assert [reason for reason in reasons if "diverged" not in reason] == []
         for name in done.checkpoint:
-            assert infinite(case.server.state_class.load(folder / "checkpoint" / name)) == []
+            assert infinite(strategy_of(case).state_class.load(folder / "checkpoint" / name)) == []
 
     # ---- stopping and going on
 

@@ -10,6 +10,7 @@ import torch
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
+from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import ArrayRecord, Strategy, decode_arrays
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
@@ -18,12 +19,12 @@ from fedhet.server import Hooks
 from fedhet.testing import PARTIAL, Case, Run, run
 from fedhet.utils.files import read_tensors
 
-from .runs import RecordedRuns, differing
+from .runs import RecordedRuns, differing, strategy_of
 
 
 def draws_every_round(case: Case) -> bool:
     """Whether clients are drawn round by round; in a method of passes, they are drawn and evaluated once a pass."""
-    return case.server.participants is Hooks.participants
+    return strategy_of(case).participants is Hooks.participants
 
 
 class NormalRuns:
@@ -45,6 +46,13 @@ class NormalRuns:
         assert all(done.row(number)["received"]["clients"] == 4 for number in evaluated)
         assert done.rows[-1]["final"]
         assert done.rows[-1][which]["clients"] == 4
+
+    @pytest.mark.slow
+    def test_worker_processes_give_the_same_bytes(
+        self, case: Case, cache: RecordedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(WorkerGrid, "patience", 0)  # workers from the first message on
+        assert run(tmp_path / "run", case.settings(PARTIAL, workers=2)).files == cache("normal").files
 
     def test_participation_is_the_same_for_all_methods(self, case: Case, cache: RecordedRuns) -> None:
         mine, alone = (
@@ -70,10 +78,10 @@ class NormalRuns:
     @pytest.mark.parametrize("loop", [pytest.param("own", marks=pytest.mark.slow), "Flower's"])
     def test_it_starts_as_flowers_strategies_do(self, case: Case, loop: str, tmp_path: Path) -> None:
         config = case.config(state_dir=str(tmp_path / "state"))
-        strategy = case.server(config, public=client_setup.public_dataset(config))
+        strategy = strategy_of(case)(config, public=client_setup.public_dataset(config))
         model = client_setup.model_of(ClientInfo("0", 0, 3, config))
         first = ArrayRecord(model.state_dict())
-        start = Strategy.start if loop == "Flower's" else case.server.start
+        start = Strategy.start if loop == "Flower's" else strategy_of(case).start
         given = first if loop == "Flower's" or case.traits.shares.averaged else None
         result = start(strategy, LocalGrid(make_client_app(), 3), initial_arrays=given, num_rounds=3, timeout=5)
         assert set(result.train_metrics_clientapp) == {1, 2, 3}
@@ -111,13 +119,13 @@ class NormalRuns:
 
     def test_the_state_is_the_same_from_disk(self, case: Case, cache: RecordedRuns, tmp_path: Path) -> None:
         done = cache("normal")
-        ((name, saved),) = done.checkpoint.items()
-        loaded = case.server.state_class.load(done.folder / "checkpoint" / name)
+        (name,) = done.checkpoint
+        loaded = strategy_of(case).state_class.load(done.folder / "checkpoint" / name)
         assert done.state is not None
         assert type(loaded) is type(done.state)
         assert differing(done.state, loaded) == []
-        loaded.save(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == saved
+        loaded.save(tmp_path / "checkpoint" / name)
+        assert Run(tmp_path).checkpoint == done.checkpoint
 
 
 def _tensors(done: Run) -> list[dict[str, torch.Tensor] | None]:

@@ -12,11 +12,17 @@ from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.flower import Array, ClientApp, Message, RecordDict, decode_arrays, encode_arrays
 from fedhet.flower.grid import LocalGrid
+from fedhet.methods import registry
 from fedhet.methods.options import Value
 from fedhet.results.observers import Observer, RoundReport, RunInfo
-from fedhet.server import State
+from fedhet.server import FederatedStrategy, State
 from fedhet.server.app import serve
-from fedhet.testing import PARTIAL, Run, RunCache, Tampering, run
+from fedhet.testing import PARTIAL, Case, Run, RunCache, Tampering, run
+
+
+def strategy_of(case: Case) -> type[FederatedStrategy[Any, Any]]:
+    """The server side of a case's method."""
+    return registry.strategy(case.method.name)
 
 
 def where(message: Message) -> tuple[int, str]:
@@ -143,7 +149,7 @@ class Remembering(Observer):
 class RecordedRuns(RunCache):
     """A cache whose normal runs are recorded."""
 
-    def _normal(self, folder: Path) -> RecordedRun:
+    def normal(self, folder: Path) -> RecordedRun:
         exchanges: list[tuple[RecordDict, Message]] = []
         app = Tampering(after=lambda message, client, reply: exchanges.append((message.content, reply)))
         remembering = Remembering()

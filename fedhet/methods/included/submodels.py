@@ -1,6 +1,7 @@
 """Declarations of methods whose clients have parts of one network: units of its layers, first blocks, or ranks."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,13 +16,57 @@ A, B = "lora_a", "lora_b"
 
 
 class SubmodelOptions(Options):
-    """Base class of the options of methods whose clients have parts of one network."""
+    """Base class of the options of methods whose clients have parts of one network.
+
+    A client's size is a width, the fraction of each hidden layer's units, unless a subclass sets another `size_name`.
+    The key with this name in the plural lists the sizes to assign to clients.
+    """
 
     uses = ("assign",)
+    size_name = "width"
+    most: ClassVar[float] = 1.0
+    """The largest size that the key can list."""
+
+    @cached_property
+    def all_sizes(self) -> tuple[float, ...]:
+        """Return the sizes to assign to clients; raises a ConfigError if a size is invalid."""
+        key = f"{self.size_name}s"
+        return tuple(self.size(each, key, self.most) for each in listed(getattr(self, key)) or [""])
+
+    @property
+    def largest(self) -> float:
+        """Return the size of the whole network."""
+        return self.most
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Return the sizes that a node may choose, the largest first."""
+        return tuple(sorted({*self.all_sizes}, reverse=True))
+
+    @property
+    def all_widths(self) -> tuple[float, ...]:
+        """Return the sizes to assign to clients as fractions of the largest."""
+        return tuple(size / self.largest for size in self.all_sizes)
+
+    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
+        """Return the size in a node's config as a fraction of the largest, or None; raises a ConfigError if invalid."""
+        chosen = node_config.get(self.size_name)
+        name, largest = f"the node's {self.size_name}", self.largest
+        return None if chosen is None else self.size(chosen, name, largest) / largest
+
+    def size(self, value: object, name: str, most: float) -> float:
+        """Parse a size of at most `most`; raises a ConfigError with the setting's `name` if it is invalid."""
+        with suppress(ValueError):
+            if 0 < (width := float(str(value))) <= most:
+                return width
+        raise ConfigError(f"{name}: {value!r} is not a valid width: set the fraction of units, above 0 and at most 1")
 
     def check(self, config: Config) -> None:
         """Check the sizes, and that `shared-init` is set, so that the whole network has initial weights."""
-        _ = self.all_widths
+        try:
+            _ = self.all_sizes
+        except ConfigError as error:
+            raise ConfigError(f"{config.family}.{error}") from error
         if not config.shared_init:
             raise ConfigError(
                 f"{config.method_name} needs the same initial weights of the whole network: set shared-init = true"
@@ -74,49 +119,30 @@ fjord = Method("fjord", _traits, FjORDOptions, common={"batch-norm": "re-estimat
 
 
 class CountedOptions(SubmodelOptions):
-    """Base class of options of methods whose clients have an integer size; the whole network has the largest one.
+    """Base class of options of methods whose clients have an integer size; the whole network has the largest one."""
 
-    The key `counted` lists the sizes, such as `lora.ranks`; a node config sets one by its singular name, `rank`.
-    """
-
-    counted: ClassVar[str]
-
-    @cached_property
-    def all_sizes(self) -> tuple[int, ...]:
-        """Return the sizes to assign to clients; raises a ConfigError if a size is invalid."""
-        sizes = getattr(self, self.counted.rpartition(".")[2])
-        return tuple(self._size(each, self.counted) for each in listed(sizes) or [""])
+    most = 2.0**16
 
     @property
-    def size_name(self) -> str:  # type: ignore[override]
-        """Return the name of the size in a node's config, such as `rank`."""
-        return self.counted.rpartition(".")[2].removesuffix("s")
+    def largest(self) -> float:
+        """Return the size of the whole network."""
+        return max(self.all_sizes)
 
-    @property
-    def sizes(self) -> tuple[float, ...]:
-        """Return the sizes that a node may choose, the largest first."""
-        return tuple(sorted({*self.all_sizes}, reverse=True))
-
-    @property
-    def all_widths(self) -> tuple[float, ...]:
-        """Return the sizes to assign to clients as fractions of the largest."""
-        return tuple(size / max(self.all_sizes) for size in self.all_sizes)
-
-    def width_at(self, node_config: Mapping[str, Any]) -> float | None:
-        """Return the size in a node's config as a fraction of the largest, or None."""
-        name, most = self.size_name, max(self.all_sizes)
-        return self._size(node_config[name], f"the node's {name}", most) / most if name in node_config else None
-
-    def _size(self, value: object, name: str, most: int = 2**16) -> int:
+    def size(self, value: object, name: str, most: float) -> int:
+        """Parse a size of at most `most`; raises a ConfigError with the setting's `name` if it is invalid."""
         text = str(value)
         if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
-            raise ConfigError(f"{name}: {value!r} is not a valid {self.size_name}: set a whole number from 1 to {most}")
+            raise ConfigError(
+                f"{name}: {value!r} is not a valid {self.size_name}: set a whole number from 1 to {most:g}"
+            )
         return int(text)
 
 
 @dataclass(frozen=True)
 class DepthOptions(CountedOptions):
     """Configuration keys of methods whose clients have the first blocks of one network."""
+
+    size_name = "depth"
 
     depths: str = option("4,3,2,1", "numbers of blocks, assigned as `assign` says; a node may set its own as depth")
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
@@ -130,8 +156,6 @@ class DepthOptions(CountedOptions):
 class DepthFLOptions(DepthOptions):
     """Configuration keys of DepthFL, with the paper's values."""
 
-    counted = "depthfl.depths"
-
     ramp_up: int = option(
         300, "rounds until the distillation weight exp(-5 (1 - t / ramp-up)^2) reaches 1; 0: none", at_least=0
     )
@@ -143,8 +167,6 @@ depthfl = Method("depthfl", _traits, DepthFLOptions, own={"depthfl.depths": "2,1
 @dataclass(frozen=True)
 class InclusiveFLOptions(DepthOptions):
     """Configuration keys of InclusiveFL, with the authors' values."""
-
-    counted = "inclusivefl.depths"
 
     momentum: float = option(0.2, "beta, the share of deeper clients' update in the last block", at_least=0, below=1)
 
@@ -159,7 +181,7 @@ class LoRAOptions(CountedOptions):
     HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
     """
 
-    counted = "lora.ranks"
+    size_name = "rank"
 
     aggregate: str = option(
         "truncate",
