@@ -129,10 +129,8 @@ class Client:
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
         """Return the optimiser and learning rate for this round; a closing round has those of the last training round.
 
-        Args:
-            part: index of the phase in the round, for rates that change with each step; negative for phases of the
-                previous round.
-            parts: number of phases in the round, which all have the same number of steps.
+        Rates that change with each step need the index of the phase among the `parts` phases of the round, which all
+        have the same number of steps; it is negative in the previous round.
         """
         config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)

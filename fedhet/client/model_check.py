@@ -66,19 +66,12 @@ def check_model(
 ) -> ModelCheck:
     """Check a client's network on some of the client's examples; leaves the network in evaluation mode.
 
-    Args:
-        representation: the network, with the layer that gives its representation.
-        data: the client's data, on the network's device.
-        transform: function from raw inputs to the network's inputs.
-        task: the chosen task; a task without a name is inferred from outputs and labels.
-        function: the user's function that returned the network, if any.
-        guessed: whether the head was guessed, since neither the user nor the method named it.
-        again: function that builds the network again with other random numbers, to detect state outside of the state
-            dict; None to skip this check.
+    A task without a name is inferred from outputs and labels. `function` is the user's function that returned the
+    network, and `guessed` says that neither the user nor the method named the head. `again` builds the network with
+    other random numbers, to detect state outside of the state dict; None skips this check.
 
-    Raises:
-        ModelError: the network cannot process the inputs, or does not return a row of finite numbers for each example.
-        DataError: outputs or labels do not fit the task, or parts of the data differ in the scale of inputs.
+    Raises a `ModelError` if the network cannot process the inputs, or does not return a row of finite numbers for each
+    example, and a `DataError` if outputs or labels do not fit the task, or parts of the data differ in scale.
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
     name, parts = model._get_name(), {name: getattr(data, name) for name in PARTS if getattr(data, name)}

@@ -246,12 +246,9 @@ def opened(
     """Read a message: return the client's identity and configuration, the server's request, and the node's policy.
 
     Nothing is loaded or computed for a message that the policy refuses. `in_cluster` says whether this process
-    simulates clients on a Ray cluster of several machines.
-
-    Raises:
-        WireError: the message is not from fedhet's server.
-        ConfigError: the node config is invalid, or this machine of a cluster lacks the folder for the clients' state.
-        Refused: the policy refuses the method, or the request splits the node's data differently than earlier requests.
+    simulates clients on a Ray cluster of several machines. Raises a WireError if the message is not from fedhet's
+    server, a ConfigError if the node config is invalid, or this machine of a cluster lacks the folder for the clients'
+    state, and `Refused` if the policy refuses the method, or the request splits the node's data in another way.
     """
     request, text = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())

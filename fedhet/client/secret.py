@@ -64,16 +64,8 @@ class NodeSecret:
     def spend(self, noise: float, rate: float, steps: int, budget: float) -> float:
         """Charge steps of differentially private training to the node's budget; return epsilon over all its runs.
 
-        The charge is stored before training, so that work that is lost or repeated counts, too.
-
-        Args:
-            noise: noise multiplier.
-            rate: probability of each example to be in a step.
-            steps: number of steps.
-            budget: largest epsilon.
-
-        Raises:
-            Refused: epsilon would exceed the budget; nothing is charged then.
+        `rate` is the probability of each example to be in a step. The charge is stored before training, so that work
+        that is lost or repeated counts, too. Raises `Refused`, and charges nothing, if epsilon would exceed the budget.
         """
         with locked(self._path.parent, wait=True):
             self._content = self._read()
@@ -138,10 +130,7 @@ def epsilon_of(spent: Iterable[Sequence[float]]) -> float:
     """Return epsilon at `DELTA` for steps of the Gaussian mechanism with Poisson sampling.
 
     `spent` has a tuple (noise multiplier, sampling rate, number of steps) for each training. The neighbouring relation
-    is adding or removing one example.
-
-    Raises:
-        ConfigError: the package dp-accounting is missing.
+    is adding or removing one example. Raises a ConfigError if the package dp-accounting is missing.
     """
     try:
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -161,10 +150,8 @@ def groups_of(labels: Tensor, least: int, generator: torch.Generator, *, by_clas
     """Divide examples at random into groups of at least `least`, and fewer than 2 * `least`, examples.
 
     With `by_class`, all examples of a group have the same label, and labels with too few examples are left out: the
-    gradient of a linear layer separates classes, so a mixed group would disclose sums over few examples.
-
-    Returns:
-        The rows (k,) int64 of each group's examples, on the device of the labels.
+    gradient of a linear layer separates classes, so a mixed group would disclose sums over few examples. Return the
+    rows (k,) int64 of each group's examples, on the device of the labels.
     """
     order = torch.randperm(len(labels), generator=generator)
     kinds = torch.zeros(len(labels), dtype=torch.int64)

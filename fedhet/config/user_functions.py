@@ -15,7 +15,7 @@ from fedhet.config.toml import toml_value
 from fedhet.config.validation import effective, is_complete
 from fedhet.data import ClientData, Examples, PublicDataset
 from fedhet.data.own import as_client_data, open_parameters
-from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError
+from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, UserCodeError, shown
 from fedhet.methods import registry
 from fedhet.methods.keys import OwnPart, kebab
 from fedhet.methods.options import Config
@@ -225,11 +225,10 @@ def data_function(data: Any) -> DataFunction | None:
 
 def _as_settings(client: str, value: Any) -> dict[str, Any]:
     settings = {kebab(str(key)): each for key, each in value.items()} if isinstance(value, Mapping) else {"": value}
-    if odd := [key for key in settings if key not in CLIENT_KEYS]:
-        returned = "None" if value is None else f"a {type(value).__name__}"
-        got = f"set {', '.join(odd)}" if isinstance(value, Mapping) else f"returned {returned}"
+    if not settings.keys() <= {*CLIENT_KEYS}:
         raise ConfigError(
-            f"client {client}: client_settings {got}, but must return a dict with some of {', '.join(CLIENT_KEYS)}"
+            f"client {client}: client_settings returned {shown(value)}, but must return a dict with some of "
+            f"{', '.join(CLIENT_KEYS)}"
         )
     return settings
 

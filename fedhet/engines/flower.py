@@ -42,7 +42,6 @@ RAY_FAILED = "crashed during start"
 """Text of Ray, after `RAY_PATIENCE` seconds, about worker processes that do not start; it tries again for ever."""
 RAY_PATIENCE = "40"
 
-_TOP_LEVEL = ("strategies", "client_apps", "run_configs")
 _PROJECT = """[project]
 name = "fedhet"
 version = "{version}"
@@ -270,7 +269,7 @@ def make_app(app: Path) -> Path:
     package = Path(__file__).resolve().parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, app / "fedhet", ignore=ignored)
-    for name in _TOP_LEVEL:
+    for name in ("strategies", "client_apps", "run_configs"):
         if not (package / name).is_dir():
             shutil.copytree(package.parent / name, app / name, ignore=ignored)
     (app / "pyproject.toml").write_text(_PROJECT.format(version=__version__) + app_table(), encoding="utf-8")

@@ -202,13 +202,10 @@ def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
 
 
 def robust(clients: list[list[Array]], rule: str, share: float) -> list[Array]:
-    """Aggregate the clients' arrays by a rule that tolerates Byzantine clients; all clients have the same weight.
+    """Aggregate the clients' arrays by a rule that tolerates a `share` of Byzantine clients; all have equal weights.
 
-    Args:
-        clients: the arrays of each client, with equal shapes for all clients.
-        rule: `median` or `trimmed-mean` of each entry (Yin et al., ICML 2018); `krum` or `multi-krum`, which select
-            whole clients (Blanchard et al., NeurIPS 2017).
-        share: fraction of Byzantine clients to tolerate; the median ignores it.
+    Rules are `median` and `trimmed-mean` of each entry (Yin et al., ICML 2018), and `krum` and `multi-krum`, which
+    select whole clients (Blanchard et al., NeurIPS 2017).
     """
     count, weighted = len(clients), [(arrays, 1) for arrays in clients]
     # At least one if any are expected, but fewer than half, since no rule tolerates more.

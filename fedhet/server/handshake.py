@@ -331,8 +331,6 @@ def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], networks: str
         if averaged
     }
     votes = Counter(array for each in arrays.values() for array in each)
-    most: dict[str, int] = {}
-    for (key, _), count in votes.items():
-        most[key] = max(most.get(key, 0), count)
+    most = {key: count for (key, _), count in reversed(votes.most_common())}
     unlike = {node: sum(votes[array] < most[array[0]] for array in each) for node, each in arrays.items()}
     return sorted(opened, key=lambda node: (-kinds[opened[node][0]], unlike.get(node, 0)))

@@ -174,9 +174,7 @@ def split(
 ) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Place]]]:
     """Split clients' arrays into pieces, such that each client has either all entries of a piece or none.
 
-    Returns:
-        The pieces by client and name, their specifications by client and name, and for each name the key and the place
-        of the piece in the split array.
+    Return pieces and their specifications, by client and name, and by name the key and the place in the split array.
     """
     pieces: dict[str, Arrays] = {client: {} for client in models}
     kinds: dict[str, Spec] = {client: {} for client in models}

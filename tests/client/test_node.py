@@ -347,8 +347,8 @@ def test_the_server_bounds_the_epochs_of_nodes(federate):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"rounds": 3}, "client_settings set rounds, but must return a dict with some of local-epochs"),
-        (3, "client_settings returned a int, but must return a dict"),
+        ({"rounds": 3}, "client_settings returned {'rounds': 3}, but must return a dict with some of local-epochs"),
+        (3, "client_settings returned 3, but must return a dict"),
         ({"local_epochs": 9}, "this node's local-epochs = 9 is above the server's bound of 1"),
         ({"batch_size": 0}, "batch-size = 0: must be at least 1"),
     ],
