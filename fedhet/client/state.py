@@ -121,14 +121,12 @@ class ClientStore:
 def _read_public(path: Path, modified: int) -> PublicDataset:
     """Read a public dataset from a file; each process caches it until the file's modification time changes."""
     try:
-        if (tensors := read_tensors(path)) is None:
-            raise LookupError(f"the public dataset {path} does not exist: the server has to send it")
-        public = PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
+        tensors = read_tensors(path) or {}
+        return PublicDataset(from_parts(tensors, "public"), tensors.get("labels"))
     except (FedhetError, KeyError, ValueError) as error:
         log.warning("%s: it is removed, and asked for again", error)
         path.unlink(missing_ok=True)
-        raise LookupError(f"the public dataset {path} was damaged: the server has to send it again") from error
-    return public
+        raise LookupError from error
 
 
 def remove_old(base: Path, days: float) -> list[Path]:

@@ -31,9 +31,19 @@ def first(tiny):
 
 
 @pytest.fixture
-def equal(tiny):
-    """A client app whose clients have 14 examples each."""
-    return tiny.app(data=lambda client: tuple((x[-14:], y[-14:]) for x, y in tiny.data(client)))
+def wrapped(tiny, first, tmp_path):
+    """Runs a method under one of Flower's wrappers on three clients, and returns the files of the run."""
+
+    def wrapped(wrapper, app=None, rounds=1, method=fedhet.FedAvg, initial=first, **settings):
+        strategy = method(**{"out": str(tmp_path / "run"), "rounds": rounds, **settings})
+        wrapper(strategy).start(LocalGrid(app or tiny.app(), 3), initial, num_rounds=rounds)
+        return Run(tmp_path / "run")
+
+    return wrapped
+
+
+def noisy(strategy, noise=1.0):
+    return ServerSide(strategy, noise, NORM, 3)
 
 
 def expected(*noise_multipliers):
@@ -47,12 +57,11 @@ def expected(*noise_multipliers):
     return accountant.get_epsilon(1e-5)
 
 
-def test_equal_clients_spend_the_noise_multipliers_epsilon(equal, first, tmp_path, caplog):
+def test_equal_clients_spend_the_noise_multipliers_epsilon(tiny, wrapped, tmp_path, caplog):
     epsilon = expected(1.5, 1.5)
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=2)
+    equal = tiny.app(data=lambda client: tuple((x[-14:], y[-14:]) for x, y in tiny.data(client)))
     with caplog.at_level("INFO", logger="flwr"):
-        ServerSide(strategy, 1.5, NORM, 3).start(LocalGrid(equal, 3), first, num_rounds=2)
-    spent = Run(tmp_path / "run").summary["privacy"]
+        spent = wrapped(lambda strategy: noisy(strategy, 1.5), equal, rounds=2).summary["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon)
     assert (spent["delta"], spent["rounds"]) == (1e-5, 2)
     assert spent["note"].startswith("for all examples of a client; covers the model, not metrics")
@@ -65,12 +74,12 @@ def test_equal_clients_spend_the_noise_multipliers_epsilon(equal, first, tmp_pat
 @pytest.mark.parametrize(
     ("method", "wrapper", "mods"), [("FedAvg", ServerSide, None), ("FedRep", ClientSide, [fixedclipping_mod])]
 )
-def test_more_examples_mean_less_privacy(tiny, tmp_path, method, wrapper, mods):
+def test_more_examples_mean_less_privacy(tiny, wrapped, method, wrapper, mods):
     epsilon = expected(2.0 / 3 * (14 + 18 + 22) / 22)
-    strategy = getattr(fedhet, method)(out=str(tmp_path / "run"), rounds=1)
     shared = {k: v for k, v in tiny.model().state_dict().items() if method == "FedAvg" or k.startswith("0")}
-    wrapper(strategy, 2.0, NORM, 3).start(LocalGrid(tiny.app(mods=mods), 3), ArrayRecord(shared), num_rounds=1)
-    spent = Run(tmp_path / "run").summary["privacy"]
+    given = {"method": getattr(fedhet, method), "initial": ArrayRecord(shared)}
+    done = wrapped(lambda strategy: wrapper(strategy, 2.0, NORM, 3), tiny.app(mods=mods), **given)
+    spent = done.summary["privacy"]
     assert spent["epsilon"] == pytest.approx(epsilon)
     assert ("the shared part of the model" in spent["note"]) == (method == "FedRep")
 
@@ -110,18 +119,16 @@ def test_a_client_without_noise_leaves_epsilon_unknown():
         (lambda strategy: ClientSide(strategy, 1.0, 1e-4, 3), {}, r"client \d has norm .* mods=\[fixedclipping_mod\]"),
     ],
 )
-def test_why_no_epsilon_is_known(tiny, first, tmp_path, caplog, wrapper, settings, why):
+def test_why_no_epsilon_is_known(wrapped, tmp_path, caplog, wrapper, settings, why):
     pytest.importorskip("dp_accounting")
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, local_epochs=3, learning_rate=0.5, **settings)
-    wrapper(strategy).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
-    spent = Run(tmp_path / "run").summary["privacy"]
+    spent = wrapped(wrapper, local_epochs=3, learning_rate=0.5, **settings).summary["privacy"]
     assert spent["epsilon"] is None
     assert re.search(why, spent["note"])
     assert f"privacy: no epsilon is known: {spent['note']}" in caplog.text
     assert "no epsilon is known" in write_report(tmp_path / "run").read_text()
 
 
-def test_aggregation_other_than_the_mean_is_detected(tiny, first, tmp_path):
+def test_aggregation_other_than_the_mean_is_detected(wrapped):
     pytest.importorskip("dp_accounting")
 
     class Momentum(fedhet.FedAvg):
@@ -131,22 +138,17 @@ def test_aggregation_other_than_the_mean_is_detected(tiny, first, tmp_path):
             self.state.model = {key: 2 * array - before[key] for key, array in self.state.model.items()}
             return {}
 
-    strategy = Momentum(out=str(tmp_path / "run"), rounds=1, learning_rate=0.5)
-    ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
-    assert Run(tmp_path / "run").summary["privacy"]["note"] == privacy.NO_MEAN
+    assert wrapped(noisy, method=Momentum, learning_rate=0.5).summary["privacy"]["note"] == privacy.NO_MEAN
 
 
 def test_other_arrays_get_no_noise():
-    wrapper = ServerSide(fedhet.FedAvg(), 1.0, NORM, 3)
-    ledger = privacy.wrapper_ledger(wrapper, registry.method("fedgen").traits, mean=True)
+    ledger = privacy.wrapper_ledger(noisy(fedhet.FedAvg()), registry.method("fedgen").traits, mean=True)
     assert ledger.unknown == "clients also send classes, which gets no noise"
 
 
-def test_the_missing_extra_is_named(tiny, first, tmp_path, monkeypatch):
+def test_the_missing_extra_is_named(wrapped, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1)
-    ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
-    summary = Run(tmp_path / "run").summary
+    summary = wrapped(noisy).summary
     assert summary["status"] == "completed"
     assert summary["privacy"]["note"].endswith("pip install 'fedhet[dp]'")
 
@@ -154,13 +156,12 @@ def test_the_missing_extra_is_named(tiny, first, tmp_path, monkeypatch):
 # ---- what is recorded
 
 
-def test_a_wrapped_run_is_recorded_like_any_other(tiny, first, tmp_path):
+def test_a_wrapped_run_is_recorded_like_any_other(tiny, first, wrapped, tmp_path):
     """Without noise and clipping, the wrapper changes nothing."""
     settings = {"local_epochs": 2, "learning_rate": 0.5, "closing_epochs": 0}
     fedhet.FedAvg(out=str(tmp_path / "plain"), **settings).start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
-    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=3, **settings), 0.0, 1e6, 3)
-    wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=3)
-    plain, rows = Run(tmp_path / "plain").rows, Run(tmp_path / "run").rows
+    rows = wrapped(lambda strategy: ServerSide(strategy, 0.0, 1e6, 3), rounds=3, **settings).rows
+    plain = Run(tmp_path / "plain").rows
     assert [(row["round"], row["participants"]) for row in rows] == [(r["round"], r["participants"]) for r in plain]
     for row, other in zip(rows, plain, strict=True):
         assert row["failures"] == []
@@ -189,23 +190,17 @@ def test_evaluations_have_the_wrappers_noise(tiny, around, first, tmp_path):
     assert all((saved[key] == noisy[key]).all() for key in noisy)
 
 
-def test_a_skipped_round_is_recorded(failing, first, tmp_path):
-    app = failing((2, "train", "1"))
-    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=3), 1.0, NORM, 3)
-    wrapped.start(LocalGrid(app, 3), first, num_rounds=3)
-    rows = Run(tmp_path / "run").rows
+def test_a_skipped_round_is_recorded(failing, wrapped):
+    rows = wrapped(noisy, failing((2, "train", "1")), rounds=3).rows
     assert [len(row["participants"]) for row in rows] == [0, 3, 0, 3, 0]
     assert "the reply was left out" in rows[2]["failures"][0]["reason"]
 
 
-def test_closing_epochs_and_resume_need_fedhets_loop(tiny, first, tmp_path, caplog):
-    strategy = fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, closing_epochs=2)
-    ServerSide(strategy, 1.0, NORM, 3).start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+def test_closing_epochs_and_resume_need_fedhets_loop(wrapped, caplog):
+    assert [row["round"] for row in wrapped(noisy, closing_epochs=2).rows] == [0, 1, 2]
     assert "closing-epochs has no effect in Flower's loop" in caplog.text
-    assert [row["round"] for row in Run(tmp_path / "run").rows] == [0, 1, 2]
-    wrapped = ServerSide(fedhet.FedAvg(out=str(tmp_path / "run"), rounds=1, resume=True), 1.0, NORM, 3)
     with pytest.raises(ConfigError, match="cannot be resumed"):
-        wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=1)
+        wrapped(noisy, resume=True)
 
 
 def test_an_interrupted_loop_is_recorded_as_failed(tiny, first, tmp_path, monkeypatch):
@@ -238,6 +233,6 @@ def test_an_interrupted_loop_is_recorded_as_failed(tiny, first, tmp_path, monkey
 
 
 def test_a_wrapper_that_runs_more_rounds_is_refused(tiny, first):
-    wrapped = ServerSide(fedhet.FedAvg(rounds=1), 1.0, NORM, 3)
+    wrapped = noisy(fedhet.FedAvg(rounds=1))
     with pytest.raises(ConfigError, match=r"loop reached round 2: give the strategy as many rounds \(rounds = 1\)"):
         wrapped.start(LocalGrid(tiny.app(), 3), first, num_rounds=2)

@@ -1,9 +1,8 @@
 """Averages of what clients send."""
 
 import numpy as np
-import pytest
 
-from fedhet.server import average_shared, weighted_average
+from fedhet.server import weighted_average
 
 
 def test_weighted_average():
@@ -21,15 +20,3 @@ def test_weighted_average():
     assert weighted_average(half, [1, 1, 1], spec)["w"].dtype == np.float32
     same = weighted_average([groups[0]] * 3, [0.1, 0.2, 0.3], spec)
     np.testing.assert_allclose(same["w"], groups[0]["w"], rtol=2**-22)
-
-
-def test_average_over_the_clients_that_share():
-    spec = {"all": ((), "float32"), "some": ((), "float32")}
-    models = {
-        "0": {"all": np.array(1, np.float32)},
-        "1": {"all": np.array(5, np.float32), "some": np.array(2, np.float32)},
-        "2": {},
-    }
-    specs = {"0": {"all": spec["all"]}, "1": spec, "2": {"all": spec["all"], "unsent": ((), "float32")}}
-    found = average_shared(models, {"0": 3.0, "1": 1.0, "2": 9.0}, specs)
-    assert found == pytest.approx({"all": 2.0, "some": 2.0})

@@ -88,12 +88,26 @@ def test_false_partition(place, refused, tmp_path):
     assert [client for _, client in done.failures] == ["1"] * refused
 
 
-def test_majority_decides_shapes(tmp_path):
-    """Where networks may differ, one that comes first with arrays of other shapes has nobody else refused."""
-    config = Case.of("lg-fedavg", {}).config(rounds=1)
-    run_locally(config, tmp_path / "run", app=saying("0", **{"spec.head.bias": "float32,11"}))
+@pytest.mark.parametrize(
+    ("method", "array", "why"),
+    [
+        (
+            "fedavg",
+            "float32,11",
+            "equal architectures, and this client's differs .*: its head.bias has shape .11.",
+        ),
+        ("fedma", "float32,10,1", "equal architectures except for their widths, .* its head.bias has 2 axes, not 1"),
+        ("lg-fedavg", "float32,11", "averages head.bias over clients, but this .* float32.11. and client 1's is float"),
+        ("lg-fedavg", "float64,10", "averages head.bias over clients, but this client's is float64.10. and client 1's"),
+    ],
+)
+def test_majority_decides_shapes(method, array, why, tmp_path):
+    """One client that comes first with an array of another kind has nobody else refused."""
+    config = Case.of(method, {}).config(rounds=1 if method != "fedma" else 0)
+    run_locally(config, tmp_path / "run", app=saying("0", **{"spec.head.bias": array}))
     (failure,) = Run(tmp_path / "run").rows[0]["failures"]
-    assert (failure["client"], failure["reason"][:41]) == ("0", "lg-fedavg averages head.bias over clients")
+    assert failure["client"] == "0"
+    assert re.search(why, failure["reason"])
 
 
 GHN = {"optimizer": "adam", "learning-rate": 0.005}

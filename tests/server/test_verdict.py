@@ -13,36 +13,19 @@ from fedhet.config import configuration
 from fedhet.engines.running import RunResult, run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.history import read_run
-from fedhet.results.state import ClientRecord
 from fedhet.results.tables import headline
-from fedhet.server.reporter import verdict
 from fedhet.testing import COMMON
 from fedhet.utils.statistics import never_took_part
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 
 
-def row(train: float | None, loss: float | None = None, value: float | None = 0.5, **more: Any) -> dict[str, Any]:
-    evaluated = None if loss is None else {"accuracy": {"weighted": value}, "loss": {"weighted": loss}}
-    return {"participants": ["0"], "failures": [], "train_loss": train, "trained": evaluated, **more}
-
-
-def said(rows: list[dict[str, Any]], **known: int) -> list[str]:
-    run = fedhet.Local(rounds=len(rows)).run
-    run.state.clients = {name: ClientRecord(10, trained=last) for name, last in ({"0": len(rows)} | known).items()}
-    return list(verdict(run, rows))
-
-
 def test_clients_that_never_took_part() -> None:
-    failed = [{"client": "1", "reason": "first"}, {"client": "2", "reason": "late"}]
-    rows = [row(1.0, 1.0, failures=failed), row(1.0, 1.0, failures=[{"client": "1", "reason": "then"}])]
-    rows.append(row(1.0, 1.0, participants=["0", "2"]))
+    failed = [[{"client": "1", "reason": "first"}, {"client": "2", "reason": "late"}], [], []]
+    failed[1].append({"client": "1", "reason": "then"})
+    trained = [["0"], ["0"], ["0", "2"]]
+    rows = [{"participants": clients, "failures": each} for clients, each in zip(trained, failed, strict=True)]
     assert never_took_part(rows) == {"1": "then"}
-    assert said(rows) == ["1 of 2 clients took no part: client 1: then"]
-    assert said(rows, **{"1": 1}) == []  # before the run was resumed
-
-
-# ---- whole runs
 
 
 def ran(folder: Path, method: str, **settings: Any) -> dict[str, Any]:
