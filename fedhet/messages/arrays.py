@@ -135,13 +135,8 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
     return declared
 
 
-def without_widths(spec: Spec) -> Spec:
-    """Return the specification with all sizes replaced by 0, so that models that differ only in width are equal."""
-    return {name: ((0,) * len(shape), dtype) for name, (shape, dtype) in spec.items()}
-
-
 def difference(spec: Spec, other: Spec) -> str:
-    """Describe the first difference between a model and another one; if all sizes are 0, compare numbers of axes."""
+    """Describe the first difference between a model and another one."""
     name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
     if name is None:
         return "its arrays are in another order"
@@ -150,8 +145,6 @@ def difference(spec: Spec, other: Spec) -> str:
     (shape, dtype), (other_shape, other_dtype) = spec[name], other[name]
     if shape == other_shape:
         return f"its {name} is {dtype}, not {other_dtype}"
-    if not any((*shape, *other_shape)):
-        return f"its {name} has {len(shape)} axes, not {len(other_shape)}"
     return f"its {name} has shape {list(shape)}, not {list(other_shape)}"
 
 

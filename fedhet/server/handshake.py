@@ -12,7 +12,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.insides import simulated
 from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
-from fedhet.messages.arrays import bytes_of, difference, narrowed, without_widths
+from fedhet.messages.arrays import bytes_of, difference, narrowed
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
 from fedhet.methods.keys import OwnPart
 from fedhet.results.state import ClientRecord
@@ -177,8 +177,7 @@ class Handshake:
 
     def _kind(self, reply: Reply) -> Hashable:
         """Return a hashable value that is equal for clients whose networks and common values fit together."""
-        networks = {"equal": reply.report.spec, "widths": without_widths(reply.report.spec)}
-        network = tuple(networks.get(self.run.traits.alike, {}).items())
+        network = tuple(reply.report.spec.items()) if self.run.traits.alike == "equal" else ()
         return network, tuple(self._common(reply).items()), self._lacks_common_test(reply)
 
     def _lacks_common_test(self, reply: Reply) -> bool:
@@ -236,17 +235,12 @@ class Handshake:
     def _check_network(self, spec: Spec) -> None:
         """Raise a FedhetError if a client's shared arrays differ from other clients' more than the method allows."""
         method, traits, known = self.run.method.name, self.run.traits, self.federation.specs
-        if traits.alike in ("equal", "widths") and known:
-            client, other = next(iter(known.items()))
-            widths = traits.alike == "widths"
-            mine, theirs = (without_widths(each) if widths else each for each in (spec, other))
-            if mine != theirs:
-                but = " except for their widths" * widths
-                raise FedhetError(
-                    f"{method} needs equal architectures{but}, and this client's differs from client {client}'s: "
-                    f"{difference(mine, theirs)}; layer-average, or fedproto with fedproto.width, accepts different "
-                    "networks"
-                )
+        client, other = next(iter(known.items()), ("", spec))
+        if traits.alike == "equal" and spec != other:
+            raise FedhetError(
+                f"{method} needs equal architectures, and this client's differs from client {client}'s: "
+                f"{difference(spec, other)}; layer-average, or fedproto with fedproto.width, accepts different networks"
+            )
         one_shape = traits.alike not in ("widths", "parts")
         for key, (shape, dtype) in spec.items() if traits.shares.averaged else ():
             known_shape, known_dtype, client = self._arrays.get(key, (shape, dtype, ""))

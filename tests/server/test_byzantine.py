@@ -96,14 +96,13 @@ def test_false_partition(place, refused, tmp_path):
             "float32,11",
             "equal architectures, and this client's differs .*: its head.bias has shape .11.",
         ),
-        ("fedma", "float32,10,1", "equal architectures except for their widths, .* its head.bias has 2 axes, not 1"),
         ("lg-fedavg", "float32,11", "averages head.bias over clients, but this .* float32.11. and client 1's is float"),
         ("lg-fedavg", "float64,10", "averages head.bias over clients, but this client's is float64.10. and client 1's"),
     ],
 )
 def test_majority_decides_shapes(method, array, why, tmp_path):
     """One client that comes first with an array of another kind has nobody else refused."""
-    config = Case.of(method, {}).config(rounds=1 if method != "fedma" else 0)
+    config = Case.of(method, {}).config(rounds=1)
     run_locally(config, tmp_path / "run", app=saying("0", **{"spec.head.bias": array}))
     (failure,) = Run(tmp_path / "run").rows[0]["failures"]
     assert failure["client"] == "0"
