@@ -50,19 +50,18 @@ def grid(tiny):
 # ---- what is no request
 
 
-@pytest.mark.parametrize("text", ["[]", "{", DEEP, '{"rounds": [1]}', "9" * 5000])
-def test_invalid_settings(text, grid):
-    reason = refusal(grid, text)
-    assert reason.startswith("the request's settings ")
+@pytest.mark.parametrize(
+    ("settings", "request_text"),
+    [
+        *((text, None) for text in ("[]", "{", DEEP, '{"rounds": [1]}', "9" * 5000)),
+        *(('{"method": "local"}', text) for text in ("[]", DEEP, '{"round": -1}', '{"run": "../x"}', '{"final": 1}')),
+    ],
+)
+def test_invalid_settings_and_requests(settings, request_text, grid):
+    reason = refusal(grid, settings, request_text)
+    assert reason.startswith("the request " if request_text else "the request's settings ")
     assert "reply" not in reason
-    assert len(reason) < 200
-
-
-@pytest.mark.parametrize("text", ["[]", DEEP, '{"round": -1}', '{"run": "../x"}', '{"final": 1}'])
-def test_invalid_requests(text, grid):
-    reason = refusal(grid, json.dumps({"method": "local"}), text)
-    assert reason.startswith("the request ")
-    assert "reply" not in reason
+    assert request_text or len(reason) < 200
 
 
 @pytest.mark.parametrize(

@@ -46,20 +46,15 @@ def state_of(round=3):
     )
 
 
+def plain(value):
+    """Return what a state holds, in order, with the dtype, shape and bytes of its arrays."""
+    if isinstance(value, dict):
+        return [(key, plain(each)) for key, each in value.items()]
+    return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+
 def assert_equal(one, other):
-    assert type(one) is type(other)
-    for name in ("round", "clients", "run", "public", "public_size", "pass_", "eta", "peers", "seen_by"):
-        assert getattr(one, name) == getattr(other, name)
-    assert list(one.clients) == list(other.clients)
-    assert one.before.keys() == other.before.keys()
-    groups = [(one.model, other.model), (one.target, other.target)]
-    groups += [(group, other.before[client]) for client, group in one.before.items()]
-    for arrays, others in groups:
-        assert arrays.keys() == others.keys()
-        for name, array in arrays.items():
-            assert array.dtype == others[name].dtype
-            assert array.shape == others[name].shape
-            assert np.array_equal(array, others[name])
+    assert (type(one), plain(vars(one))) == (type(other), plain(vars(other)))
 
 
 def test_save_and_load(tmp_path):
@@ -130,13 +125,6 @@ def test_checkpoint_without_digest(tmp_path):
         Own.load(tmp_path / "state")
 
 
-@pytest.mark.parametrize("run", ["../../elsewhere", "/", "a/b"])
-def test_run_identity_is_a_plain_name(tmp_path, run):
-    State(run=run).save(tmp_path / "state")
-    with pytest.raises(FedhetError, match="cannot be read as a checkpoint"):
-        State.load(tmp_path / "state")
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -145,6 +133,9 @@ def test_run_identity_is_a_plain_name(tmp_path, run):
         {"clients": {"0": ClientRecord(3, trained="1")}},
         {"common": [1]},
         {"stopped": "2"},
+        {"run": "../../elsewhere"},  # which must be a plain name
+        {"run": "/"},
+        {"run": "a/b"},
     ],
 )
 def test_values_of_other_kinds_are_refused(tmp_path, values):
