@@ -101,9 +101,8 @@ class MLP(Classifier):
         super().__init__([nn.Flatten(1), *_linear_stack((prod(input_shape), units, units))], units, classes)
 
 
-# One graph in several widths, for methods that match units; lenet-20 is LeNet, and mlp-200 the MLP.
-for _filters in (10, 14, 20):
-    register_model(f"lenet-{_filters}", family="lenet-widths")(partial(lenet, filters=_filters))
+# One graph in several widths, for methods that match units; mlp-200 is the MLP.
+register_model("lenet-10")(partial(lenet, filters=10))
 for _units in (100, 150, 200):
     register_model(f"mlp-{_units}", family="mlp-widths")(partial(MLP, units=_units))
 for _units in (20, 30):  # for quick tests with digits
@@ -159,11 +158,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Map (n, fan_in, height, width) to (n, fan_out, height / stride, width / stride)."""
-        return F.relu(self.convolved(maps) + self.shortcut(maps))
-
-    def convolved(self, maps: Tensor) -> Tensor:
-        """Return the output of the two convolutions, without the shortcut."""
-        return self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
+        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps))))) + self.shortcut(maps))
 
 
 @register_model("resnet8")

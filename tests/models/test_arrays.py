@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torchvision.models import mnasnet0_5, resnet18
+from torchvision.models import mnasnet0_5
 
 from fedhet.models.copies import kinds_of, load_state, tied_names
 
@@ -61,12 +61,6 @@ def test_batchnorm_kept_in_evaluation_mode(training):
     kinds = kinds_of(model)
     assert {kinds[f"1.{name}"] for name in ("running_mean", "running_var", "num_batches_tracked")} == {"buffer"}
     assert [module.training for module in model.modules()] == modes, "modes are as they were"
-
-
-def test_statistics_of_an_ordinary_network():
-    kinds = kinds_of(resnet18())
-    assert set(kinds.values()) == {"trained", "statistic"}
-    assert all((kind == "statistic") == (".running_" in n or n.endswith("tracked")) for n, kind in kinds.items())
 
 
 def test_arrays_of_modules_with_versions():

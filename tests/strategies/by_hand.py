@@ -1,7 +1,10 @@
 """Tanh networks, losses and steps, for tests that compute a run by hand from the paper of a method."""
 
+import numpy as np
 import torch
 from torch import nn
+
+from fedhet.config import client_setup
 
 UNLIKE = {"rounds": 3, "momentum": 0.5, "partition": "classes", "classes_per_client": 4}
 """Settings of a short run of clients whose data differ."""
@@ -73,3 +76,21 @@ def stepped(state, velocity, loss, rate=0.1):
     for (name, weights), gradient in zip(state.items(), gradients, strict=True):
         velocity[name] = UNLIKE["momentum"] * velocity.get(name, 0.0) + gradient
         state[name] = (weights - rate * velocity[name]).detach().requires_grad_()
+
+
+def examples_of(done, client):
+    """A client's training examples: transformed inputs in float64, and labels."""
+    part = client_setup.data_of(done.info(client)).train
+    return client_setup.dataset_of(done.config).transform(part.inputs[:]).double(), part.labels
+
+
+def mean_of(sent, weights):
+    """The weighted mean of the clients' states."""
+    names, total = next(iter(sent.values())), sum(weights[client] for client in sent)
+    return {name: sum(weights[c] * sent[c][name].detach() for c in sent) / total for name in names}
+
+
+def assert_equal(found, expected):
+    """Nine digits of two states agree."""
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(found[name], torch.as_tensor(tensor).detach(), rtol=1e-9, atol=1e-9, err_msg=name)

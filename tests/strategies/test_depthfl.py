@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,9 @@ from torch import nn
 from fedhet import models
 from fedhet.algorithms.graphs import UnsupportedArchitecture
 from fedhet.algorithms.graphs.blocks import Exits, groups_by_depth
-from fedhet.config import client_setup
 from fedhet.errors import ModelError
 from fedhet.results.history import read_clients
-from tests.strategies.by_hand import THREE, WHO, rounds_of, stepped
+from tests.strategies.by_hand import THREE, WHO, assert_equal, examples_of, rounds_of, stepped
 
 DEPTHS = {"0": 3, "1": 2, "2": 1}
 SAME = THREE | {
@@ -75,14 +73,12 @@ def test_rounds_follow_the_paper(deep):
     done = deep(**{"depthfl.ramp-up": 2, **WHO["two"]})
     assert done.failures == []
     assert {row.architecture.partition("-")[0] for row in read_clients(done.folder)} == {"Small"}, "the user's, uncut"
-    transform = client_setup.dataset_of(done.config).transform
     state = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
     for weight, present in zip((math.exp(-5), math.exp(-5 / 4), 1.0), rounds_of(done), strict=True):
         sent, weights = {}, {}
         for client in present:
             depth = DEPTHS[client]
-            part = client_setup.data_of(done.info(client)).train
-            inputs, labels = transform(part.inputs[:]).double(), part.labels
+            inputs, labels = examples_of(done, client)
             own = {name: each.clone().requires_grad_() for name, each in state.items() if has(depth, name)}
             velocity = {}
             for _ in range(SAME["local_epochs"]):
@@ -99,8 +95,7 @@ def test_rounds_follow_the_paper(deep):
                 total = sum(weights[client] for client in owners)
                 state[name] = sum(weights[client] * sent[client][name].detach() for client in owners) / total
     assert done.state.model.keys() == state.keys()
-    for name, tensor in state.items():
-        np.testing.assert_allclose(done.state.model[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
+    assert_equal(done.state.model, state)
 
 
 def test_one_exit_is_fedavg(federate):

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedhet.config import client_setup
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
-from tests.strategies.by_hand import UNLIKE, WHO, live, rounds_of, stepped
+from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, rounds_of, stepped
 
 WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
 SETTINGS = UNLIKE | {"batch_size": BATCH}
@@ -45,22 +45,20 @@ def generated(weights, inputs, mean, variance):
 
 
 def server_trained(done, round, weights, statistics, counts, head):
-    """Adam by hand, from a state of its own in every round."""
+    """Adam, from a state of its own in every round."""
     classes, noise, inputs = drawn(counts, STEPS * BATCH, torch_generator(done.config.seed, "noise", round))
     order = torch_generator(done.config.seed, "server", round)
-    first, second = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
-    for step, rows in enumerate(torch.randperm(len(classes), generator=order).split(BATCH), 1):
+    optimizer = torch.optim.Adam(weights.values(), RATE)
+    for rows in torch.randperm(len(classes), generator=order).split(BATCH):
         hidden = inputs[rows] @ weights["hidden.weight"].T + weights["hidden.bias"]
         mean, variance = hidden.mean(0), hidden.var(0, unbiased=False)
         outputs = generated(weights, inputs[rows], mean, variance)
         apart = (noise[rows][:, None] - noise[rows]).square().mean(2) * (outputs[:, None] - outputs).abs().mean(2)
         loss = F.cross_entropy(outputs @ head["weight"].T + head["bias"], classes[rows])
         loss = loss + DIVERSITY * (-apart).mean().exp()
-        for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
-            first[name] = 0.9 * first[name] + 0.1 * gradient
-            second[name] = 0.999 * second[name] + 0.001 * gradient**2
-            size = (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
-            weights[name] = (weights[name] - RATE * first[name] / (1 - 0.9**step) / size).detach().requires_grad_()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
         statistics["mean"] = 0.9 * statistics["mean"] + 0.1 * mean.detach()
         statistics["variance"] = 0.9 * statistics["variance"] + 0.1 * variance.detach() * BATCH / (BATCH - 1)
 
@@ -112,8 +110,7 @@ def test_three_rounds_by_hand(federate, float64_travels, who):
         server_trained(done, round, weights, statistics, counts, head)
         generator = lambda inputs: generated(weights, inputs, *statistics.values())  # noqa: E731
     for client, state in own.items():
-        for name, tensor in state.items():
-            np.testing.assert_allclose(done.saved(client)[name], tensor.detach(), rtol=1e-9, atol=1e-9, err_msg=name)
+        assert_equal(done.saved(client), state)
     expected = {**weights, "norm.running_mean": statistics["mean"], "norm.running_var": statistics["variance"]}
     for name, tensor in expected.items():
         found = done.state.generator[name]

@@ -9,7 +9,7 @@ from torch import nn
 from fedhet.config import client_setup
 from fedhet.methods.included.prototypes import FedTGPOptions
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
-from tests.strategies.by_hand import UNLIKE, WHO, live, own_network, rounds_of, stepped
+from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, own_network, rounds_of, stepped
 
 SETTINGS = UNLIKE | {"batch_size": 12}
 WIDTH, WEIGHT, RATE = 6, 0.7, 0.2
@@ -69,11 +69,6 @@ def served(done, round, epochs, weights, means, loss):
             gradients = torch.autograd.grad(loss(weights, vectors[rows], classes[rows]), weights)
             for place, gradient in enumerate(gradients):
                 weights[place] = (weights[place] - RATE * gradient).detach().requires_grad_()
-
-
-def assert_equal(found, expected):
-    for name, tensor in expected.items():
-        np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("who", ["all", "two"])

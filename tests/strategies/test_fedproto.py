@@ -1,38 +1,16 @@
 """FedProto against plain computations."""
 
 from collections import OrderedDict
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedhet.client_apps.prototypes import FedProto
 from torch import nn
 
 from fedhet.config import client_setup, configuration
-from fedhet.messages import Payload
 from fedhet.methods import registry
 from fedhet.models.representation import Representation
-from fedhet.tasks import Task
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
-
-
-def side_with(prototypes, labels, device="cpu", **own):
-    """A client side that has received global prototypes and holds examples of these labels."""
-    options = SimpleNamespace(**{"weight": 1.0, "width": 0, "predict": "prototype", **own})
-    client = SimpleNamespace(
-        task=Task("classification"),
-        device=torch.device(device),
-        outputs=3,
-        data=SimpleNamespace(train=SimpleNamespace(labels=labels), validation=None, common=None),
-        config=SimpleNamespace(options=options, method_name="fedproto"),
-        representation=lambda inputs: inputs,
-        model=None,
-    )
-    side = FedProto(client)
-    side.begin(Payload({"prototypes": prototypes} if prototypes else {}))
-    return side
 
 
 def test_unknown_classes_in_the_common_test_set(federate):
@@ -90,22 +68,10 @@ def test_projection_of_any_network(make, head, name):
     assert f"{prefix}head.weight" in adapted.state_dict()
 
 
-@pytest.mark.parametrize(("predict", "expected"), [("prototype", [4, 2]), ("all-prototypes", [3, 2])])
-def test_classes_of_predictions(predict, expected):
-    means = np.array([[9.0, 9.0], [0.0, 0.0], [1.0, 0.0], [5.0, 5.0]], np.float32)
-    side = side_with({"classes": np.array([2, 3, 4, 8]), "means": means}, torch.tensor([4, 2, 2, 0]), predict=predict)
-    side.client.data.test = SimpleNamespace(labels=torch.tensor([4, 9]))
-    scores = side.evaluate("trained")(torch.tensor([[0.1, 0.0], [8.0, 8.0]]))
-    assert scores.shape[1] == 10 if predict == "all-prototypes" else scores.shape[1] >= 10
-    assert scores.argmax(1).tolist() == expected
-    known = {"prototype": [2, 4], "all-prototypes": [2, 3, 4, 8]}[predict]
-    assert (scores > -1e4).nonzero()[:, 1].unique().tolist() == known
-    assert scores.isfinite().all()
-
-
-@pytest.mark.parametrize("width", [0, 7])
-def test_two_rounds_by_hand(federate, width):
+@pytest.mark.parametrize(("width", "predict"), [(0, "prototype"), (7, "all-prototypes")])
+def test_two_rounds_by_hand(federate, width, predict):
     settings = {"fedproto.width": width, "fedproto.weight": 0.7, "partition": "classes", "classes-per-client": 4}
+    settings["fedproto.predict"] = predict
     done = federate("fedproto", momentum=0.5, **settings)
     config, transform = done.config, client_setup.dataset_of(done.config).transform
     networks, prototypes = {}, {}
@@ -156,10 +122,10 @@ def test_two_rounds_by_hand(federate, width):
     assert known["classes"].tolist() == sorted(prototypes)
     for label, mean in zip(known["classes"], known["means"], strict=True):
         torch.testing.assert_close(torch.tensor(mean), prototypes[int(label)], rtol=0, atol=1e-6)
-    # What is scored is the prediction among a client's own classes by the prototypes of the last round.
+    # What is scored is the prediction among a client's own classes, or all, by the prototypes of the last round.
     for name, network in networks.items():
         data = client_setup.data_of(done.info(name))
-        own = [label for label in sorted(prototypes) if label in data.train.labels.tolist()]
+        own = [c for c in sorted(prototypes) if predict == "all-prototypes" or c in data.train.labels.tolist()]
         with torch.no_grad():
             distances = torch.cdist(
                 phi_of(network, transform(data.test.inputs)), torch.stack([prototypes[c] for c in own])

@@ -11,7 +11,7 @@ from fedhet.algorithms.graphs.blocks import groups_by_depth
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import FedhetError
-from tests.strategies.by_hand import THREE
+from tests.strategies.by_hand import THREE, assert_equal
 
 SAME = THREE | {"wire_dtype": "float64", "clients": 4}
 
@@ -98,8 +98,7 @@ def test_rounds_follow_the_paper(fraction, federate, float64_travels):
                         states[depth][name] = total / sum(counts[depth] for depth in beyond)
     for depth, expected in states.items():
         found = done.state.model | done.state.last.get(str(depth), {})
-        for name, tensor in expected.items():
-            np.testing.assert_allclose(found[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
+        assert_equal(found, expected)
     assert not np.allclose(done.state.last["1"]["layers.0.0.weight"], done.state.model["layers.0.0.weight"])
 
 

@@ -1,5 +1,6 @@
-"""Averages of layers among unlike networks, against sums by hand."""
+"""Averages of layers among unlike networks by `layer-average` and LG-FedAvg, against sums by hand."""
 
+from collections import Counter
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -26,6 +27,7 @@ def of_unequal_numbers(client):
 
 # The layers that are averaged together: client and number of the layer, from 0.
 TYPE_ORDER = [("00", "10", "20"), ("01", "11"), ("02",), ("21",), ("22",), ("03", "12", "23")]
+HEADS = [("03", "12", "23")]
 MAX_COMMON = [("00", "10", "20"), ("01", "11"), ("02",), ("12",), ("03",), ("21",), ("22",), ("23",)]
 
 
@@ -35,25 +37,29 @@ def layers(arrays):
     return list(zip(values[::2], values[1::2], strict=True))
 
 
-@pytest.mark.parametrize(("by", "groups"), [("type-order", TYPE_ORDER), ("max-common", MAX_COMMON)])
-def test_averages_of_layers(federate, by, groups):
-    own = {"layer-average.by": by, "rounds": 2}
-    done = federate("layer-average", model=network, data=of_unequal_numbers, **own)
+@pytest.mark.parametrize(
+    ("method", "own", "groups"),
+    [
+        ("layer-average", {"layer-average.by": "type-order"}, TYPE_ORDER),
+        ("layer-average", {"layer-average.by": "max-common"}, MAX_COMMON),
+        ("lg-fedavg", {}, HEADS),
+    ],
+)
+def test_averages_of_layers(federate, method, own, groups):
+    done = federate(method, model=network, data=of_unequal_numbers, **own)
     assert done.failures == []
     sent = {client: layers(done.sent[1, client]["model"]) for client in WIDTHS}
     received = {client: layers(done.received[2, client]["model"]) for client in WIDTHS}
-    together = {layer for group in groups for layer in group}
-    assert all(len(sent[client]) == len(WIDTHS[client]) + 1 for client in WIDTHS)
+    together = sorted(layer for group in groups for layer in group)
+    assert {client: len(of) for client, of in sent.items()} == Counter(client for client, _ in together)
     for group in groups:
+        places = [(client, int(place) - len(WIDTHS[client]) - 1) for client, place in group]  # from the last layer
         for part in (0, 1):  # weight and bias
-            own = [sent[client][int(place)][part].astype(np.float64) for client, place in group]
+            own = [sent[client][place][part].astype(np.float64) for client, place in places]
             expected = np.average(own, axis=0, weights=[20 + 10 * int(client) for client, _ in group])
-            for client, place in group:
-                np.testing.assert_allclose(received[client][int(place)][part], expected, rtol=1e-5, atol=1e-7)
+            for client, place in places:
+                np.testing.assert_allclose(received[client][place][part], expected, rtol=1e-5, atol=1e-7)
             assert not any(np.array_equal(one, other) for one, other in combinations(own, 2))
-    for client in WIDTHS:
-        expected = [place for place in range(len(sent[client])) if f"{client}{place}" in together]
-        assert len(received[client]) == len(expected)
 
 
 def test_averages_within_architectures(federate):

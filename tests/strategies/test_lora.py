@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.config import client_setup, configuration
+from fedhet.config import configuration
 from fedhet.errors import FedhetError, ModelError
 from fedhet.methods import registry
 from fedhet.utils.randomness import torch_generator
-from tests.strategies.by_hand import WHO, rounds_of
+from tests.strategies.by_hand import WHO, assert_equal, examples_of, rounds_of
 
 RANKS = {"0": 4, "1": 3, "2": 1}
 LAYERS = ("1", "3")
@@ -85,7 +85,7 @@ def test_rounds_follow_the_papers(federate, float64_travels, aggregate, who):
     keys = {"lora.aggregate": aggregate, "lora.train-head": True, "wire_dtype": "float64"}
     done = federate("lora", model=network, **SAME, **keys, **WHO[who])
     assert done.failures == []
-    seed, transform = done.config.seed, client_setup.dataset_of(done.config).transform
+    seed = done.config.seed
     state = {name: tensor.detach() for name, tensor in network().state_dict().items()}
     one = {}  # A and B of each layer, of the largest rank
     if aggregate != "stack":
@@ -96,8 +96,7 @@ def test_rounds_follow_the_papers(federate, float64_travels, aggregate, who):
         heads, pairs, examples = {}, {}, {}
         for client in present:
             rank = RANKS[client]
-            part = client_setup.data_of(done.info(client)).train
-            inputs, labels = transform(part.inputs[:]).double(), part.labels
+            inputs, labels = examples_of(done, client)
             if aggregate == "stack":
                 new = drawn({n: (rank, state[f"{n}.weight"].shape[1]) for n in LAYERS}, seed, client, round)
                 start = {n: (a, a.new_zeros(len(state[f"{n}.bias"]), rank)) for n, a in new.items()}
@@ -126,8 +125,7 @@ def test_rounds_follow_the_papers(federate, float64_travels, aggregate, who):
             whole[f"{n}.weight"] = state[f"{n}.weight"] + b @ a
         saved = done.saved(client)
         assert saved.keys() == whole.keys(), "a network without adapters, as the user's"
-        for name, tensor in whole.items():
-            np.testing.assert_allclose(saved[name], tensor, rtol=1e-9, atol=1e-9, err_msg=name)
+        assert_equal(saved, whole)
     if aggregate == "stack":
         assert sorted(done.state.products) == ["1.lora_a", "1.lora_b", "3.lora_b"]
 

@@ -19,7 +19,7 @@ from fedhet.server.submodel import cut, joined, split
 from fedhet.utils.randomness import torch_generator
 from tests.small import SMALL
 from tests.strategies.by_hand import THREE as SAME
-from tests.strategies.by_hand import WHO, rounds_of
+from tests.strategies.by_hand import WHO, assert_equal, rounds_of
 
 WIDTHS = {"0": 1.0, "1": 0.5, "2": 0.3}
 UNITS = {"one": 8, "two": 6, "three": 10}
@@ -113,8 +113,7 @@ def start(done):
 
 
 def compare(done, expected):
-    for name, tensor in expected.items():
-        np.testing.assert_allclose(done.state.model[name], tensor.numpy(), rtol=1e-9, atol=1e-9, err_msg=name)
+    assert_equal(done.state.model, expected)
     assert done.state.model.keys() == expected.keys()
     assert done.failures == []
 
