@@ -220,11 +220,6 @@ class RunFiles:
         dataset = (self.summary or self.settings).get("dataset", "?")
         return f"{self.settings.get('method', '?')} on {'own data' if dataset == OWN else dataset}"
 
-    @property
-    def rounds(self) -> int:
-        """The number of rounds of training in the history."""
-        return sum(row["round"] > 0 and not row.get("final", False) for row in self.rows)
-
 
 def read_run(folder: Path | str) -> RunFiles:
     """Read all files of a run directory; raises a `FedhetError` if it is not a run directory or a file is damaged."""

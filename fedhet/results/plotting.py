@@ -129,7 +129,7 @@ def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
     """
     axes.set(xlabel=x, ylabel=y)
     if whole:
-        axes.xaxis.set_major_locator(whole_numbers())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     if handles := {fill(label, 50): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
         columns = max(1, 54 // (7 + max(map(len, handles))))
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns}
@@ -144,11 +144,6 @@ def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
         if (figure := axes.get_figure(root=True)) is not None:
             figure.set_figheight(figure.get_figheight() + 0.16 * math.ceil(len(handles) / columns))
     return axes.has_data()
-
-
-def whole_numbers() -> MaxNLocator:
-    """Return a locator that places ticks at integers."""
-    return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def rows_height(names: Sequence[str], least: float) -> float:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.methods import registry
-from fedhet.results.history import RunFiles, read_run, showing
+from fedhet.results.history import RunFiles, last_round, read_run, showing
 from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import STATISTICS, client_order, grouped
@@ -116,6 +116,8 @@ th { color: var(--quiet); font-weight: 500; } td:last-child { overflow-wrap: any
 </body>
 </html>
 """
+"""A page with `title`, `lines` (style `bad` or `quiet`, text), `facts` (name, value, note), `pictures` (`name`, `svg`,
+`caption`) and `sections`, in this order."""
 
 Table = Sequence[Sequence[str]]
 """Headings, then rows."""
@@ -130,24 +132,6 @@ class Section:
     notes: Sequence[str] = ()
     kind: str = ""
     links: Sequence[tuple[str, str]] = ()
-
-
-def page(
-    title: str,
-    sections: Iterable[Section],
-    *,
-    lines: Iterable[tuple[str, str]] = (),
-    facts: Iterable[tuple[str, str, str]] = (),
-    pictures: Sequence[Mapping[str, str]] = (),
-) -> str:
-    """Return an HTML page with `lines`, `facts`, `pictures` and `sections`, in this order.
-
-    Lines are pairs of style (`bad` or `quiet`) and text, and facts are name, value and note. A picture has `name`,
-    `svg` and `caption`.
-    """
-    return _render(
-        PAGE, title=title, sections=list(sections), lines=list(lines), facts=list(facts), pictures=list(pictures)
-    )
 
 
 def table(lines: Table) -> str:
@@ -193,8 +177,8 @@ def write_report(folder: Path | str) -> Path:
         captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
         if run.personal == "received" and run.accuracy("trained") is not None:
             captions["accuracy"] += _BEFORE
-        pictures = _pictures(figures, captions)
-        write_text(path, page(run.title, _sections(run), lines=_status(run), facts=_facts(run), pictures=pictures))
+        content = {"lines": _status(run), "facts": _facts(run), "pictures": _pictures(figures, captions)}
+        write_text(path, _render(PAGE, title=run.title, sections=_sections(run), **content))
     return path
 
 
@@ -241,11 +225,12 @@ def _settings(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _about(run: RunFiles) -> str:
+    done = last_round(run.rows)
     wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
-    rounds = f"{run.rounds} of {wanted} rounds" if wanted else f"{run.rounds} rounds"  # 0: settled by the method
+    rounds = f"{done} of {wanted} rounds" if wanted else f"{done} rounds"  # 0: settled by the method
     if isinstance(wanted, int) and wanted and run.settings.get("closing-epochs"):
-        last = ", the last of them of closing epochs" if run.rounds > wanted else ""
-        rounds = f"{run.rounds} of {wanted + 1} rounds{last}"
+        last = ", the last of them of closing epochs" if done > wanted else ""
+        rounds = f"{done} of {wanted + 1} rounds{last}"
     summary = run.summary or {}
     engine = f", engine {summary.get('engine', '?')}" if summary else ""
     where = f", on {', '.join(summary['devices'])}" if summary.get("devices") else ""
@@ -324,9 +309,8 @@ def write_together(
     """Write a page on several runs: the `verdict`, figures, tables, notes, `more` sections, and links to runs."""
     links = [(name, _link(run.folder / "report.html", path.parent)) for name, run in runs.items()]
     sections = [Section("Results", tables, notes, kind="numbers"), *more, Section("Runs", links=links)]
-    write_text(
-        path, page(title, sections, lines=[("", verdict)] if verdict else [], pictures=_pictures(figures, _CAPTIONS))
-    )
+    content = {"lines": [("", verdict)] if verdict else [], "pictures": _pictures(figures, _CAPTIONS)}
+    write_text(path, _render(PAGE, title=title, sections=sections, **content))
     return path
 
 

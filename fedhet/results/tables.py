@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedhet.methods.method import ABSENT
-from fedhet.results.history import RunFiles, final_clients, read_run
+from fedhet.results.history import RunFiles, final_clients, last_round, read_run
 from fedhet.utils.statistics import STATISTICS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def headline(run: RunFiles) -> str:
     method = run.settings.get("method", "unknown method")
     summary = run.summary
     if summary is None:
-        return f"{method}: unfinished, {run.rounds} rounds recorded"
+        return f"{method}: unfinished, {last_round(run.rows)} rounds recorded"
     parts: list[str] = []
     for which in run.scores:
         weighted, mean = (format_value(run.accuracy(which, name)) for name in STATISTICS[:2])
