@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import work
 from fedhet.client.clients import Clients
 from fedhet.client.job import ClientWork, Job, Loop, do
@@ -236,7 +237,7 @@ class Answers:
         report.outputs = client.outputs
         report.spec = spec_of(job.side.shared())
         report.noise, report.wrapped = self._noise, self._loop is not None
-        report.groups = client.part.describe() if client.part else ""
+        report.groups = groups_to_json(client.part.groups) if client.part else ""
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)

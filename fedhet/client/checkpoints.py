@@ -138,7 +138,7 @@ def _formed(
             )
         client_data = data(info) if data else client_setup.data_of(info)
         inputs = client_setup.transform_of(client_data.dataset, precision(network))(client_data.train.inputs[:2])
-        part = side.parts(side.parts.width_of(info), side.parts.groups_of(network, inputs))
+        part = side.parts(client_setup.width_of(info), side.parts.groups_of(network, inputs))
         whole, network = part.whole.cut(copied(network)), part.cut(network)
         if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part
             load_state(whole, tensors)

@@ -212,7 +212,7 @@ class Clients:
         if self._model is None:
             dataset = client_setup.dataset_of(config)
             kind = (client_setup.architecture_of(info), dataset.input_shape, dataset.classes)
-        kind += (device, config.head, config.method_name, config.options, parts and parts.width_of(info))
+        kind += (device, config.head, config.method_name, config.options, parts and client_setup.width_of(info))
         place = next((i for i in reversed(range(len(self._free))) if self._free[i].kind == kind), None)
         network = self._new(info, data, device, kind) if place is None else self._free.pop(place)
         try:

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import PermutationGroups, cut_out, entries_of, resizable_groups, resize
-from fedhet.algorithms.matching import groups_to_json
-from fedhet.config import client_setup
-from fedhet.config.client_setup import ClientInfo
 
 
 @dataclass(frozen=True)
@@ -30,11 +27,6 @@ class Submodel:
 
     width: float
     groups: PermutationGroups
-
-    @classmethod
-    def width_of(cls, info: ClientInfo) -> float:
-        """Return the width of a client's part."""
-        return client_setup.width_of(info)
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
@@ -71,7 +63,3 @@ class Submodel:
         kept = {name: tensor for name, tensor in whole.items() if entries.get(name) != ()}
         parts = {name: whole[name] for name, axes in entries.items() if axes}
         return kept | {n: torch.from_numpy(array) for n, array in cut_out(parts, self.groups, units).items()}
-
-    def describe(self) -> str:
-        """Return the permutation groups as text, in the form that the server reads in the handshake."""
-        return groups_to_json(self.groups)
