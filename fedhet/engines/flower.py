@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import tomli_w
 import torch
 
 from fedhet.config import configuration
-from fedhet.config.toml import to_toml
+from fedhet.config.toml import nest, to_toml
 from fedhet.engines import superlink
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.methods import registry
@@ -41,21 +42,6 @@ PATIENCE, PENDING = 30.0, 60.0
 RAY_FAILED = "crashed during start"
 """Text of Ray, after `RAY_PATIENCE` seconds, about worker processes that do not start; it tries again for ever."""
 RAY_PATIENCE = "40"
-
-_PROJECT = """[project]
-name = "fedhet"
-version = "{version}"
-description = "A copy of fedhet, made for one run"
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "fedhet"
-
-[tool.flwr.app.components]
-serverapp = "fedhet.server.app:app"
-clientapp = "fedhet.client.app:app"
-
-"""
 
 
 def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequence[Observer] = ()) -> None:
@@ -257,11 +243,10 @@ def _federation(clients: int, threads: int, device: str) -> list[str]:
 
 def app_table() -> str:
     """Return the `[tool.flwr.app.config]` table: the default preset, and `""` (not set) for other keys."""
-    keys, *_ = zip(*configuration.keys(outside=False), strict=True)
-    declared = dict.fromkeys((*keys, configuration.EXTRA), "")
-    lines = to_toml({"preset": configuration.DEFAULT_PRESET, **declared}).splitlines()
-    inner = [f"[tool.flwr.app.config.{line[1:]}" if line.startswith("[") else line for line in lines]
-    return "\n".join(["[tool.flwr.app.config]", *inner]) + "\n"
+    keys = [*(key for key, *_ in configuration.keys(outside=False)), configuration.EXTRA]
+    keys.sort(key=lambda key: key if "." in key else "")
+    declared = {"preset": configuration.DEFAULT_PRESET, **dict.fromkeys(keys, "")}
+    return tomli_w.dumps(nest({f"tool.flwr.app.config.{key}": value for key, value in declared.items()}))
 
 
 def make_app(app: Path) -> Path:
@@ -272,5 +257,9 @@ def make_app(app: Path) -> Path:
     for name in ("strategies", "client_apps", "run_configs"):
         if not (package / name).is_dir():
             shutil.copytree(package.parent / name, app / name, ignore=ignored)
-    (app / "pyproject.toml").write_text(_PROJECT.format(version=__version__) + app_table(), encoding="utf-8")
+    project = {"name": "fedhet", "version": __version__, "license": "Apache-2.0"}
+    project["description"] = "A copy of fedhet, made for one run"
+    components = {"serverapp": "fedhet.server.app:app", "clientapp": "fedhet.client.app:app"}
+    table = {"project": project, "tool": {"flwr": {"app": {"publisher": "fedhet", "components": components}}}}
+    (app / "pyproject.toml").write_text(f"{tomli_w.dumps(table)}\n{app_table()}", encoding="utf-8")
     return app
