@@ -113,7 +113,8 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         few, most = self._widths(client), read_network(self.state.network).widths
         if few == most:
             return ""
-        keys, share = self.options, few[0] / most[0]
+        keys: Any = self.options
+        share = few[0] / most[0]
         shares = {f"{size:g}": keys.width_at({keys.size_name: size}) or 1.0 for size in keys.sizes}
         nearest = min(shares, key=lambda size: abs(shares[size] - share))
         known = abs(shares[nearest] - share) < 1 / most[0]  # a node may have chosen another one
