@@ -18,7 +18,7 @@ from fedhet.algorithms.graphs import entries_of, widths_of
 from fedhet.algorithms.matching import groups_from_json
 from fedhet.messages import Arrays, Payload, Reply, Report, Spec, WireError, check, narrowed
 from fedhet.messages.protocol import WHOLE
-from fedhet.methods.options import Options
+from fedhet.methods.included.submodels import SubmodelOptions
 from fedhet.methods.sharing import Units
 from fedhet.results.state import State
 from fedhet.server.aggregation import average_shared
@@ -41,7 +41,7 @@ class SubmodelState(State):
     network: str = ""
 
 
-P = TypeVar("P", bound=Options)
+P = TypeVar("P", bound=SubmodelOptions)
 T = TypeVar("T", bound=SubmodelState)
 
 
@@ -113,8 +113,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         few, most = self._widths(client), read_network(self.state.network).widths
         if few == most:
             return ""
-        keys: Any = self.options
-        share = few[0] / most[0]
+        keys, share = self.options, few[0] / most[0]
         shares = {f"{size:g}": keys.width_at({keys.size_name: size}) or 1.0 for size in keys.sizes}
         nearest = min(shares, key=lambda size: abs(shares[size] - share))
         known = abs(shares[nearest] - share) < 1 / most[0]  # a node may have chosen another one
