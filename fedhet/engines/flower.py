@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +22,7 @@ import tomli_w
 import torch
 
 from fedhet.config import configuration
-from fedhet.config.toml import nest, to_toml
+from fedhet.config.toml import load, nest, to_toml
 from fedhet.engines import superlink
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.methods import registry
@@ -202,12 +201,7 @@ class _Watch:
 def connections() -> list[str]:
     """Return the names of the SuperLink connections in Flower's config."""
     path = superlink.flwr_home() / "config.toml"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink", {})
-    except FileNotFoundError:
-        return []
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}; correct the file") from error
+    table = load(path).get("superlink", {}) if path.is_file() else {}
     return [name for name, value in table.items() if isinstance(value, Mapping)]
 
 

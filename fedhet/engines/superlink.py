@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+import tomli_w
 
 from fedhet.errors import FedhetError
 
@@ -55,11 +56,9 @@ def superlink(home: Path, place: Path, environment: Mapping[str, str], output: P
     port = _free_port()
     place.mkdir()
     home.mkdir()
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{SIMULATION}"\n\n[superlink.{SIMULATION}]\naddress = "127.0.0.1:{port}"\n'
-        "insecure = true\n",
-        encoding="utf-8",
-    )
+    connection = {"address": f"127.0.0.1:{port}", "insecure": True}
+    config = {"superlink": {"default": SIMULATION, SIMULATION: connection}}
+    (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     words = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
     words += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
     process = begin(words, place, environment, output)
