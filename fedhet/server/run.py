@@ -123,8 +123,7 @@ class Run:
     def override(self, settings: Mapping[str, Any]) -> None:
         """Replace the values of keys in the configuration."""
         if settings:
-            chosen = {key: value for key, value in self.config.flat().items() if value != ""}
-            changed = configuration.resolve({**chosen, **settings}, strict=False)
+            changed = configuration.resolve({**self.config.flat(), **settings}, strict=False)
             self.config = changed.replace(chosen=self.config.chosen, remarks=self.config.remarks)
 
     def take(self, argument: Literal["train_config", "evaluate_config"], sent: Mapping[str, Any] | None) -> None:

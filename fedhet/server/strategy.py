@@ -78,14 +78,14 @@ class FederatedStrategy(FlowerLoop[P, S]):
         dataset = client_setup.public_dataset_for(
             config.method_name, registry.traits(config).public, as_public_dataset(public)
         )
-        self._new_run = partial(Run, self.method, config, public=dataset, flower_options=options)
-        self._model = user_functions.model_function(model)
+        function = user_functions.model_function(model)
+        self._new_run = partial(Run, self.method, config, public=dataset, model=function, flower_options=options)
         self._renew(observers)
 
     def _renew(self, observers: Sequence[Observer], before: PrivacyLedger | None = None) -> None:
         """Create the objects for a new run; `before` is the privacy budget spent in earlier runs."""
         state = self.state_class(run=uuid.uuid4().hex)
-        self.run = self._new_run(state=state, model=self._model, privacy=before)
+        self.run = self._new_run(state=state, privacy=before)
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.reporter = Reporter(self.run, self.size_of, observers)
