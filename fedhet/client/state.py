@@ -91,8 +91,7 @@ class ClientStore:
 
     def write_model(self, tensors: dict[str, torch.Tensor], round: int = 0) -> None:
         """Save the client's personal model at the end of a run or, if `round` is above 0, of this round."""
-        models = self._base / self._run / "models"
-        path = (models / round_folder(round) if round else models) / f"{file_name(self._client)}.safetensors"
+        path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors)
         if self._run:  # else the server collects it
             log.info("client %s: its personal model is %s", self._client, path)

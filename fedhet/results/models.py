@@ -15,7 +15,7 @@ def collect(folder: Path, state_dir: str, run: RunInfo, round: int = 0) -> None:
 
     The models of clients on other machines stay there. `round` is 0 for the models at the end of the run.
     """
-    name = Path(MODELS, round_folder(round)) if round else Path(MODELS)
+    name = Path(MODELS, round_folder(round))
     places = [Path(state_dir or folder / "state"), *([state_home()] if run.state.run else [])]
     for place in places:
         for path in sorted((place / run.state.run / name).glob("*.safetensors")):

@@ -230,8 +230,8 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def round_folder(round: int) -> str:
-    """Return the name of the folder in `models/` with the models of a round (`save-every`)."""
-    return f"round-{round}"
+    """Return the folder in `models/` with the models of a round (`save-every`), or for 0 with those of the last one."""
+    return f"round-{round}" if round else ""
 
 
 def state_home() -> Path:

@@ -82,16 +82,15 @@ def fedhets_own():
 SETTINGS = {"rounds": 3, "local_epochs": 2, "learning_rate": 0.5, "batch_size": EXAMPLES, "momentum": 0.0, "clients": 3}
 
 
-def started(strategy, app):
-    rows = []
+@pytest.fixture
+def started(new_watch):
+    """Runs a strategy on three nodes; returns Flower's result, and the rows of the history."""
 
-    class Watch(fedhet.results.observers.Observer):
-        def round(self, run, report):
-            rows.append(report.row)
+    def started(strategy, app):
+        strategy.reporter.observers.append(watch := new_watch())
+        return strategy.start(LocalGrid(app, 3)), watch.rows
 
-    strategy.reporter.observers.append(Watch())
-    result = strategy.start(LocalGrid(app, 3))
-    return result, rows
+    return started
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def started(strategy, app):
         ("LayerAverage", {"layer-average.by": "max-common"}),
     ],
 )
-def test_own_functions_agree_with_fedhets_loop(name, more):
+def test_own_functions_agree_with_fedhets_loop(name, more, started):
     """With the same steps, a full batch each, the shared arrays and every evaluation agree."""
     ours, theirs = (
         started(getattr(fedhet, name)(**{**SETTINGS, **more}), app)
@@ -119,7 +118,7 @@ def test_own_functions_agree_with_fedhets_loop(name, more):
                 assert one[which]["accuracy"] == other[which]["accuracy"]
 
 
-def test_fedrep_keeps_heads(tmp_path):
+def test_fedrep_keeps_heads(started):
     sent = []
     strategy = fedhet.FedRep(**SETTINGS | {"local_epochs": 3, "closing_epochs": 0})
     result, rows = started(strategy, fedhet.wrap(hospital(sent), network, counts))
@@ -173,7 +172,7 @@ def test_a_score_by_another_name(caplog):
 
 
 @pytest.mark.parametrize("node", [{"allow": "weights"}, {"min-examples": 13}])
-def test_a_node_that_allows_no_metrics(node, caplog):
+def test_a_node_that_allows_no_metrics(node, started, caplog):
     app = fedhet.wrap(hospital(), network, counts)
 
     def at_a_node(message, context):

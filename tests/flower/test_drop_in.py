@@ -284,22 +284,16 @@ def test_several_records_are_refused(kind):
         theirs(hospital(change=change))
 
 
-def test_metrics_keep_their_names():
+def test_metrics_keep_their_names(watch):
     mine = {"train-loss": 5.0, "eval_acc": 7.0, "received-accuracy": 6.0, "confusion": [1.0, 2.0]}
-    watch = []
-
-    class Watch(fedhet.results.observers.Observer):
-        def round(self, run, report):
-            watch.append(report.row["metrics"])
-
     app = wrapped(train_metrics=mine, eval_metrics={"received-accuracy": 3.0, "hours": 2.0})
-    result = ours(app, fedhet.FedAvg(observers=[Watch()]))
+    result = ours(app, fedhet.FedAvg(observers=[watch]))
     got = dict(result.train_metrics_clientapp[1])
     expected = {"train_train-loss": 5.0, "train_eval_acc": 7.0, "train_received-accuracy": 6.0, "confusion.0": 1.0}
     expected |= {"confusion.1": 2.0, "evaluate_received-accuracy": 3.0, "hours": 2.0, "eval_acc": 0.75}
     assert got | expected == got
     assert (got["train-loss"], got["received-accuracy"]) == (1.0, 0.75)
-    assert watch[1] | expected == watch[1]
+    assert watch.rows[1]["metrics"] | expected == watch.rows[1]["metrics"]
 
 
 @pytest.mark.parametrize("accuracy", [87.5, 1.0000001, -0.5, math.nan])
