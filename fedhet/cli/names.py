@@ -3,14 +3,17 @@
 NAMES = {
     "models": (
         "char-lstm, cnn, cnn-1-1, cnn-2-1, cnn-2-2, cnn-3-2, cnn-3-3, fedavg-cnn, flha-arch-0, flha-arch-1, "
-        "flha-arch-2, flha-arch-3, flha-cnn-4, flha-plain-10, flha-plain-13, flha-plain-4, flha-plain-7, "
-        "flha-small-0, flha-small-1, flha-small-2, flha-small-3, flha-small-cnn-4, flha-small-plain-10, "
-        "flha-small-plain-13, flha-small-plain-4, flha-small-plain-7, lenet, lenet-10, mlp, mlp-100, mlp-150,"
-        " mlp-20, mlp-200, mlp-30, resnet8, small-efficientnet-a, small-efficientnet-b, small-mobilenet-a, "
-        "small-mobilenet-b, small-resnet-a, small-resnet-b, token-bag, vgg9, word-lstm-1, word-lstm-2 "
+        "flha-arch-2, flha-arch-3, flha-cnn-4, flha-hybrid-1, flha-hybrid-2, flha-hybrid-3, flha-plain-10, "
+        "flha-plain-13, flha-plain-4, flha-plain-7, flha-small-0, flha-small-1, flha-small-2, flha-small-3, "
+        "flha-small-cnn-4, flha-small-hybrid-1, flha-small-hybrid-2, flha-small-hybrid-3, "
+        "flha-small-plain-10, flha-small-plain-13, flha-small-plain-4, flha-small-plain-7, lenet, lenet-10, "
+        "mlp, mlp-100, mlp-150, mlp-20, mlp-200, mlp-30, resnet8, small-efficientnet-a, small-efficientnet-b,"
+        " small-mobilenet-a, small-mobilenet-b, small-resnet-a, small-resnet-b, token-bag, vgg9, word-lstm-1,"
+        " word-lstm-2 "
     ),
     "families of models": (
-        "cnn-family, fedharm-small, flha, flha-plain, flha-small, flha-small-plain, mlp-widths, word-lstm-family "
+        "cnn-family, fedharm-small, flha, flha-hybrids, flha-plain, flha-small, flha-small-hybrids, "
+        "flha-small-plain, mlp-widths, word-lstm-family "
     ),
     "data sets": (
         "chestxray14, cifar10, cifar10-domains, cifar10-domains-balanced, cifar10-fedharm, cifar10-fedhenn, "

@@ -16,22 +16,28 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.models.images import Activation, Classifier, ResidualBlock, convolution, image_shape
-from fedhet.models.registry import register_model
+from fedhet.models.registry import FAMILIES, register_model
 
 LARGE = 128
 """Smallest size of images with the stem for large images: 7 x 7, stride 2 (the paper's c1_64_k7_s2), and pooling."""
 
 WIDTHS = {"flha": (64, 128, 256, 512), "flha-small": (8, 16, 32, 32)}
 
-# Layers between stem and head: `conv`, or `add` (two convolutions and a skip), and the stage of each.
+# Layers between stem and head: `conv`, or `add` and `concat` (two convolutions and a skip), and the stage of each.
+_RESNET18 = tuple(("add", stage) for stage in (0, 0, 1, 1, 2, 2, 3, 3))
 _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
-    "arch-0": tuple(("add", stage) for stage in (0, 0, 1, 1, 2, 2, 3, 3)),
+    "arch-0": _RESNET18,
     "arch-1": tuple(("conv", stage) for stage in (0, 1, 1, 2, 2, 3, 3, 3)),
     "arch-2": (("add", 0), ("add", 1), ("add", 1), ("add", 2), ("conv", 3), ("conv", 3)),
     "arch-3": (("conv", 0), ("conv", 1), ("add", 1), ("add", 2), ("add", 3), ("add", 3)),
+    "hybrid-1": (*_RESNET18[:1], ("concat", 0), *_RESNET18[2:]),
+    "hybrid-2": (*_RESNET18[:3], ("concat", 1), *_RESNET18[4:]),
+    "hybrid-3": (*_RESNET18[:1], ("concat", 0), *_RESNET18[2:3], ("concat", 1), *_RESNET18[4:]),
     "cnn-4": (("conv", 1), ("conv", 2)),
 }
 
@@ -39,7 +45,7 @@ _LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 class FLHANetwork(Classifier):
     """A network of FLHA-GHN: a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
-    `layout` has a pair (kind, stage) for each layer, where the kind is `conv` or `add`. `widths` are the
+    `layout` has a pair (kind, stage) for each layer, where the kind is `conv`, `add` or `concat`. `widths` are the
     channels of each stage.
     """
 
@@ -54,16 +60,30 @@ class FLHANetwork(Classifier):
             layers = [convolution(channels, widths[0])]
         channels = widths[0]
         for kind, stage in layout:
-            stride = 1 if widths[stage] == channels else 2
-            layers.append((ResidualBlock if kind == "add" else convolution)(channels, widths[stage], stride))
-            channels = widths[stage]
+            if kind == "concat":
+                layers.append(ConcatBlock(channels, channels))
+                channels *= 2
+            else:
+                stride = 1 if widths[stage] == channels else 2
+                layers.append((ResidualBlock if kind == "add" else convolution)(channels, widths[stage], stride))
+                channels = widths[stage]
         super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], channels, classes)
 
 
+class ConcatBlock(ResidualBlock):
+    """A block that concatenates its input with the output of two 3 x 3 convolutions, followed by 2 x 2 pooling."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Map (n, channels, height, width) to (n, 2 channels, height / 2, width / 2), rounded up."""
+        return F.max_pool2d(torch.cat([F.relu(self.convolved(maps)), maps], 1), 2, ceil_mode=True)
+
+
 for _size, _widths in WIDTHS.items():
+    _names = {name: f"{_size}-{name}".replace("small-arch", "small") for name in _LAYOUTS}
     for _name, _layout in _LAYOUTS.items():
-        _full, _family = f"{_size}-{_name}".replace("small-arch", "small"), _size if _name.startswith("arch") else None
-        register_model(_full, family=_family)(partial(FLHANetwork, layout=_layout, widths=_widths))
+        _family = _size if _name.startswith("arch") else None
+        register_model(_names[_name], family=_family)(partial(FLHANetwork, layout=_layout, widths=_widths))
+    FAMILIES[f"{_size}-hybrids"] = tuple(_names[name] for name in ("arch-0", "hybrid-1", "hybrid-2", "hybrid-3"))
     # The ablation without messages: all layers but the first and last have one type, with 64 (small: 16) channels and
     # no stride. The paper mentions no pooling, so there is only the mean at the end.
     for _layers in (4, 7, 10, 13):

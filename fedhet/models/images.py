@@ -158,7 +158,11 @@ class ResidualBlock(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Map (n, fan_in, height, width) to (n, fan_out, height / stride, width / stride)."""
-        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps))))) + self.shortcut(maps))
+        return F.relu(self.convolved(maps) + self.shortcut(maps))
+
+    def convolved(self, maps: Tensor) -> Tensor:
+        """Return the output of the two convolutions, without the shortcut."""
+        return self.norm2(self.conv2(F.relu(self.norm1(self.conv1(maps)))))
 
 
 @register_model("resnet8")

@@ -41,6 +41,16 @@ def test_depths_and_skips_are_the_papers() -> None:
     assert skips == [[True] * 8, [False] * 8, [True] * 4 + [False] * 2, [False] * 2 + [True] * 4]
 
 
+def test_hybrids_concatenate() -> None:
+    networks = [models.build(name, CIFAR10, 10) for name in models.expand("flha-small-hybrids")]
+    concatenations = [
+        tuple(index for index, layer in enumerate(network.body) if type(layer).__name__ == "ConcatBlock")
+        for network in networks
+    ]
+    assert concatenations == [(), (2,), (4,), (2, 4)]
+    assert [depth(network) for network in networks] == [18] * 4
+
+
 def test_plain_networks_repeat_one_type() -> None:
     networks = [models.build(name, CIFAR10, 10) for name in models.expand("flha-small-plain")]
     assert [depth(network) for network in networks] == [4, 7, 10, 13]
