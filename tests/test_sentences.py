@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
 from fedhet.config.client_setup import ClientInfo
@@ -215,6 +216,19 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "out = 'a\\x00b': must not contain the character NUL",
     ),
     "settings that hold themselves": (lambda: fedhet.run(endless()), "config is nested too deeply at 'rounds'"),
+    "a key in two spellings": (
+        lambda: fedhet.run({"local_epochs": 2, "local-epochs": 3}),
+        "local-epochs is set twice, to 2 and to 3: set it once",
+    ),
+    "a batch size beside a loader": (
+        lambda: fedhet.run(
+            {"clients": 1, "method": "local"},
+            model=model,
+            data=lambda client: tuple(DataLoader(TensorDataset(*part), 8) for part in data(client)),
+            client_settings=lambda client: {"batch-size": 4},
+        ),
+        "the client's own batch-size = 4 has no effect with a DataLoader",
+    ),
     "a key that is no text": (lambda: fedhet.run({3: 4}), "config has the key 3: keys must be text"),  # type: ignore[dict-item]
     "augment = false": (
         lambda: run(data=varied(augment=lambda inputs: inputs), augment=False),

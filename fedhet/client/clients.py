@@ -23,7 +23,7 @@ from fedhet.client.submodel import Submodel
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, resident, with_drawn_test_part, with_validation
-from fedhet.errors import DataError, ModelError, Refused
+from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE
 from fedhet.methods import registry
@@ -87,6 +87,11 @@ class Clients:
         data = self._data_of(info, device)
         if len(data.train) == 0:
             raise DataError("the client has no training examples: give it at least one, or leave it out of the run")
+        if data.batch_size not in (None, info.node_config.get("batch-size", data.batch_size)):
+            raise ConfigError(
+                f"the client's own batch-size = {config.batch_size} has no effect with a DataLoader, which has its own "
+                "batch_size: leave it out"
+            )
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         with self._network(info, data, device) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)

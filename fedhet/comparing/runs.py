@@ -21,7 +21,7 @@ from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
 from fedhet.engines import children, running
-from fedhet.engines.children import Child, ChildError
+from fedhet.engines.children import RUN, Child, ChildError
 from fedhet.engines.running import shake_hands
 from fedhet.errors import ConfigError, FedhetError, check_kinds
 from fedhet.methods import registry
@@ -205,7 +205,7 @@ def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> I
     try:
         while (left := deadline - time.monotonic()) > 0:
             while len(running) < at_once and (job := next(waiting, None)):
-                child = Child(_call, name="fedhet run")
+                child = Child(_call, name=RUN)
                 running[child.connection] = job, child
                 child.send(job)
             if not running:

@@ -65,7 +65,12 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
 
 def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested tables as dotted kebab-case keys, without keys whose value is `""`: not set, as in Flower."""
-    return {as_key(key): value for key, value in flatten(table).items() if value != ""}
+    flat: dict[str, Any] = {}
+    for key, value in ((as_key(key), value) for key, value in flatten(table).items() if value != ""):
+        if key in flat and flat[key] != value:
+            raise ConfigError(f"{key} is set twice, to {flat[key]!r} and to {value!r}: set it once")
+        flat[key] = value
+    return flat
 
 
 def flatten(table: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:

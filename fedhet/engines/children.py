@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize, get_temp_dir
@@ -38,6 +38,9 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 FAREWELL = 1.0
 """Seconds for a child to end after it has closed its connection."""
+
+RUN = "fedhet run"
+"""Name of a process that carries out one of several runs."""
 
 LONGEST_FOLDER = 70
 """Length of a temporary folder's path up to which a socket fits in; systems allow paths of about 104 characters."""
@@ -134,6 +137,7 @@ def _end_server() -> None:
 
 def _run(function: Callable[..., None], connection: Connection, *arguments: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    multiprocessing.current_process().daemon = False  # a user's DataLoader may start processes
     function(connection, *arguments)
 
 
@@ -261,6 +265,13 @@ def receive(connection: Connection) -> Any:
     return pickle.loads(pickled, buffers=[memory[start:end] for start, end in places])  # noqa: S301 - a child's
 
 
+_Cached: Any = type(cache(len))  # of functools.cache and functools.lru_cache
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return lru_cache(**parameters)(function)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that passes the buffers of tensors and Flower arrays out of band, as NumPy does for its arrays."""
 
@@ -270,6 +281,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _array, (obj.dtype, obj.shape, obj.stype, pickle.PickleBuffer(obj.data))
         if type(obj) is Tensor and obj.nbytes >= LARGE and _plain(obj):
             return _tensor, (obj.dtype, obj.shape, pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy().data))
+        if type(obj) is _Cached and obj.__module__ == "__main__":  # which a child does not import
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
 
 

@@ -22,6 +22,7 @@ from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.engines.batches import ONE_BY_ONE, Batching, BatchingGrid
+from fedhet.engines.children import RUN
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
@@ -243,7 +244,8 @@ def run_locally(
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
         stack.enter_context(process_restored())
-        if workers > 1 and not multiprocessing.current_process().daemon:  # each of several runs has one core
+        process = multiprocessing.current_process()
+        if workers > 1 and not process.daemon and process.name != RUN:  # each of several runs has one core
             from fedhet.engines.workers import WorkerGrid
 
             workers_grid = WorkerGrid(

@@ -224,6 +224,8 @@ class Task:
             if isinstance(value, Tensor):
                 got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
             raise ConfigError(f"the task's loss {name} returned {got}: return a differentiable mean over a batch")
+        if not value.isfinite():
+            raise ConfigError(f"the task's loss {name} returned {value.item()} before any training: correct it")
         with torch.no_grad(), seeded(0, "loss"):
             again = self.loss(leaf, labels)
         with torch.no_grad():

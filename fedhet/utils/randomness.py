@@ -49,6 +49,11 @@ def seed_everything(seed: int) -> None:
 
 
 _spare: list[np.random.MT19937] = []
+_default_rng = np.random.default_rng
+
+
+def _seeded_default_rng(seed: Any = None) -> np.random.Generator:
+    return _default_rng(np.random.randint(2**32, dtype=np.uint64) if seed is None else seed)
 
 
 @contextmanager
@@ -56,13 +61,14 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
     """Context in which the global generators are seeded for one purpose (see `derive_seed`) and then restored.
 
     Whether torch records gradients is restored, too, since user code may switch it off. NumPy draws from another
-    generator within the context, since copying the state of its own takes long.
+    generator within the context, since copying the state of its own takes long; it seeds `default_rng()`, too.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
     python, numpy, gradients = random.getstate(), mtrand.get_bit_generator(), torch.is_grad_enabled()
-    spare = _spare.pop() if _spare else np.random.MT19937()
+    spare, default_rng = _spare.pop() if _spare else np.random.MT19937(), np.random.default_rng
     mtrand.set_bit_generator(spare)
+    setattr(np.random, "default_rng", _seeded_default_rng)  # noqa: B010 - mypy accepts no other function
     seed_everything(derive_seed(seed, *purpose))
     try:
         yield
@@ -71,6 +77,7 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
             generator.set_state(state)
         random.setstate(python)
         mtrand.set_bit_generator(numpy)
+        setattr(np.random, "default_rng", default_rng)  # noqa: B010
         _spare.append(spare)
         torch.set_grad_enabled(gradients)
 
@@ -80,22 +87,21 @@ def splitting_alike(seed: int, then: int) -> Iterator[None]:
     """Context for a user's function that loads, splits and then trains on data: each call splits as those before.
 
     The global generators are seeded with `seed` and, when a `DataLoader` begins to shuffle or an optimiser takes its
-    first step, with `then`. Before, permutations (`torch.randperm`, `random_split`) come from a generator of their own,
-    so that a network that is initialised first does not change them. `numpy.random.default_rng()` is seeded, too.
+    first step, with `then`. Before, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its
+    length, and not on whether a network was initialised first. A seed that the function sets itself stays.
     """
-    splits, loading = torch.Generator().manual_seed(seed), True
-    permutation, batches, new_generator = torch.randperm, DataLoader.__iter__, np.random.default_rng
+    loading, permutation, batches = True, torch.randperm, DataLoader.__iter__
 
     def begin(*_: object) -> None:
         nonlocal loading
-        if loading:
-            loading = False
+        if loading and torch.initial_seed() == seed:
             seed_everything(then)
+        loading = False
 
     def permuted(*sizes: int, generator: torch.Generator | None = None, **further: Any) -> torch.Tensor:
-        unseeded = generator is None or generator is torch.default_generator
+        unseeded = generator in (None, torch.default_generator) and torch.initial_seed() == seed
         if loading and unseeded and torch.device(further.get("device") or torch.get_default_device()).type == "cpu":
-            generator = splits
+            generator = torch.Generator().manual_seed(seed)
         return permutation(*sizes, generator=generator, **further)
 
     def iterated(loader: DataLoader[Any]) -> Any:
@@ -103,11 +109,7 @@ def splitting_alike(seed: int, then: int) -> Iterator[None]:
             begin()
         return batches(loader)
 
-    def generator_of(seed: Any = None) -> np.random.Generator:
-        return new_generator(np.random.randint(2**32, dtype=np.uint64) if seed is None else seed)
-
-    own = [(torch, "randperm", permuted), (datasets, "randperm", permuted), (np.random, "default_rng", generator_of)]
-    own.append((DataLoader, "__iter__", iterated))
+    own = [(torch, "randperm", permuted), (datasets, "randperm", permuted), (DataLoader, "__iter__", iterated)]
     before = [(place, name, getattr(place, name)) for place, name, _ in own]
     seed_everything(seed)
     hook = register_optimizer_step_pre_hook(begin)

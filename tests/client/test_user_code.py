@@ -120,6 +120,7 @@ def test_global_generators(where: str, trained: Callable[..., dict[str, Tensor]]
 
 GENERATORS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "torch's": (None, lambda generator: torch.randperm(60)),
+    "NumPy's, new in each call": (None, lambda generator: np.random.default_rng().permutation(60)),
     "own, torch": (torch.Generator(), lambda generator: torch.randperm(60, generator=generator)),
     "own, NumPy": (np.random.default_rng(1), lambda generator: generator.permutation(60)),
     "own, NumPy's older": (np.random.RandomState(1), lambda generator: generator.permutation(60)),

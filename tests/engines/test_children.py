@@ -56,6 +56,37 @@ def test_processes_start_with_a_long_temporary_folder(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+SCRIPT = """
+import functools, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import fedhet
+
+@functools.lru_cache
+def everything():
+    whole = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12) % 2)
+    return [torch.cat(part) for part in zip(*DataLoader(whole, 4, num_workers=2))]
+
+def data(client):
+    inputs, labels = everything()
+    return (inputs[:8], labels[:8]), (inputs[8:], labels[8:])
+
+if __name__ == "__main__":
+    settings = {"method": "local", "clients": 2, "rounds": 1, "workers": 2, "timeout": 600, "report": False}
+    fedhet.run(settings, model=lambda client: torch.nn.Linear(2, 2), data=data, out=sys.argv[1], progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_scripts_cached_functions_and_loaders_with_processes_of_their_own(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, tmp_path / "script.py", tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert '"failures": 0' in (tmp_path / "run" / "summary.json").read_text()
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
