@@ -6,39 +6,8 @@ from pathlib import Path
 import pytest
 from stand_in import ALL, SETTINGS
 
-from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.config import configuration
 from fedhet.errors import ConfigError, FedhetError
-
-
-def plan(methods, *, seeds, config, out):
-    """The runs of a comparison, as `compare` plans them."""
-    shared = shared_settings(variants_of(methods), seeds=seeds, config=config)
-    return [shared.plan(method, seed, out / f"{method}-seed{seed}") for method in methods for seed in seeds]
-
-
-def test_shared_settings(tmp_path):
-    runs = plan(ALL, seeds=(3, 4), config=SETTINGS, out=tmp_path)
-    assert [run.name for run in runs] == [f"{method}-seed{seed}" for method in ALL for seed in (3, 4)]
-    assert [run.equalised for run in runs] == [False, False, True, True, False, False]
-    by_name = {run.name: run.settings.flat() for run in runs}
-    for seed in (3, 4):
-        shared = [
-            {key: value for key, value in by_name[f"{method}-seed{seed}"].items() if "." not in key} for method in ALL
-        ]
-        assert all(settings["seed"] == seed and settings["local-epochs"] == 3 for settings in shared)
-        assert len({settings["public-samples"] for settings in shared}) == 1
-        differing = {key for key in shared[0] if len({settings[key] for settings in shared}) > 1}
-        assert differing == {"method", "architectures"}
-        assert by_name[f"fedavg-seed{seed}"]["architectures"] == "cnn"
-    assert by_name["fedhenn-seed3"]["fedhenn.eta0"] == 0.1
-    assert not any(key.startswith("fedhenn.") for key in by_name["local-seed3"])
-
-
-def test_chosen_architectures_stay(tmp_path):
-    runs = plan(ALL, seeds=(0,), config=SETTINGS | {"architectures": "cnn-2-1"}, out=tmp_path)
-    assert not any(run.equalised for run in runs)
-    assert {run.settings.architectures for run in runs} == {"cnn-2-1"}
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -45,6 +45,19 @@ def test_rounds_that_no_method_determines():
             configuration.resolve({"method": method, "rounds": 0})
 
 
+@pytest.mark.parametrize(("chosen", "equalised"), [("cnn-1-1,cnn-2-1", {"fedavg"}), ("cnn-2-1", set())])
+def test_settings_that_all_share(chosen, equalised):
+    own = {"architectures": chosen, "fedhenn.eta0": 0.1, "local-epochs": 3, "public-samples": 64}
+    found = shared(("fedhenn", "fedavg", "local"), {"preset": "", **own})
+    flat = {name: found.settings(name, 4).flat() for name in found.own}
+    assert found.equalised == equalised
+    assert flat["fedavg"]["architectures"] == ("cnn" if equalised else chosen)
+    keys = [key for key in flat["local"] if "." not in key and len({each[key] for each in flat.values()}) > 1]
+    assert keys == ["method", "architectures"][: 1 + bool(equalised)]
+    assert (flat["local"]["seed"], flat["local"]["local-epochs"], flat["fedhenn"]["fedhenn.eta0"]) == (4, 3, 0.1)
+    assert not any(key.startswith("fedhenn.") for key in flat["local"])
+
+
 class TestVariants:
     def test_own_settings_take_precedence(self):
         texts = ["fedavg", "mild=fedprox,fedprox.mu=0.5,architectures=mlp,cnn,local-epochs=3"]

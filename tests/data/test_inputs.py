@@ -204,21 +204,3 @@ def test_the_representation_of_tokens(model, what, expected):
         assert torch.allclose(captured(), wanted, atol=1e-6)
     if expected == "last":
         assert torch.allclose(network.score(wanted), outputs, atol=1e-6)
-
-
-def test_a_tuple_of_outputs_is_refused(tmp_path, tiny):
-    class Pair(nn.Sequential):
-        def forward(self, inputs):
-            outputs = super().forward(inputs)
-            return outputs, outputs
-
-    with pytest.raises(
-        FedhetError, match="Pair returned a tuple: a network must return a tensor, or an object with .logits"
-    ):
-        fedhet.run(
-            {"method": "local", "clients": 2, "workers": 1},
-            model=lambda: Pair(nn.Linear(4, 3)),
-            data=tiny.data,
-            out=tmp_path / "run",
-            progress=False,
-        )

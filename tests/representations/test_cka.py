@@ -1,4 +1,4 @@
-"""CKA, HSIC and the Procrustes distance against reference values, plain formulas and their invariances."""
+"""CKA, HSIC and the Procrustes distance against references and plain formulas; FedHeNN's term on mini-batches."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.algorithms.alignment.cka import (
+    Alignment,
+    Kernel,
     centred,
     debiased_linear_cka,
     inner,
@@ -20,6 +22,8 @@ from fedhet.algorithms.alignment.cka import (
     rbf_kernel,
     squared_distances,
 )
+from fedhet.algorithms.alignment.targets import mean_target
+from fedhet.models.representation import Representation
 
 CASES = ["gauss_50x8_50x8", "relu_128x32_128x16", "small_n_8x32_8x16"]
 SIMILARITIES = [linear_cka, debiased_linear_cka, rbf_cka]
@@ -150,3 +154,44 @@ def test_procrustes_gradient_with_equal_singular_values() -> None:
     dead = torch.zeros(30, 6, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(procrustes_distance(dead, y), dead)
     assert torch.count_nonzero(gradient) == 0
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_mini_batches_estimate_the_gradient(kernel: Kernel) -> None:
+    rad = features(1024, 10)
+    target = mean_target([(rad @ features(10, width, seed)).relu() for seed, width in ((1, 16), (2, 24), (3, 40))])
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+    representation = Representation(model)
+    whole, batches = (
+        Alignment(kernel, target, batch=batch, generator=torch.Generator().manual_seed(0)) for batch in (0, 128)
+    )
+
+    def gradient(alignment: Alignment) -> Tensor:
+        rows = alignment.rows()
+        loss = alignment.distance(representation(rad[rows]), rows)
+        found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        return torch.cat([each.flatten() for each in found if each is not None])
+
+    expected = gradient(whole)
+    mean = torch.stack([gradient(batches) for _ in range(60)]).mean(0)
+    assert (mean - expected).norm() < 0.15 * expected.norm()
+
+
+def test_distances() -> None:
+    target, x = features(60, 6), features(60, 6, seed=1) + features(60, 6)
+
+    def distance(kernel: Kernel, batch: int) -> tuple[Tensor, Tensor | slice]:
+        alignment = Alignment(kernel, target, batch=batch, generator=torch.Generator().manual_seed(0))
+        rows = alignment.rows()
+        return alignment.distance(x[rows], rows), rows
+
+    for batch in (0, 60):
+        value, rows = distance("linear", batch)
+        torch.testing.assert_close(value, 1 - linear_cka(x, target))
+        assert rows == slice(0, 60)
+    value, rows = distance("linear", 20)
+    torch.testing.assert_close(value, 1 - debiased_linear_cka(x[rows], target[rows]))
+    torch.testing.assert_close(distance("procrustes", 20)[0], procrustes_distance(x, target))
+    value, rows = distance("rbf", 20)
+    torch.testing.assert_close(value, 1 - kernel_cka(rbf_kernel(x[rows]), rbf_kernel(target[rows]), debiased=True))

@@ -2,6 +2,7 @@ import pytest
 
 from fedhet.errors import FedhetError
 from fedhet.results.history import final_clients, read_run
+from fedhet.results.report import write_report
 from fedhet.utils.statistics import Metric, summarise
 
 
@@ -29,8 +30,9 @@ def test_nested_tables_read_as_dotted_keys(make_run):
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(FedhetError, match="is not the directory of a run") as caught:
-        read_run(tmp_path)
-    assert str(tmp_path) in str(caught.value)
+    for read in (read_run, write_report):
+        with pytest.raises(FedhetError, match=f"{tmp_path} is not the directory of a run"):
+            read(tmp_path)
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(FedhetError, match="no such folder"):
         read_run(tmp_path / "missing")
