@@ -127,6 +127,8 @@ class Keys(TypedDict, total=False):
     """number of CPU threads per client; results can be reproduced exactly only with 1"""
     workers: int
     """number of worker processes of the local engine; 0: as many as the machine allows"""
+    client_resources: str
+    """CPUs and share of a GPU per client on Ray; 0: what cores, GPUs and memory allow"""
     client_batching: str
     """clients whose equal networks are trained as one batch: auto, off, or the maximum number"""
     state_dir: str

@@ -45,6 +45,7 @@ def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     if not numbers:
         return problems + _problem(lambda: models.expand(config.architectures))
     problems += _problem(lambda: models.deal(config.architectures, config.assign, config.clients, config.seed))
+    problems += _problem(lambda: config.resources)
     if config.min_clients > config.clients and "clients" in common:
         problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
     if config.unseen_clients >= config.clients and "clients" in common:

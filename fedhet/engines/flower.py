@@ -7,6 +7,7 @@ and clients run the same code. For a simulation, a SuperLink is started and ende
 import contextlib
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from fedhet.engines import superlink
 from fedhet.errors import ConfigError, FedhetError, nearest
 from fedhet.methods import registry
 from fedhet.methods.method import ABSENT
-from fedhet.methods.options import Config
+from fedhet.methods.options import LEAST_SHARE, Config
 from fedhet.results.history import read_clients, read_history
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.results.state import State
@@ -62,7 +63,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
                 f"Ray cannot start {sys.executable}, since its path has a space: set engine = 'local', or move the "
                 "environment to another folder"
             )
-        federation = _federation(config.clients, config.threads_per_client, config.device)
+        federation = _federation(config)
     else:
         known = connections()
         if config.engine not in known:
@@ -219,20 +220,39 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
     return settings if "clients" in config.chosen else {k: v for k, v in settings.items() if k != "clients"}
 
 
-def _federation(clients: int, threads: int, device: str) -> list[str]:
+def _federation(config: Config) -> list[str]:
     """Return options of `flwr run`: as many clients at a time as cores, memory and GPUs allow, each on one GPU."""
-    share, on_gpu = 0.0, device_of(device).type == "cuda"
-    room = psutil.virtual_memory().available // 10**9  # torch, Flower and fedhet take a gigabyte for each client
-    at_once = max(1, min(clients, cores() // threads, room))
-    if on_gpu:
-        gpus = torch.cuda.device_count()
-        at_once = min(at_once, gpus * runs_at_once(device_of(device)))
-        share = min(1.0, max(1, 1000 * gpus // at_once) / 1000)
-    threads = max(threads, cores() // at_once if at_once < clients else threads)
+    device = device_of(config.device)
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    cpus, share = client_resources(
+        config, cores(), psutil.virtual_memory().available, gpus, runs_at_once(device) if gpus else 0
+    )
+    if config.resources[1] and not gpus:
+        raise ConfigError(
+            f"client-resources = {config.client_resources!r}, but clients train on no GPU here: set the share to 0"
+        )
+    if cpus > cores() and "RAY_ADDRESS" not in os.environ:
+        raise ConfigError(
+            f"a client needs {cpus} CPUs, but this machine has {cores()}: set client-resources or threads-per-client"
+        )
     return [
         "--federation-config",
-        f"num-supernodes={clients} client-resources-num-cpus={threads} client-resources-num-gpus={share}",
+        f"num-supernodes={config.clients} client-resources-num-cpus={cpus} client-resources-num-gpus={share:g}",
     ]
+
+
+def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu: int) -> tuple[int, float]:
+    """Return a client's CPUs and share of a GPU: those of `client-resources`, or what the machine has for each.
+
+    `memory` is the machine's free memory in bytes, and `on_gpu` how many clients fit into the memory of a GPU.
+    """
+    (cpus, share), threads = config.resources, config.threads_per_client
+    room = memory // 10**9  # torch, Flower and fedhet take a gigabyte for each client
+    at_once = max(1, min(config.clients, cores // (cpus or threads), room))
+    if gpus:
+        at_once = min(at_once, gpus * (int(1 / share) if share else on_gpu))
+        share = share or max(LEAST_SHARE, 1000 // math.ceil(at_once / gpus) / 1000)
+    return cpus or max(threads, cores // at_once if at_once < config.clients else threads), share
 
 
 def app_table() -> str:

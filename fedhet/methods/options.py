@@ -14,6 +14,8 @@ from fedhet.methods.keys import option as option
 
 AGGREGATIONS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "norm-clipped")
 """Aggregation rules."""
+LEAST_SHARE = 0.001
+"""The smallest share of a GPU that Ray can give a client."""
 
 OWN = "own"
 """Value of `dataset` for the user's own data; name of the preset for the user's own data and models."""
@@ -190,6 +192,11 @@ class Config:
         at_least=0,
         needs={"engine": ("local",)},
     )
+    client_resources: str = _place(
+        "0,0",
+        "CPUs and share of a GPU per client on Ray; 0: what cores, GPUs and memory allow",
+        needs={"engine": ("ray",)},
+    )
     client_batching: str = _place(
         "off",
         "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
@@ -227,6 +234,21 @@ class Config:
     def text(self) -> str:
         """Return `flat` as a line of JSON for messages to clients, with the method's name in place of a reference."""
         return json.dumps(self.flat() | {"method": self.method_name})
+
+    @property
+    def resources(self) -> tuple[int, float]:
+        """Return a client's CPUs and share of a GPU on Ray, 0 if not chosen; raises a ConfigError if one is invalid."""
+        try:
+            cpus, gpus = listed(self.client_resources)
+            found = int(cpus), float(gpus)
+        except ValueError:
+            found = -1, 0.0
+        if not (0 <= found[0] <= 1024 and (found[1] == 0 or LEAST_SHARE <= found[1] <= 1)):
+            raise ConfigError(
+                f"client-resources = {self.client_resources!r}: write a client's number of CPUs and its share of a GPU "
+                f"({LEAST_SHARE} to 1), such as 2,0.25; 0 is decided from what the machine has"
+            )
+        return found
 
     def on_own_test_parts(self) -> "Config":
         """Return the configuration for data without a common test set: clients evaluate on their own test parts."""

@@ -82,6 +82,8 @@ def check_links(folder: Path, root: Path | None = None) -> None:
 def check_place(folder: Path) -> None:
     """Raise a ConfigError unless the folder exists and is writable, or can be created."""
     try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            folder.lstat()  # raises an OSError for a name that is too long; `exists` does not
         there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +35,7 @@ from fedhet.testing import Run
 ROOT = Path(fedhet.__file__).resolve().parent.parent
 METHODS = ("fedavg", "fedrep", "fedhenn", "fedma", "flha-ghn", "fedproto", "heterofl")
 """Methods that run on Ray: one for each way in which something is shared or trained."""
+THREE = configuration.resolve({"clients": 3, "engine": "ray", "device": "cpu"})
 
 
 @pytest.fixture
@@ -137,28 +137,46 @@ class TestApp:
 
 class TestConnections:
     @pytest.mark.parametrize(
-        ("clients", "cores", "gigabytes", "gpus", "expected"),
+        ("clients", "chosen", "cores", "gigabytes", "gpus", "expected"),
         [
-            (3, 8, 64, 0, "3 1 0.0"),
-            (100, 8, 64, 0, "100 1 0.0"),
-            (100, 8, 4.5, 0, "100 2 0.0"),
-            (5000, 2048, 4096, 1, "5000 102 0.05"),
-            (5000, 16, 128, 1, "5000 1 0.062"),
-            (1, 16, 128, 2, "1 1 1.0"),
-            (8, 1, 128, 2, "8 1 1.0"),
+            (3, "0,0", 8, 64, 0, (1, 0)),
+            (100, "0,0", 8, 64, 0, (1, 0)),
+            (100, "0,0", 8, 4.5, 0, (2, 0)),
+            (100, "0,0", 8, 0.5, 0, (8, 0)),
+            (5000, "0,0", 2048, 4096, 1, (102, 0.05)),
+            (5000, "0,0", 16, 128, 1, (1, 0.062)),
+            (5000, "0,0", 4000, 8192, 200, (1, 0.05)),
+            (1, "0,0", 16, 128, 2, (1, 1)),
+            (3, "0,0", 16, 128, 2, (1, 0.5)),
+            (8, "0,0", 1, 128, 2, (1, 1)),
+            (100, "4,0", 8, 64, 0, (4, 0)),
+            (100, "4,0", 8, 64, 1, (4, 0.5)),
+            (100, "0,0.25", 8, 64, 1, (2, 0.25)),
+            (100, "3, 0.3", 8, 64, 2, (3, 0.3)),
         ],
     )
     def test_a_simulation_fits_cores_memory_and_gpus(
-        self, monkeypatch: pytest.MonkeyPatch, clients: int, cores: int, gigabytes: float, gpus: int, expected: str
+        self, clients: int, chosen: str, cores: int, gigabytes: float, gpus: int, expected: tuple[float, float]
     ) -> None:
-        monkeypatch.setattr(flower, "cores", lambda: cores)
-        monkeypatch.setattr(flower, "runs_at_once", lambda device: min(cores, 20))
-        memory = SimpleNamespace(available=int(gigabytes * 10**9))
-        monkeypatch.setattr(flower.psutil, "virtual_memory", lambda: memory)
-        monkeypatch.setattr(flower, "device_of", lambda name: torch.device("cuda" if gpus else "cpu"))
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        given = flower._federation(clients, 1, "auto")[1]
-        assert [word.split("=")[1] for word in given.split()] == expected.split()
+        config = configuration.resolve({"clients": clients, "engine": "ray", "client-resources": chosen})
+        assert flower.client_resources(config, cores, int(gigabytes * 10**9), gpus, min(cores, 20)) == expected
+
+    @pytest.mark.parametrize("chosen", ["1", "1,2", "-1,0", "0.5,0", "0,0.0001", "2000,0", "0,nan", "a,b", "1,0,0"])
+    def test_shares_that_no_client_can_have_are_refused(self, chosen: str) -> None:
+        with pytest.raises(ConfigError, match=r"client-resources = .*: write a client's number of CPUs and its share"):
+            configuration.resolve({"engine": "ray", "client-resources": chosen})
+
+    def test_shares_reach_flower(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(flower, "device_of", lambda name: torch.device("cuda" if name == "auto" else "cpu"))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(flower, "runs_at_once", lambda device: 4)
+        monkeypatch.setattr(flower, "cores", lambda: 2)
+        settings = {"clients": 3, "engine": "ray", "client-resources": "2,0.25"}
+        given = "num-supernodes=3 client-resources-num-cpus=2 client-resources-num-gpus=0.25"
+        assert flower._federation(configuration.resolve(settings))[1] == given
+        for changed, told in (({"device": "cpu"}, "on no GPU here"), ({"client-resources": "3,0"}, "needs 3 CPUs")):
+            with pytest.raises(ConfigError, match=told):
+                flower._federation(configuration.resolve(settings | changed))
 
     def test_unknown_engines_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FLWR_HOME", str(tmp_path))
@@ -207,7 +225,7 @@ def test_flower_runs_what_fedhet_new_writes(simulating: dict[str, str], tmp_path
     """Every run prints its rounds, and has a folder of its own in the user's home, which it prints."""
     new_project.write(tmp_path / "mine", flower=True)
     for name in ("first", "first-2"):
-        printed = simulate(tmp_path / "mine", simulating, "num-server-rounds=1", flower._federation(3, 1, "cpu")[1])
+        printed = simulate(tmp_path / "mine", simulating, "num-server-rounds=1", flower._federation(THREE)[1])
         folder = Path(simulating["HOME"]) / ".fedhet" / "runs" / name
         assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
         assert f"results go to {folder}\n" in printed
@@ -246,7 +264,7 @@ def test_a_client_that_raises_is_one_line(simulating: dict[str, str], tmp_path: 
     server = (tmp_path / "mine" / "server_app.py").read_text()
     server = re.sub(r"strategy = .*", "strategy = FedAvg()", server).replace("import FedHeNN", "import FedAvg")
     (tmp_path / "mine" / "server_app.py").write_text(server)
-    printed = simulate(tmp_path / "mine", simulating, "num-server-rounds=1", flower._federation(3, 1, "cpu")[1])
+    printed = simulate(tmp_path / "mine", simulating, "num-server-rounds=1", flower._federation(THREE)[1])
     log = Path(simulating["HOME"]) / ".fedhet" / "clients.log"
     reason = f"ValueError: \\x1b[31mthe scanner is broken (traceback in {log})"
     assert f"  3 clients (0, 1, 2): failed: {reason}" in printed
@@ -302,7 +320,7 @@ def ray_runs(tmp_path_factory: pytest.TempPathFactory, simulating: dict[str, str
         app,
         simulating,
         f'runs="{folder}"',
-        flower._federation(config.clients, config.threads_per_client, config.device)[1],
+        flower._federation(config)[1],
     )
     return folder
 
