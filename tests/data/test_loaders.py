@@ -130,9 +130,12 @@ class TestCifar:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (pickle.dumps({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}, protocol=2), r"must have \(n, 3072\) uint8"),
-            (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}, protocol=2), "labels from 0 to 9"),
-            (pickle.dumps({"data": np.zeros((2, 3072), np.uint8)}, protocol=2), "'labels' is missing"),
+            (
+                pickle.dumps({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}, 2),
+                r"must have \(n, 3072\) uint8",
+            ),
+            (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}, 2), "labels from 0 to 9"),
+            (pickle.dumps({"data": np.zeros((2, 3072), np.uint8)}, 2), "'labels' is missing"),
             (b"\x80\x02}q\x01", "is not a batch of CIFAR's Python version"),
         ],
     )
