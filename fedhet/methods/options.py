@@ -8,6 +8,7 @@ from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from fedhet.errors import ConfigError
 from fedhet.methods.keys import About, kebab
 from fedhet.methods.keys import Value as Value
 from fedhet.methods.keys import option as option
