@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -153,14 +154,13 @@ class PrivacyLedger:
 
     def spent(self) -> dict[str, Any]:
         """Return a dictionary with `wrapper`, `epsilon` (None if unknown), `delta`, `rounds` and a `note`."""
-        epsilon, rounds, note = None, None, self.unknown or self._note
-        if not self.unknown:
-            neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
-            accountant = RdpAccountant(PrivacyConfig(DELTA, 1, neighbours, sampling))
-            for multiplier in self._multipliers:
-                accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1))  # sizes do not count without amplification
-            epsilon, rounds = accountant.get_privacy_spent().epsilon, len(self._multipliers)
-        return {"wrapper": self.name, "epsilon": epsilon, "delta": DELTA, "rounds": rounds, "note": note}
+        return {
+            "wrapper": self.name,
+            "epsilon": None if self.unknown else _epsilon((*self._multipliers,)),
+            "delta": DELTA,
+            "rounds": None if self.unknown else len(self._multipliers),
+            "note": self.unknown or self._note,
+        }
 
     def _log(self) -> None:
         if self.unknown:
@@ -168,6 +168,15 @@ class PrivacyLedger:
         else:
             spent = self.spent()
             log.info("privacy: epsilon = %.4g at delta = %g (rounds: %d)", spent["epsilon"], DELTA, spent["rounds"])
+
+
+@lru_cache(maxsize=8)  # a round asks for it several times
+def _epsilon(multipliers: tuple[float, ...]) -> float:
+    neighbours, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+    accountant = RdpAccountant(PrivacyConfig(DELTA, 1, neighbours, sampling))
+    for multiplier in multipliers:
+        accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1))  # sizes do not count without amplification
+    return accountant.get_privacy_spent().epsilon
 
 
 def wrapper_ledger(

@@ -74,20 +74,15 @@ class FlowerLoop(Hooks[P, S], Strategy):
             )
 
     def _in_flowers_own_loop(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord,
-        evaluate_fn: EvaluateFunction | None,
+        self, grid: Grid, initial_arrays: ArrayRecord | None, evaluate_fn: EvaluateFunction | None
     ) -> Result:
         """Run `Strategy.start` of Flower, which calls the hooks that a user's subclass overrides."""
         self._begin(grid, initial_arrays)
         with self._in_flowers_loop():
-            first, config = encode_arrays(self.global_arrays(), flower=True), self.run.config
+            run, first = self.run, encode_arrays(self.global_arrays(), flower=True)
             self._arrays = (first,)
-            configs = train_config, evaluate_config
-            result = Strategy.start(self, grid, first, config.rounds, config.timeout, *configs, evaluate_fn)
+            configs = ConfigRecord(run.train_config), ConfigRecord(run.evaluate_config)
+            result = Strategy.start(self, grid, first, run.config.rounds, run.config.timeout, *configs, evaluate_fn)
             if self._flowers_loop:  # aggregate_evaluate of a subclass did not call super()
                 self._complete()
         return result

@@ -148,9 +148,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 "clients' model function set initial weights"
             )
         if any(getattr(type(self), hook) is not getattr(FlowerLoop, hook) for hook in OFFERED):
-            return self._in_flowers_own_loop(
-                grid, initial_arrays, train_config or ConfigRecord(), evaluate_config or ConfigRecord(), evaluate
-            )
+            return self._in_flowers_own_loop(grid, initial_arrays, evaluate)
         for key, why in self.config.remarks:
             log.log(logging.INFO if key == "test-on" else logging.WARNING, "%s", why)
         self.summary()
