@@ -1,6 +1,6 @@
 """The trained models in a run's folder: load one for use, or start another run from them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedhet.algorithms.graphs import resize
-from fedhet.client.client import AnySide
 from fedhet.config import client_setup, configuration, user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.toml import load
 from fedhet.errors import ConfigError, ModelError, check_kinds
 from fedhet.messages import difference, spec_of
 from fedhet.methods import registry
-from fedhet.methods.options import Config
 from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
 from fedhet.results.history import read_clients
@@ -60,23 +58,27 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     with seeded(config.seed, "initial weights", client_setup.owner_of_weights(config, name)):
         network = function(info) if function else client_setup.model_of(info)
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL):
-            own = user_functions.data_function(data)
-            network, formed = _formed(network, side, info, tensors, own, needs_data="data" in noted)
+            if side.parts and "data" in noted and data is None:
+                raise ConfigError(
+                    f"{config.method_name} trains parts of networks, which depend on the clients' data: pass data=..."
+                )
+            data_of = user_functions.data_function(data) or client_setup.data_of
+            network, formed = _formed(network, info, tensors, data_of)
             tensors = dict(formed)
     _load(network, tensors, path, name)
     return user_functions.as_given(network.eval())
 
 
-def start(model: nn.Module, info: ClientInfo, owner: str, adapt: Callable[[nn.Module, Config], nn.Module]) -> nn.Module:
-    """Load the weights of an earlier run (`start-from`) into a newly built network, and return the network.
+def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
+    """Load weights of an earlier run (`start-from`) into a new network, and return it as `ClientSide.adapt` does.
 
-    `owner` is the client whose weights are loaded, or `all` for the global model; `adapt` is `ClientSide.adapt`, which
-    is applied. Raises a ConfigError if the folder has no such model, and a ModelError if the network does not fit.
+    `owner` is the client whose weights are loaded, or `all` for the global model. Raises a ConfigError if the folder
+    has no such model, and a ModelError if the network does not fit.
     """
     tensors, path = _saved(Path(info.config.start_from), info.name, owner)
     if plain := not _misfit(model, tensors):
         _load(model, tensors, path, info.name)
-    model = adapt(model, info.config)
+    model = registry.client_side(info.config.method_name).adapt(model, info.config)
     if not plain:
         _load(model, tensors, path, info.name)
     return model
@@ -121,23 +123,14 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
 
 
 def _formed(
-    network: nn.Module,
-    side: type[AnySide],
-    info: ClientInfo,
-    tensors: Mapping[str, Tensor],
-    data: user_functions.DataFunction | None,
-    *,
-    needs_data: bool,
+    network: nn.Module, info: ClientInfo, tensors: Mapping[str, Tensor], data_of: user_functions.DataFunction
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
     """Return a network as the method trained it, for example with smaller hidden layers, and its saved arrays."""
+    side = registry.client_side(info.config.method_name)
     network = side.adapt(network, info.config)
     if side.parts:
-        if needs_data and data is None:
-            raise ConfigError(
-                f"{info.config.method_name} trains parts of networks, which depend on the clients' data: pass data=..."
-            )
-        client_data = data(info) if data else client_setup.data_of(info)
-        inputs = client_setup.transform_of(client_data.dataset, precision(network))(client_data.train.inputs[:2])
+        data = data_of(info)
+        inputs = client_setup.transform_of(data.dataset, precision(network))(data.train.inputs[:2])
         part = side.parts(client_setup.width_of(info), side.parts.groups_of(network, inputs))
         whole, network = part.whole.cut(copied(network)), part.cut(network)
         if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part

@@ -251,10 +251,8 @@ class Clients:
             model = self._model(info) if self._model else client_setup.model_of(info)
             parameters = sum(parameter.numel() for parameter in model.parameters())
             self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
-            if info.config.start_from:
-                model = checkpoints.start(model, info, owner, side.adapt)
-            else:
-                model = side.adapt(model, info.config)
+            started = bool(info.config.start_from)
+            model = checkpoints.start(model, info, owner) if started else side.adapt(model, info.config)
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
