@@ -1,7 +1,7 @@
 """Creates the client for a message: its network, data and task, and the method's client side."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client import checkpoints
@@ -96,7 +96,7 @@ class Clients:
         with self._network(info, data, device) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
             if first := info.name not in self._checked:
-                self._checked[info.name] = self._check(network.representation, data, transform, info, loop)
+                self._checked[info.name] = self._check(info, data, network.representation, own_loop=loop is not None)
                 self._architectures.add(self._named.get(info.name, ""))
             checked = self._checked[info.name]
             if (changed := data.relabelled(checked.task.outputs.labels)) is not data:  # kept for later messages
@@ -187,17 +187,10 @@ class Clients:
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
 
-    def _check(
-        self,
-        representation: Representation,
-        data: ClientData,
-        transform: Callable[[Tensor], Tensor],
-        info: ClientInfo,
-        loop: Loop | None,
-    ) -> ModelCheck:
+    def _check(self, info: ClientInfo, data: ClientData, network: Representation, *, own_loop: bool) -> ModelCheck:
         """Check a client's network on its data, unless both are built into fedhet or a user's own loop trains it."""
         config, dataset = info.config, data.dataset
-        if loop:
+        if own_loop:
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)
@@ -205,7 +198,8 @@ class Clients:
         named = registry.client_side(config.method_name).head_of(config)
         known = self._named.get(info.name) in self._architectures
         again = None if known else partial(self._build, info, f"{info.name} again")
-        return check_model(representation, data, transform, task, self._model, guessed=not named, again=again)
+        transform = client_setup.transform_of(dataset, network.precision)
+        return check_model(network, data, transform, task, self._model, guessed=not named, again=again)
 
     # ---- networks
 

@@ -237,11 +237,7 @@ def name_of(context: Context) -> str:
 
 
 def opened(
-    message: Message,
-    context: Context,
-    *,
-    in_cluster: bool = False,
-    settings: Callable[[ClientInfo], dict[str, Any]] | None = None,
+    message: Message, context: Context, *, in_cluster: bool, settings: Callable[[ClientInfo], dict[str, Any]] | None
 ) -> tuple[ClientInfo, Request, Policy]:
     """Read a message: return the client's identity and configuration, the server's request, and the node's policy.
 
