@@ -44,7 +44,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
     def handshake(self, payload: Payload) -> Payload:
         """Return nothing; raises a ModelError if the outputs of the blocks cannot be described."""
         self.client.check_classes(outputs=True)
-        if self.options.aligns_blocks:
+        if self.options.aligns and self.options.align == "cosine":
             self._described(self.client.data.train.inputs[:1], None)
         return Payload()
 

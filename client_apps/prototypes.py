@@ -126,11 +126,7 @@ class SameWidth(ClientSide[W]):
             )
 
 
-class OneWidth(SameWidth[W], ByClass[W]):
-    """Client side that sends the client's mean representation of each class, with the same width on all clients."""
-
-
-class FedProto(OneWidth[FedProtoOptions]):
+class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
     """Trains representations (Phi) towards global prototypes of classes; sends the client's mean Phi of each class."""
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
@@ -205,7 +201,7 @@ def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> 
     return weight * step.mean(entropies) / step.mean(known).clamp(min=1 / len(rows))
 
 
-class FedGH(OneWidth[LearnerOptions]):
+class FedGH(SameWidth[LearnerOptions], ByClass[LearnerOptions]):
     """Replaces the client's head by the server's head, then trains with the task's loss."""
 
     def handshake(self, payload: Payload) -> Payload:

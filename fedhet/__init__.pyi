@@ -39,8 +39,8 @@ class Keys(TypedDict, total=False):
     """number of simulated clients"""
     architectures: str
     """a model, models separated by commas, or a family of models (`fedhet list`)"""
-    assign: str
-    """how architectures are assigned to clients: round-robin, blocks (one per group of neighbours) or random"""
+    assign: Literal["round-robin", "blocks", "random"]
+    """how architectures are assigned to clients: in turn, in blocks of neighbours, or at random"""
     rounds: int
     """number of training rounds"""
     fraction_train: float

@@ -23,11 +23,10 @@ from fedhet import models
 from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.config import client_setup
 from fedhet.data import Examples
-from fedhet.data.own import as_input
 from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, factors, load_into, to_arrays
 from fedhet.methods.included import distillation as declared
-from fedhet.models.representation import fitted, precision
+from fedhet.models.representation import precision
 from fedhet.server import Common, FederatedStrategy, State, in_order
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.utils.machine import device_of, one_thread
@@ -189,9 +188,8 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
         return Phase(0, steps, steps=keys.server_steps, terms=(divergence,), task_weight=0.0)
 
     def _transform(self, network: nn.Module | None, *, own_data: bool) -> Callable[[Tensor], Tensor]:
-        dtype = None if network is None else precision(network)
-        transform = as_input if own_data else client_setup.dataset_of(self.config).transform
-        return fitted(transform, dtype)
+        dataset = None if own_data else client_setup.dataset_of(self.config)
+        return client_setup.transform_of(dataset, None if network is None else precision(network))
 
 
 @dataclass

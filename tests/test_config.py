@@ -95,7 +95,7 @@ def test_all_problems_are_reported():
             "task is not a key but an argument of fedhet.run, fedhet.compare and fedhet.make_client_app: pass task=",
         ),
         ({"model": "net"}, "model is not a key but an argument of fedhet.run"),
-        ({"assign": "round-robbin"}, "unknown way to assign architectures 'round-robbin'; did you mean 'round-robin'?"),
+        ({"assign": "round-robbin"}, "assign = 'round-robbin': must be one of round-robin, blocks, random"),
         ({"clients": 2, "min-clients": 3}, "min-clients = 3: must be at most clients = 2"),
         ({"clients": 2, "unseen-clients": 2}, "unseen-clients = 2: must be fewer than clients = 2"),
         ({"unseen-clients": 0, "unseen-epochs": 3}, "unseen-epochs has no effect with unseen-clients = 0"),

@@ -129,18 +129,18 @@ class TestWorkingFolder:
         with pytest.raises(ConfigError, match=message):
             configuration.resolve({"method": reference})
 
-    def test_names_in_messages_are_not_imported(self, module):
+    @pytest.mark.parametrize("reference", ["evil:method", "evil.py:method", "of_mine:method"])
+    def test_names_in_messages_and_data_are_not_imported(self, module, reference):
         Path("evil.py").write_text("raise SystemExit('imported')")
-        told = json.dumps({"method": "evil:method"})
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="unknown method 'evil:method'"):
-                configuration.parse(told)
-        with pytest.raises(ConfigError, match="unknown method 'evil:method'"):
-            configuration.parse(json.dumps({"method": "fedavg", "evil:method.weight": 1}))
-        with pytest.raises(ConfigError, match="unknown method 'evil:method'"):
-            registry.client_side("evil:method")
-        with pytest.raises(ConfigError, match="unknown method"):
-            configuration.parse(json.dumps({"method": "of_mine:method"}))
+        for told in ({"method": reference}, {"method": "fedavg", f"{reference}.weight": 1}):
+            for _ in range(2):
+                with pytest.raises(ConfigError, match=f"unknown method '{reference}'"):
+                    configuration.parse(json.dumps(told))
+        for named in (reference, reference.replace("evil.py", str(Path("evil.py").resolve()))):
+            with pytest.raises(ConfigError, match="unknown method"):
+                registry.client_side(named)
+            with pytest.raises(ConfigError, match="code that the files of a run name is not imported"):
+                registry.of_data(named, Path("runs/somebody/config.toml"))
         assert not {"evil", "of_mine"} & sys.modules.keys()
 
 
@@ -173,16 +173,6 @@ mine = fedprox.variant("fedprox-mine", server=Mine, common={"rounds": 7})
         assert named == {"preset": "fedprox/digits", "method": f"{file}:mine"}
         monkeypatch.chdir("some")
         assert registry.method("con-trols.py:mine") is registry.method("fedprox-mine"), "a file is imported once"
-
-    def test_files_in_messages_and_data_are_not_imported(self, module):
-        Path("evil.py").write_text("raise SystemExit('imported')")
-        for reference in ("evil.py:mine", str(Path("evil.py").resolve()) + ":mine"):
-            with pytest.raises(ConfigError, match="unknown method"):
-                configuration.parse(json.dumps({"method": reference}))
-            with pytest.raises(ConfigError, match="unknown method"):
-                registry.client_side(reference)
-            with pytest.raises(ConfigError, match="code that the files of a run name is not imported"):
-                registry.of_data(reference, Path("runs/somebody/config.toml"))
 
 
 class TestSides:

@@ -352,25 +352,6 @@ def test_a_loss_gets_labels_as_pytorchs_own_take_them(task, labels, shape, dtype
 
 
 @pytest.mark.parametrize(
-    ("loss", "sentence"),
-    [
-        (
-            nn.CrossEntropyLoss(reduction="none"),
-            r"CrossEntropyLoss returned a tensor of shape \(8,\): return .* mean over a batch",
-        ),
-        (lambda outputs, labels: outputs.detach().mean(), "returned a number without a gradient"),
-        (lambda outputs, labels: outputs.mean() * float("nan"), "returned nan before any training"),
-        (lambda outputs, labels: 3.0, "returned a float: return a differentiable"),
-        (nn.CrossEntropyLoss(reduction="sum"), r"CrossEntropyLoss returned a sum over a batch: return the mean"),
-        (nn.BCEWithLogitsLoss(), r"Loss fails for outputs \(float32 of shape \(8, 2\)\) and labels \(int64"),
-    ],
-)
-def test_unusable_losses_are_refused(loss, sentence, run):
-    with pytest.raises(FedhetError, match=sentence):
-        run("fedavg", network(2), with_public(yes), task=fedhet.Task(loss=loss))
-
-
-@pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"name": "regressive"}, "unknown task 'regressive'; did you mean 'regression'"),

@@ -22,7 +22,7 @@ from fedhet.errors import FedhetError, UserCodeError
 from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_refusal, write_reply
 from fedhet.flower.insides import failure
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
-from fedhet.messages import LostState, Payload, Reply, Report, spec_of
+from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in
 from fedhet.methods import registry
 from fedhet.methods.method import Method
@@ -172,15 +172,15 @@ class Answers:
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
-        """Answer a query: handshake, request for initial weights, joining after training, or a method's question."""
+        """Answer a query: handshake, request for initial weights, or joining after training."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)
         if question == JOIN:
             return (yield from work.join(job))
-        work.restore(job)
         if question != HANDSHAKE:
-            return side.answer(question, job.payload)
+            raise WireError(f"the request asks an unknown question: {question[:100]!r}")
+        work.restore(job)
         client.store.make_room()
         check_unchanged(job)
         sent = public_dataset_in(job.payload)

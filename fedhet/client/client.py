@@ -13,7 +13,7 @@ from fedhet.client.submodel import Submodel
 from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs
-from fedhet.errors import DataError, FedhetError
+from fedhet.errors import DataError
 from fedhet.messages import Payload, Request, load_into, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.method import Traits
@@ -214,7 +214,7 @@ class ClientSide(Generic[P]):
     this order, depending on the message:
 
     - when a network is built: `adapt`, `head_of`;
-    - for a question: `handshake` or `answer`;
+    - before the first round: `handshake`;
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
     - for evaluation: `begin`, evaluation of the received and the personal model; `finish` at the end of a run.
 
@@ -296,12 +296,6 @@ class ClientSide(Generic[P]):
     def handshake(self, payload: Payload) -> Payload:
         """Return what the method's server side needs to know about the client before the first round."""
         return Payload()
-
-    def answer(self, question: str, payload: Payload) -> Payload:
-        """Answer a question that the method's server side asks within a round."""
-        raise FedhetError(
-            f"the client side of {self.client.config.method_name} cannot answer {question!r}: override its `answer`"
-        )
 
     def begin(self, payload: Payload) -> None:
         """Load the arrays that the server sent, before evaluation and training."""

@@ -84,7 +84,8 @@ class Config:
     )
     assign: str = option(
         "round-robin",
-        "how architectures are assigned to clients: round-robin, blocks (one per group of neighbours) or random",
+        "how architectures are assigned to clients: in turn, in blocks of neighbours, or at random",
+        choices=("round-robin", "blocks", "random"),
         replaced_by=("model",),
     )
     rounds: int = option(20, "number of training rounds", at_least=0, resumable=True)

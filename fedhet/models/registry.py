@@ -80,8 +80,6 @@ _BUILDERS: dict[str, Builder] = {}
 FAMILIES: dict[str, tuple[str, ...]] = {}
 """Names of families and their models."""
 
-ASSIGNMENTS = ("round-robin", "blocks", "random")
-
 
 def register_model(name: str, family: str | None = None) -> Callable[[B], B]:
     """Return a decorator that registers a function `(input_shape, classes) -> nn.Module` as the model `name`.
@@ -157,12 +155,10 @@ def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ..
 
 
 def spread(values: Sequence[T], how: str, clients: int, seed: int) -> tuple[T, ...]:
-    """Return one of K `values` for each client; raise a `ModelError` if `how` is unknown.
+    """Return one of K `values` for each client.
 
     `how` is `round-robin` (in turn), `blocks` (K consecutive blocks of clients) or `random` (drawn with `seed`).
     """
-    if how not in ASSIGNMENTS:
-        raise ModelError(nearest("way to assign architectures", how, ASSIGNMENTS))
     if how == "random":
         draws = numpy_generator(seed, "assign").integers(len(values), size=clients)
         return tuple(values[draw] for draw in draws)

@@ -51,15 +51,10 @@ Captured = Callable[[], Tensor]
 
 
 class Output:
-    """The output of a module in a network; raises a ModelError if the network has no module with this name.
-
-    `site` identifies the captured value, and is equal for networks of one architecture.
-    """
+    """The output of a module in a network; raises a ModelError if the network has no module with this name."""
 
     def __init__(self, model: nn.Module, module: str) -> None:
-        self.site = ("output", module)
-        self._module = _submodule(model, module)
-        self._title = f"{module!r} of {model._get_name()}"
+        self._module, self._title = _submodule(model, module), f"{module!r} of {model._get_name()}"
 
     @contextmanager
     def capture(self) -> Iterator[Captured]:

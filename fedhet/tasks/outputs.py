@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -244,13 +245,27 @@ def _outside(labels: Tensor, classes: int) -> str:
 
 
 class Vectors(Outputs):
-    """Base class of kinds with an output for each label or target of an example."""
+    """Base class of kinds with an output for each label or target of an example; `entries` is PyTorch's loss."""
+
+    entries: ClassVar[Callable[..., Tensor]]
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.reshape(len(outputs), -1)
 
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.reshape(labels.shape), labels.to(outputs.dtype)
+
+    def labels(self, labels: Tensor) -> Tensor:
+        return labels[:, None] if labels.ndim == 1 else labels
+
+    def numbers(self, labels: Tensor, classes: int) -> int:
+        return labels.shape[1] if labels.ndim == 2 else 1
+
+    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        return self.entries(*self.pair(outputs, labels), **({} if weights is None else {"pos_weight": weights}))
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.entries(*self.pair(outputs, labels), reduction="none").flatten(1).mean(1)
 
 
 class MultiLabel(Vectors):
@@ -259,18 +274,7 @@ class MultiLabel(Vectors):
     name = "multi-label"
     metric = "auc"
     meaning = "labels"
-
-    def labels(self, labels: Tensor) -> Tensor:
-        return labels[:, None] if labels.ndim == 1 else labels
-
-    def numbers(self, labels: Tensor, classes: int) -> int:
-        return labels.shape[1]
-
-    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(*self.pair(outputs, labels), reduction="none").flatten(1).mean(1)
-
-    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        return F.binary_cross_entropy_with_logits(*self.pair(outputs, labels), pos_weight=weights)
+    entries = staticmethod(F.binary_cross_entropy_with_logits)
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
         outputs = outputs.detach().reshape(labels.shape)
@@ -302,19 +306,10 @@ class Regression(Vectors):
     name = "regression"
     metric = "r2"
     meaning = "numbers"
+    entries = staticmethod(F.mse_loss)
 
     def labels(self, labels: Tensor) -> Tensor:
-        labels = labels if labels.is_floating_point() else labels.float()
-        return labels[:, None] if labels.ndim == 1 else labels
-
-    def numbers(self, labels: Tensor, classes: int) -> int:
-        return labels.shape[1] if labels.ndim == 2 else 1
-
-    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return F.mse_loss(*self.pair(outputs, labels), reduction="none").flatten(1).mean(1)
-
-    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        return F.mse_loss(*self.pair(outputs, labels))
+        return super().labels(labels if labels.is_floating_point() else labels.float())
 
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
         targets = (labels if labels.ndim == 2 else labels.reshape(-1, 1)).double()

@@ -169,22 +169,38 @@ def test_a_loss_is_in_training_mode_in_training_only():
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("name", "loss", "said"),
     [
-        (Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which are not trained"),
-        (Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which are not trained"),
-        (Own(calls=torch.zeros(())), "changes state that clients share"),
-        (lambda outputs, labels: next(CALLS) * outputs.mean(), "changes state that clients share"),
-        (Own(scale=nn.Parameter(torch.ones(()), requires_grad=False)), ""),
+        ("regression", Own(scale=nn.Parameter(torch.ones(()))), "has parameters, which are not trained"),
+        ("regression", Own(scale=nn.Parameter(torch.ones(()))).forward, "has parameters, which are not trained"),
+        ("regression", Own(calls=torch.zeros(())), "changes state that clients share"),
+        ("regression", lambda outputs, labels: next(CALLS) * outputs.mean(), "changes state that clients share"),
+        ("regression", lambda outputs, labels: outputs.detach().mean(), "returned a number without a gradient"),
+        ("regression", lambda outputs, labels: outputs.mean() * math.nan, "returned nan before any training"),
+        ("regression", lambda outputs, labels: 3.0, "returned a float: return a differentiable"),
+        (
+            "classification",
+            nn.CrossEntropyLoss(reduction="none"),
+            r"a tensor of shape \(8,\): return .* mean",
+        ),
+        ("classification", nn.CrossEntropyLoss(reduction="sum"), "returned a sum over a batch: return the mean"),
+        (
+            "classification",
+            nn.BCEWithLogitsLoss(),
+            r"fails for outputs \(float32 of .* and labels \(int64",
+        ),
     ],
 )
-def test_a_loss_that_training_would_change_is_refused(loss, said):
-    task = Task("regression", loss=loss)
-    if not said:
-        task.check_loss(torch.ones(2, 1), torch.ones(2, 1))
-        return
+def test_unusable_losses_are_refused(name, loss, said):
+    outputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.ones(8, 2) if name == "regression" else torch.arange(8) % 2
     with pytest.raises(ConfigError, match=said):
-        task.check_loss(torch.ones(2, 1), torch.ones(2, 1))
+        Task(name, loss=loss).check_loss(outputs, labels)
+
+
+def test_a_loss_with_a_frozen_parameter_is_taken():
+    frozen = nn.Parameter(torch.ones(()), requires_grad=False)
+    Task("regression", loss=Own(scale=frozen)).check_loss(torch.ones(2, 1), torch.ones(2, 1))
 
 
 @pytest.mark.parametrize(("outputs", "fits"), [((4, 3), False), ((3, 4), True), ((12,), True), ((1, 3, 4), True)])

@@ -59,11 +59,6 @@ class FedHARMOptions(Options):
         return self.alpha < 1
 
     @property
-    def aligns_blocks(self) -> bool:
-        """Return whether the distance compares the outputs of blocks; otherwise, it compares class probabilities."""
-        return self.aligns and self.align != "spectral"
-
-    @property
     def parts(self) -> int:
         """Number of arrays (n, width) that a client sends for n public images: one per block, or the posteriors."""
         return 1 if self.align == "spectral" else len(self.lengths)
