@@ -188,7 +188,6 @@ class FedKD(Projected[AuxiliaryOptions]):
     lost = False
 
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a new projector without bias for representations of the given widths."""
         return Pair(self.client.model, self.auxiliary, nn.Linear(small_width, width, bias=False, dtype=dtype))
 
     def begin(self, payload: Payload) -> None:
@@ -258,16 +257,12 @@ class FLHADistillation(AuxiliaryModel[FLHADistillationOptions]):
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return one phase, which trains the teacher or, in later rounds, the client's own network."""
-        if self.teaching:
-            return [Phase(self.client.request.epochs, self._optimisation(), module=self.auxiliary)]
-        phase = Phase(self.client.request.epochs, self._optimisation(), terms=self.terms(payload))
-        return [replace(phase, task_weight=1 - ALPHA) if phase.terms else phase]
-
-    def terms(self, payload: Payload) -> tuple[Loss, ...]:
-        if not self.client.memory:
-            return ()
-        self.auxiliary.eval()
-        return (Term(distance, teacher=self.auxiliary),)
+        phase = Phase(
+            self.client.request.epochs, self._optimisation(), module=self.auxiliary if self.teaching else None
+        )
+        if self.teaching or not self.client.memory:
+            return [phase]
+        return [replace(phase, terms=(Term(distance, teacher=self.auxiliary.eval()),), task_weight=1 - ALPHA)]
 
     def end(self, payload: Payload) -> Payload:
         return super().end(payload) if self.teaching else Payload()

@@ -79,7 +79,6 @@ class FedHARM(ClientSide[FedHARMOptions]):
         return [phase]
 
     def _towards(self, target: Sequence[Tensor]) -> Term:
-        """Return a loss term with the distance to the target."""
         kind, public, places = self.options.align, self.client.public, None
         captures: dict[str, Capturing] = {"phi": self.client.representation}
         if kind == "cosine":

@@ -107,7 +107,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return {c: Payload(p.arrays | common.arrays, p.values | common.values) for c, p in payloads.items()}
 
     def check_reply(self, reply: Reply) -> None:
-        """Check that the reply has representations of the requested alignment examples."""
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
         if self.sent_name in reply.arrays or self._asks_for_next_rad(self.state.round + 1):
@@ -165,7 +164,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     # ---- report
 
     def take_last(self, reply: Reply) -> None:
-        """Keep the client's representation after training, for the report."""
         if self._has_probe(reply):
             self.state.after[reply.client] = reply.arrays["probe"]
 

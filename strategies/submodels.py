@@ -53,7 +53,6 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
     method = declared.heterofl
 
     def check_reply(self, reply: Reply) -> None:
-        """Check the reply, including the row numbers of the client's classes in the head."""
         super().check_reply(reply)
         spec, rows = self.federation.specs[reply.client], reply.arrays.get("rows", {})
         for key, each in rows.items():
