@@ -35,13 +35,9 @@ class PublicRows:
     tokens: Tensor | None = None
 
 
-def rows_in(arrays: Arrays, of: Tensor, tokens: int) -> PublicRows:
-    """Return rows `arrays["rows"]` of the examples `of` (n, ...); row r is token r % tokens of example r // tokens."""
-    return row_tokens(to_tensor(arrays["rows"]).long().to(of.device), of, tokens)
-
-
-def row_tokens(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
-    """Return the rows with numbers `rows` (n,) int64 of the examples `of`, which have `tokens` tokens each."""
+def public_rows(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
+    """Return the rows with numbers `rows` (n,) of examples `of`; row r is token r % tokens of example r // tokens."""
+    rows = rows.long().to(of.device)
     return PublicRows(of[rows]) if tokens == 1 else PublicRows(of[rows // tokens], rows % tokens)
 
 
@@ -112,7 +108,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
     def _rad(self, arrays: Arrays, round: int) -> PublicRows:
         """Return the representation alignment dataset (RAD); clients augment its training images identically."""
         client, config = self.client, self.client.config
-        rad = rows_in(arrays, client.public.inputs, client.tokens)
+        rad = public_rows(to_tensor(arrays["rows"]), client.public.inputs, client.tokens)
         if client.augment and config.augment and self.options.makes_public_dataset:
             stream = torch_generator(config.seed, AUGMENTATION, round)
             return replace(rad, inputs=client.augment(rad.inputs, stream))
@@ -143,8 +139,8 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         except LostState:  # handshake and evaluation are valid without it
             return Payload()
         order = numpy_generator(self.client.config.seed, "probe").permutation(len(public))[: self.options.probe]
-        examples, tokens = torch.from_numpy(order).to(public.device), self.client.tokens
-        features = self.represent(row_tokens(examples * tokens + examples % tokens, public, tokens))
+        examples, tokens = torch.from_numpy(order), self.client.tokens
+        features = self.represent(public_rows(examples * tokens + examples % tokens, public, tokens))
         return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
     def represent(self, rows: PublicRows) -> Tensor:

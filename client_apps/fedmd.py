@@ -12,11 +12,11 @@ from torch.nn.functional import l1_loss
 from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.client import ClientSide
 from fedhet.data import Examples
-from fedhet.messages import Arrays, Payload
+from fedhet.messages import Arrays, Payload, to_tensor
 from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions
 from fedhet.training import Phase, Step, Term, of_tokens, soft_divergence
 
-from .fedhenn import PublicRows, finite, rows_in
+from .fedhenn import PublicRows, finite, public_rows
 
 Q = TypeVar("Q", bound=ScoresOptions)
 
@@ -67,7 +67,7 @@ class Scores(ClientSide[Q]):
         return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(term,), task_weight=0.0)]
 
     def _rows(self, arrays: Arrays) -> PublicRows:
-        return rows_in(arrays, self.client.public.inputs, self.client.tokens)
+        return public_rows(to_tensor(arrays["rows"]), self.client.public.inputs, self.client.tokens)
 
 
 def match(
