@@ -29,7 +29,7 @@ from fedhet import models
 from fedhet.client import Client, ClientSide
 from fedhet.client.client import P
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, spec_of, to_arrays, to_tensor
+from fedhet.messages import Payload, spec_of, to_arrays, to_tensor
 from fedhet.messages.factors import pack, unpack
 from fedhet.methods.included.distillation import AuxiliaryOptions, FLHADistillationOptions, FMLOptions, energy
 from fedhet.methods.keys import kebab
@@ -195,7 +195,10 @@ class FedKD(Projected[AuxiliaryOptions]):
         self.received = payload.arrays.get("model", {})
         if payload.values.get("change"):
             self.lost, dtype = not self.client.memory, self.client.config.wire_dtype
-            change, spec, before = self.received, spec_of(self.shared()), self._received_before()
+            kept = {
+                key.removeprefix(RECEIVED): each for key, each in self.client.memory.items() if key.startswith(RECEIVED)
+            }
+            change, spec, before = self.received, spec_of(self.shared()), to_arrays(kept)
             self.received = {} if self.lost else unpack(change, before, spec, dtype, "the shared network's change")
         super().begin(Payload({"model": self.received}))
 
@@ -215,10 +218,6 @@ class FedKD(Projected[AuxiliaryOptions]):
         part = energy(client.request.round, client.config.rounds)
         update = pack(to_arrays(self.shared()), self.received, part, client.config.wire_dtype)
         return Payload({"update": update}, reply.values)
-
-    def _received_before(self) -> Arrays:
-        memory = self.client.memory.items()
-        return to_arrays({key.removeprefix(RECEIVED): each for key, each in memory if key.startswith(RECEIVED)})
 
 
 def mutual_with_hidden(step: Step) -> Tensor:

@@ -118,15 +118,6 @@ def test_clients_with_common_test_set_only(federate):
     assert [found["accuracy"][each] for each in ("mean", "weighted")] == pytest.approx([np.mean(scores)] * 2)
 
 
-def test_unknown_global_model(federate, phases):
-    def model(client):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-
-    with pytest.raises(FedhetError, match=r"cannot build a network like client 0's.*make_server_app\(model=\.\.\.\)"):
-        federate("fedavg", model=model, test_on="both")
-    assert phases == []
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch, caplog):
     """Run a method with the model and data above and public examples, as a user does who says nothing more."""
