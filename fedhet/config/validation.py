@@ -95,7 +95,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
             found[key] = Reason("method", f"method = {config.method_name}")
         elif key == "augment" and not data.augments(config.dataset):
             found[key] = Reason("dataset", f"dataset = {config.dataset}")
-        elif (of := FOLDERS.get(key)) and data.needs_no_folder(flat[of]):
+        elif (of := FOLDERS.get(key)) and data.needs_no_folder(str(flat[of])):
             found[key] = Reason(of, f"{of} = {flat[of]}")
         else:
             prefix = key.removesuffix(key.rpartition(".")[2])
