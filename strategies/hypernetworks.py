@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhet.algorithms.hypernets import start
-from fedhet.algorithms.hypernets.personal import PersonalHypernetwork
+from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
 from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, narrowed, to_arrays, to_tensor
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions, flha_ghn, pfedhn
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State
@@ -96,7 +96,8 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
         deltas: Mapping[str, Arrays] = {client: reply.arrays["delta"] for client, reply in replies.items()}
-        deltas = self.aggregator.clipped(deltas) if plain else deltas
+        if plain:  # a scale that a client sent is a factor of its gradient
+            deltas = self.aggregator.clipped(deltas, scales={client: self._scales(client) for client in deltas})
         with one_thread():
             for client, delta in deltas.items():
                 written = self._written(hypernetwork, client)
@@ -135,6 +136,11 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
             name, _, kind = key.rpartition(":")
             optimizer.state[tensors[name]][kind] = to_tensor(array)
         return optimizer
+
+    def _scales(self, client: str) -> dict[str, float]:
+        """Return the scale of each of a client's generated arrays."""
+        sent, spec = self.state.starts.get(client, {}), self.federation.specs[client]
+        return {name: float(sent[name][1]) if name in sent else begin_of(name, spec[name][0])[1] for name in spec}
 
     def _written(self, hypernetwork: PersonalHypernetwork, client: str) -> dict[str, Tensor]:
         shapes = {name: shape for name, (shape, _) in self.federation.specs[client].items()}

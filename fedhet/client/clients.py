@@ -118,7 +118,7 @@ class Clients:
                 device=device,
                 transform=transform,
                 augment=data.dataset.augment if data.dataset and config.augment else data.augment,
-                store=ClientStore(config.state_dir, request.run, info.name),
+                store=ClientStore(config.state_dir, request.run, request.called or info.name),
                 least=policy.least,
                 secret=secret.seed if secret else None,
                 privacy=_privacy(info.name, secret, policy, checked.task, network.representation.model),

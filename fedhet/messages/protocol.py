@@ -56,6 +56,7 @@ class Request:
         flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
         begun: in a handshake, whether the run is continued, so that clients must have the same task, model and data.
+        called: the server's name of the client, for its files, if another client has the name that it claims.
     """
 
     round: int = 0
@@ -70,6 +71,7 @@ class Request:
     flower: bool = False
     here: str = ""
     begun: bool = False
+    called: Name = ""
 
     @classmethod
     @lru_cache(maxsize=16)  # the same text for all clients of a round

@@ -22,13 +22,14 @@ class ClientRecord:
     """The server's record of a client; `architecture` is empty if it is not disclosed.
 
     `trained` is the last round in which the client trained successfully, or -1. `partition` has its partition id and
-    the number of partitions.
+    the number of partitions. `node` is its node, unless clients are simulated.
     """
 
     examples: int
     architecture: str = ""
     trained: int = -1
     partition: tuple[int, int] | None = None
+    node: int = 0
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -58,16 +59,22 @@ class Aggregator:
         averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
         return cast(dict[K, Array], averages)
 
-    def clipped(self, groups: Mapping[str, Arrays], starts: Mapping[str, Arrays] | None = None) -> Mapping[str, Arrays]:
+    def clipped(
+        self,
+        groups: Mapping[str, Arrays],
+        starts: Mapping[str, Arrays] | None = None,
+        scales: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> Mapping[str, Arrays]:
         """Return the clients' arrays, with updates clipped to `clip-norm` times the median norm.
 
         Without `clip-norm`, only updates beyond `FURTHEST` are clipped, with a warning: no single client should ruin a
         run. `starts` are the arrays from which each client started; an array that is missing there started from zero.
+        `scales` are factors of arrays in the norms, by client, 1 by default.
         """
         bound = _bound(self.run.config)
         if not groups or (not bound and len(groups) < 3):
             return groups
-        clipped, cuts = cut_to_bound(groups, starts or {}, bound)
+        clipped, cuts = cut_to_bound(groups, starts or {}, bound, scales or {})
         known = {cut["client"] for cut in self.run.round.cuts}
         self.run.round.cuts += [cut for cut in cuts if cut["client"] not in known]
         for cut in () if bound else cuts:
@@ -155,7 +162,10 @@ def _rounded(mean: torch.Tensor, dtype: str) -> Array:
 
 
 def cut_to_bound(
-    models: Mapping[str, Arrays], starts: Mapping[str, Arrays], bound: float
+    models: Mapping[str, Arrays],
+    starts: Mapping[str, Arrays],
+    bound: float,
+    scales: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
     """Clip updates (`models` minus `starts`) to `bound` times their median norm; return models and clipping records.
 
@@ -164,7 +174,7 @@ def cut_to_bound(
     The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
     square root of their number of entries, so that networks of different sizes can be compared.
     """
-    norms = {client: _norm(arrays, starts.get(client, {})) for client, arrays in models.items()}
+    norms = {client: _norm(arrays, starts.get(client, {}), scales.get(client, {})) for client, arrays in models.items()}
     most = (bound or 1.0) * median(norms.values()) or math.inf  # if most clients did not train
     clipped, cuts = dict(models), []
     for client, norm in norms.items():
@@ -182,12 +192,13 @@ def _toward(array: Array, before: Array | None, share: float) -> Array:
     return np.asarray(start + share * (array.astype(np.float64) - start), array.dtype)  # without axes it is a number
 
 
-def _norm(arrays: Arrays, before: Arrays) -> float:
+def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = MappingProxyType({})) -> float:
     squares, entries = 0.0, 0
     for name, array in arrays.items():
         if array.dtype.kind == "f":
             moved = np.subtract(array, before.get(name, 0.0), dtype=np.promote_types(array.dtype, np.float32))
-            squares, entries = squares + float(np.vdot(moved, moved)), entries + array.size
+            squares += scales.get(name, 1.0) ** 2 * float(np.vdot(moved, moved))
+            entries += array.size
     return math.sqrt(squares / entries) if entries else 0.0
 
 

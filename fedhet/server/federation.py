@@ -1,5 +1,6 @@
 """The clients of a run, and the exchange of messages with them."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,8 +9,11 @@ from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, sent_along, write_request
+from fedhet.flower.grid import LocalGrid
+from fedhet.flower.insides import simulated
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
 from fedhet.server.run import Run, named
+from fedhet.utils.files import plain_name
 from fedhet.utils.machine import proof
 from fedhet.utils.statistics import client_order, grouped, in_order
 from fedhet.utils.text import log
@@ -28,6 +32,7 @@ class Federation:
         nodes: the node of each client that is connected, in order of client name.
         known: the handshake reply of each client, without payload, in order of admission, also of clients that left.
         specs: names, shapes and dtypes of each known client's shared arrays.
+        claimed: the name under which each known client replies, which another client may have (`Handshake`).
         answered: called after each reply with the numbers of replies and of messages.
     """
 
@@ -37,12 +42,37 @@ class Federation:
         self.nodes: dict[str, int] = {}
         self.known: dict[str, Reply] = {}
         self.specs: dict[str, Spec] = {}
+        self.claimed: dict[str, str] = {}
         self.answered: Callable[[int, int], None] = lambda done, asked: None
 
-    def admit(self, reply: Reply, node: int) -> None:
-        """Add a client with its node and its handshake reply."""
+    @property
+    def simulated(self) -> bool:
+        """Whether all clients are on this machine or a Ray cluster, so that none is missing."""
+        return simulated(self.grid) or isinstance(self.grid, LocalGrid)
+
+    def admit(self, reply: Reply, node: int, claimed: str) -> None:
+        """Add a client with its node, its handshake reply and the name that it claims."""
+        self.nodes[reply.client], self.claimed[reply.client] = node, claimed
         self.known[reply.client], self.specs[reply.client] = replace(reply, payload=Payload()), reply.report.spec
-        self.nodes[reply.client] = node
+
+    def earlier_name(self, node: int, claimed: str) -> str:
+        """Return the name that a node's client had in the run when it claimed this name; empty for a new node id."""
+        known = () if self.simulated else self.run.state.clients.items()
+        return next((n for n, c in known if c.node == node and (n == claimed or n.startswith(f"{claimed} ("))), "")
+
+    def name_for(self, node: int, claimed: str) -> str:
+        """Return a name for a client: the one that it claims, followed by a number if another node has it."""
+        numbered = (f"{claimed} ({number})" for number in itertools.count(2))
+        names = itertools.chain([self.earlier_name(node, claimed) or claimed, claimed], numbered)
+        if (name := next(name for name in names if name not in self.nodes)) == claimed:
+            return claimed
+        if not plain_name(name):
+            raise FedhetError(f"the client's name {claimed} belongs to another node, and is too long for a number")
+        self.run.warn_once(
+            f"node {node} takes part as client {name}, since another node has the name {claimed}: each node needs its "
+            "own partition-id (or name)"
+        )
+        return name
 
     def choose(self, clients: Iterable[str]) -> list[str]:
         """Return the connected clients among `clients`, in order of name; record the others as failed."""
@@ -72,7 +102,8 @@ class Federation:
         request = self.request(**asked)
         encoder, messages = Encoder(flower=request.flower), []
         for client, payload in payloads.items():
-            expecting = replace(request, expected=self.run.state.clients[client].trained)
+            called = client if client != self.claimed[client] else ""
+            expecting = replace(request, expected=self.run.state.clients[client].trained, called=called)
             messages.append(self.message(kind, self.nodes[client], encoder(payload), expecting))
             self.run.round.down[client] += payload.nbytes
         return messages
@@ -170,10 +201,11 @@ class Federation:
 
     def _check(self, client: str, reply: Reply) -> None:
         round = self.run.round
-        if reply.client != client:
+        if reply.client != self.claimed[client]:
             raise WireError(
                 f"the client's reply has the name of client {reply.client}: each node must answer under its own name"
             )
+        reply.report.client = client
         self._check_counts(reply)
         if client not in round.training and (reply.train_loss is not None or reply.work.steps):
             raise WireError("the client reports training, but was asked only to evaluate: report no loss or steps")

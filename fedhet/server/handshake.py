@@ -1,7 +1,7 @@
 """The handshake, which admits clients whose networks and data the method can combine."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from fedhet.results.state import ClientRecord
 from fedhet.server.federation import Federation, reason_of
 from fedhet.server.run import Run
 from fedhet.utils.files import state_folder
-from fedhet.utils.statistics import grouped, in_order
+from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
 
 NOBODY = "no client can serve:"
@@ -50,16 +50,13 @@ class Admission:
 class Handshake:
     """Asks new nodes for a description of their client (`Report`), and admits clients that can be combined.
 
-    If values that must be equal for all clients differ, the majority of the first clients decides. `contested` are
-    nodes whose client has the same name as another node's client.
+    If values that must be equal for all clients differ, the majority of the first clients decides.
     """
 
     def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
         self.run, self.federation, self.hooks = run, federation, hooks
-        self.contested: set[int] = set()
         self._refused: set[int] = set()  # nodes whose client cannot take part
         self._waiting: set[int] = set()  # nodes of unseen clients
-        self._present: set[int] = set()
         self._arrays: dict[str, tuple[tuple[int, ...], str, str]] = {}  # shape, dtype and first owner by shared key
         self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
@@ -78,7 +75,7 @@ class Handshake:
             why = "all join after the last round (unseen-clients)" if self._waiting else "there are no nodes"
             raise FedhetError(f"{NOBODY}\n{round.reasons(why)}")
         self._check_settings()
-        if len(federation.nodes) == 1 and self._refused | self.contested and self.run.traits.communicates:
+        if len(federation.nodes) == 1 and self._refused and self.run.traits.communicates:
             (left,) = federation.nodes
             raise FedhetError(
                 f"only client {left} is left after refusals, and {self.run.method.name} needs at least two clients:\n"
@@ -86,14 +83,12 @@ class Handshake:
             )
 
     def _new_nodes(self, present: set[int], *, unseen: bool) -> list[int]:
-        """Return the nodes to ask, and remove nodes that left; contested nodes are asked again if the nodes changed."""
+        """Return the nodes to ask, and remove nodes that left."""
         federation = self.federation
         federation.nodes = {client: node for client, node in federation.nodes.items() if node in present}
         self._refused &= present
         self._waiting = set() if unseen else self._waiting & present
-        if present != self._present:
-            self._present, self.contested = present, set()
-        return sorted(present - {*federation.nodes.values()} - self._refused - self._waiting - self.contested)
+        return sorted(present - {*federation.nodes.values()} - self._refused - self._waiting)
 
     def _check_settings(self) -> None:
         """Apply `train_config`; raise a ConfigError if keys have no effect because clients have their own data."""
@@ -118,21 +113,39 @@ class Handshake:
     # ---- admission
 
     def _ask(self, new: Sequence[int], *, unseen: bool) -> None:
-        """Ask nodes for a `Report` and admit those that can take part; if reports differ, the majority is admitted."""
-        run, federation, round = self.run, self.federation, self.run.round
-        public, encoder = self.hooks.public_dataset(), Encoder()
+        """Ask nodes for a `Report` and admit those that can take part; if reports differ, the majority is admitted.
+
+        If a node claims the name of an admitted client, this client's node is asked again, and keeps the name unless
+        it has left (see `Federation.name_for`).
+        """
+        run, federation = self.run, self.federation
+        public = self.hooks.public_dataset()
         payload = Payload() if public is None else with_public_dataset(public)
+        opened = self._opened(new, payload, unseen=unseen)
+        claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
+        before = self._opened([federation.nodes.pop(name) for name in in_order(claimed)], payload, unseen=unseen)
+        opened, averaged = before | opened, run.traits.shares.averaged
+        order = most_alike_first(opened, run.traits.alike, averaged=averaged)
+        earlier = {node: federation.earlier_name(node, opened[node][1].client) for node in order}
+        for node in sorted(order, key=lambda node: (not earlier[node], node not in before)):
+            reply = opened[node][1]
+            try:
+                self._check_size(node, reply)
+                self._admit(node, reply, joining=unseen)
+            except Exception as error:
+                self._refuse(node, reply.client, error)
+            else:
+                run.round.down[reply.client] += payload.nbytes
+                run.round.up[reply.client] += reply.payload.nbytes
+        federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
+
+    def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Hashable, Reply]]:
+        """Return the kind (see `_kind`) and the valid reply of each node that is asked for a `Report`."""
+        run, federation, encoder = self.run, self.federation, Encoder()
         request = federation.request(question=HANDSHAKE, begun=bool(run.state.clients))
-        messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in new]
+        messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in nodes]
         opened: dict[int, tuple[Hashable, Reply]] = {}
-
-        def refuse(node: int, name: str, error: Exception, *, again: bool = False) -> None:
-            if not again:
-                self._refused.add(node)
-            who = name if name and name not in federation.nodes else f"at node {node}"
-            round.fail(who, reason_of(who, error))
-
-        for node, message in federation.by_node(federation.send(messages)):
+        for node, message in federation.by_node(federation.send(messages)) if messages else ():
             try:
                 reply = read_reply(message)
                 if not unseen and _comes_last(reply, run.config.unseen_clients):
@@ -141,25 +154,14 @@ class Handshake:
                 opened[node] = self._kind(reply), reply
             except Exception as error:  # any exception while reading a reply refuses this client
                 passing = message.has_error() or (isinstance(error, FedhetError) and error.may_pass)
-                refuse(node, name_in(message), error, again=passing)
-        for name, nodes in grouped((reply.client, node) for node, (_, reply) in opened.items()).items():
-            for node in nodes if len(nodes) > 1 or name in federation.nodes else ():
-                del opened[node]
-                self.contested.add(node)
-                others = f"node {federation.nodes[name]}" if name in federation.nodes else "another node"
-                own = "each node needs its own partition-id (or name)"
-                round.fail(f"at node {node}", f"the client's name {name!r} belongs to {others}, too: {own}")
-        for node in most_alike_first(opened, run.traits.alike, averaged=run.traits.shares.averaged):
-            reply = opened[node][1]
-            try:
-                self._check_size(node, reply)
-                self._admit(node, reply, joining=unseen)
-            except Exception as error:
-                refuse(node, reply.client, error)
-            else:
-                round.down[reply.client] += payload.nbytes
-                round.up[reply.client] += reply.payload.nbytes
-        federation.nodes = {client: federation.nodes[client] for client in in_order(federation.nodes)}
+                self._refuse(node, name_in(message), error, again=passing)
+        return opened
+
+    def _refuse(self, node: int, name: str, error: Exception, *, again: bool = False) -> None:
+        if not again:
+            self._refused.add(node)
+        who = name if name and name not in self.federation.nodes else f"at node {node}"
+        self.run.round.fail(who, reason_of(who, error))
 
     def _common(self, reply: Reply) -> dict[str, Common]:
         """Return the values that must be equal for all clients, from a client's reply, by their names in messages."""
@@ -199,7 +201,8 @@ class Handshake:
         raise FedhetError("the client did not send its network, without which it is not admitted: see its log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
-        run, report = self.run, reply.report
+        run, report, claimed = self.run, reply.report, reply.client
+        report.client = self.federation.name_for(node, claimed)
         for name, group in reply.arrays.items():
             check_finite(group, f"the client's {name[:100]}")
         if (weight := run.flower_options.weighted_by_key) != FlowerOptions.weighted_by_key and not report.wrapped:
@@ -216,11 +219,12 @@ class Handshake:
         except Exception:  # a refused client changes nothing for the others
             run.state = before
             raise
+        kept = 0 if self.federation.simulated else node
         known = run.state.clients.setdefault(
-            report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition)
+            report.client, ClientRecord(reply.examples, report.architecture, partition=report.partition, node=kept)
         )
         known.examples = reply.examples
-        self.federation.admit(reply, node)
+        self.federation.admit(reply, node, claimed)
         for key, (shape, dtype) in report.spec.items():
             self._arrays.setdefault(key, (shape, dtype, report.client))
         run.metric, run.own_data = report.metric, run.own_data or report.own_data

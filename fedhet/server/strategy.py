@@ -16,7 +16,6 @@ from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, encode_arrays
-from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
 from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages import Reply
@@ -199,7 +198,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
                 f"{self.run.round.reasons('no more nodes came')}"
             )
         gone = [client for client in self.state.clients if client not in present]
-        if gone and (simulated(grid) or isinstance(grid, LocalGrid)):  # all nodes are there
+        if gone and self.federation.simulated:
             raise FedhetError(
                 f"{named(gone)} took part in this run and must continue it, but cannot: correct the reasons\n"
                 f"{self.run.round.reasons('no such node')}"

@@ -159,8 +159,8 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
         strategy = recording.after(place[0], {place: change})
         strategy.matrices()
         admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
-        if strategy._handshake.contested:  # it goes by the name of another, who is refused with it
-            found["refused"] += 1
+        if any(called != name for name, called in strategy.federation.claimed.items()):  # another has the name, too
+            found["taken"] += 1
         elif admitted or all(client != place[3] and client in recording.names for client in failed(strategy)):
             found["taken"] += 1
             assert infinite(strategy.state) == []

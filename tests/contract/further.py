@@ -147,13 +147,10 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert done.rows == run(tmp_path / "clean", case.settings()).rows
 
     def test_two_nodes_with_one_name(self, case: Case, tmp_path: Path) -> None:
-        """The second is refused, both are named, and it is taken when the first is gone."""
-        done = run_on(tmp_path / "run", case.settings(rounds=3), [0, 1, 0], between={0: (0, 1), 2: (1, 99)})
-        first, second = FIRST_NODE, FIRST_NODE + 2
-        assert done.failures == [(1, f"at node {second}")]
-        reason = done.row(1)["failures"][0]["reason"]
-        assert reason.startswith(f"the client's name '0' belongs to node {first}")
-        assert [row["participants"] for row in done.rows[1:4]] == [["0", "1"]] * 3
+        """Both take part, and the second one keeps its name and its state when the first is gone."""
+        done = run_on(tmp_path / "run", case.settings(), [0, 1, 0], between={0: (0, 1), 2: (1, 99)})
+        assert [row["participants"] for row in done.rows[1:4]] == [["0", "1", "0 (2)"], *[["1", "0 (2)"]] * 2]
+        assert not [row["lost_state"] for row in done.rows if "lost_state" in row]
 
 
 def dropping(node: int, rounds: Iterable[int]) -> type[BatchingGrid]:

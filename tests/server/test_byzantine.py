@@ -15,7 +15,7 @@ from fedhet.config import client_setup, configuration
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
 from fedhet.flower import decode_arrays, encode_arrays
-from fedhet.flower.grid import LocalGrid
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.testing import Case, Run, Tampering, run
 from tests.small import SMALL
 
@@ -43,12 +43,22 @@ def test_numbers_that_are_far_too_large_do_not_end_a_run(method, own, far, tmp_p
         if name == "0" and reply.has_content():
             for key, group in reply.content.array_records.items():
                 arrays = decode_arrays(group).items()
-                huge = {k: np.full_like(a, far) if a.dtype.kind == "f" and key != "starts" else a for k, a in arrays}
+                huge = {k: np.full_like(a, far) if a.dtype.kind == "f" else a for k, a in arrays}
                 reply.content[key] = encode_arrays(huge)
 
     done = run(tmp_path / "run", Case.of(method, own).settings(clients=4, rounds=4), app=Tampering(after=after))
     assert (done.summary["status"], done.failures) == ("completed", [])
     assert [cut["client"] for cut in done.row(3)["cut"]] == ["0"]
+
+
+def test_the_scale_of_a_client_does_not_outweigh_others_changes(tmp_path):
+    def after(message, name, reply):
+        spec = [key[5:] for key in reply.content.get("report", {}) if key.startswith("spec.")]
+        if name == "0" and spec:
+            reply.content["starts"] = encode_arrays({key: np.array([0, 9], np.float32) for key in spec})
+
+    done = run(tmp_path / "run", Case.of("pfedhn", {}).settings(clients=4, rounds=2), app=Tampering(after=after))
+    assert [[cut["client"] for cut in done.row(number)["cut"]] for number in (1, 2)] == [["0"], ["0"]]
 
 
 def test_a_weight_of_its_own_is_refused(tmp_path):
@@ -107,6 +117,31 @@ def test_majority_decides_shapes(method, array, why, tmp_path):
     (failure,) = Run(tmp_path / "run").rows[0]["failures"]
     assert failure["client"] == "0"
     assert re.search(why, failure["reason"])
+
+
+def test_a_name_belongs_to_the_node_that_had_it_first(monkeypatch):
+    """Also if this node returns later than others that claim the name; the name of a node that is gone is free."""
+    monkeypatch.setattr("fedhet.server.federation.Federation.simulated", False)
+    grid, strategy = LocalGrid(make_client_app(), 4), fedhet.FedAvg(samples_per_client=20)
+    for context in grid._contexts.values():
+        context.node_config["partition-id"] %= 2
+
+    def admitted(*nodes):
+        monkeypatch.setattr(grid, "get_node_ids", lambda: [FIRST_NODE + node for node in nodes])
+        strategy._handshake.admit()
+        return {client: node - FIRST_NODE for client, node in strategy.federation.nodes.items()}
+
+    strategy.federation.grid = grid
+    assert admitted(1, 2) == {"0": 2, "1": 1}
+    assert admitted(0, 1, 2) == {"0": 2, "0 (2)": 0, "1": 1}
+    assert admitted(1) == {"1": 1}
+    assert admitted(0, 1, 2) == {"0": 2, "0 (2)": 0, "1": 1}
+    assert admitted(3) == {"1": 3}
+    assert admitted(1, 3) == {"1": 1, "1 (2)": 3}
+    assert "node 3 takes part as client 1 (2), since another node has the name 1: each" in strategy.run.told[-1]
+    strategy.federation.nodes = {"x" * 200: 4}
+    with pytest.raises(FedhetError, match="is too long for a number"):
+        strategy.federation.name_for(5, "x" * 200)
 
 
 GHN = {"optimizer": "adam", "learning-rate": 0.005}
