@@ -1,5 +1,6 @@
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedhet.config import configuration
 from fedhet.config.configuration import parse, read, resolve
-from fedhet.config.toml import parse_setting, to_toml
+from fedhet.config.toml import parse_setting, parse_settings, to_toml
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.options import Config
@@ -44,6 +45,13 @@ def test_every_preset_is_complete():
     for path in map(configuration.preset_path, configuration.presets()):
         assert tomllib.loads(path.read_text())["preset"] == ""
         resolve(read(path), strict=False)  # those of comparisons have keys of several methods
+
+
+def test_the_cases_of_the_regression_have_an_effect():
+    lines = (Path(__file__).parent / "regression" / "cases.txt").read_text(encoding="utf-8").splitlines()
+    for preset, *settings in (line.split() for line in lines if line and not line.startswith("#")):
+        chosen = parse_settings(settings)
+        resolve(configuration.named(preset) | chosen, over=chosen.keys())
 
 
 def test_an_empty_text_is_not_chosen():
