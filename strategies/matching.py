@@ -33,7 +33,7 @@ from fedhet.errors import FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, narrowed
 from fedhet.methods.included.matching import FedMAOptions, PFNMOptions, fedma, pfnm
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
-from fedhet.server.submodel import read_network
+from fedhet.server.submodel import described, read_network
 from fedhet.utils.randomness import derive_seed
 from fedhet.utils.text import log
 
@@ -80,18 +80,9 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             state.groups, state.classes = reply.values.text("groups", longest=2**20), reply.values.flag("classes")
 
     def _groups_of(self, reply: Reply) -> PermutationGroups:
-        """Read the permutation groups in a client's reply; raise a WireError if they do not fit the client's arrays."""
-        shapes = {name: shape for name, (shape, _) in reply.report.spec.items()}
-        try:
-            groups = read_network(reply.values.text("groups", longest=2**20))
-            expected = groups.shapes(widths_of(shapes, groups))
-            needed = {name for name in expected if groups.kinds.get(name) != "statistic"}
-            if needed - shapes.keys() or not groups.fixed:
-                raise ValueError("the names of the described arrays differ from the names of the shared arrays")
-            if {name: expected[name] for name in shapes} != shapes:
-                raise ValueError("the shapes of the described arrays differ from the shapes of the shared arrays")
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise WireError(f"the client's description of its layers is invalid: {error}") from error
+        groups = described(reply.values.text("groups", longest=2**20), reply.report.spec, complete=True)
+        if not groups.fixed:
+            raise WireError("the client's description of its network has no output layer")
         return groups
 
     @property

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.algorithms.graphs import entries_of, widths_of
+from fedhet.algorithms.graphs import PermutationGroups, entries_of, widths_of
 from fedhet.algorithms.matching import groups_from_json
-from fedhet.messages import Arrays, Payload, Reply, Report, Spec, WireError, check, narrowed
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, narrowed
 from fedhet.messages.protocol import WHOLE
 from fedhet.methods.included.submodels import SubmodelOptions
 from fedhet.methods.sharing import Units
@@ -53,7 +53,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
     # ---- the handshake
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        check_part(reply.report)
+        described(reply.report.groups, reply.report.spec)
         size = self.options.size_name
         remedy = f"all clients need one architecture, of which each may have a part ({size})"
         return {"digest of the whole network": Common(sha256(reply.report.groups.encode()).hexdigest()[:12], remedy)}
@@ -128,10 +128,13 @@ read_network = lru_cache(maxsize=8)(groups_from_json)
 """Read a description of a network."""
 
 
-def check_part(report: Report) -> None:
-    """Raise a WireError if the arrays in a client's report are not parts of the arrays of its whole network."""
+def described(description: str, spec: Spec, *, complete: bool = False) -> PermutationGroups:
+    """Read a client's description of its whole network; raise a WireError if the client's arrays are not parts of it.
+
+    With `complete`, the client must have all arrays, and otherwise all arrays of the first blocks that it has.
+    """
     try:
-        groups, spec = read_network(report.groups), report.spec
+        groups = read_network(description)
         widths = widths_of({name: shape for name, (shape, _) in spec.items()}, groups)
         if any(few > most for few, most in zip(widths, groups.widths, strict=True)):
             raise ValueError("a hidden layer has more units than in the whole network")
@@ -139,9 +142,10 @@ def check_part(report: Report) -> None:
         for name, (shape, _) in spec.items():
             if shapes[name] != shape:
                 raise ValueError(f"the array {name[:100]} has shape {list(shape)}, expected {list(shapes[name])}")
-        lacking = [name for name in groups.needs if name in shapes.keys() - spec.keys()]
+        lacking = [name for name in (shapes if complete else groups.needs) if name in shapes.keys() - spec.keys()]
         if lacking := [name for name in lacking if groups.kinds.get(name) != "statistic"]:
-            raise ValueError(f"the array {lacking[0]} is missing")
+            raise ValueError(f"the array {lacking[0][:100]} is missing")
+        return groups
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise WireError(f"the client's arrays are not a part of the network that it describes: {error}") from error
 
