@@ -114,7 +114,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         if few == most:
             return ""
         keys, share = self.options, few[0] / most[0]
-        shares = {f"{size:g}": keys.width_at({keys.size_name: size}) or 1.0 for size in keys.sizes}
+        shares = {f"{size:g}": size / keys.largest for size in keys.sizes}
         nearest = min(shares, key=lambda size: abs(shares[size] - share))
         known = abs(shares[nearest] - share) < 1 / most[0]  # a node may have chosen another one
         return f"{keys.size_name} {nearest if known else format(share, '.2g')}"

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedhet.methods.included import distillation
 from fedhet.models import registry as models
-from fedhet.utils.randomness import derive_seed, seed_everything
+from fedhet.utils.randomness import seeded
 from tests.strategies.by_hand import (
     AT_ONCE,
     UNLIKE,
@@ -72,8 +72,7 @@ KEYS = {"fedkd.shared-model": "small-float64"}
 
 def projector(width, seed):
     """A client's first projector."""
-    with torch.random.fork_rng():
-        seed_everything(derive_seed(seed, "projector", "all"))
+    with seeded(seed, "projector", "all"):
         return dict(nn.Linear(9, width, bias=False, dtype=torch.float64).state_dict())
 
 
@@ -151,8 +150,7 @@ def test_changes_and_whole_networks_are_sent(federate):
 
 def fusing_projector(own, shared, seed):
     """A client's first projector, as a dictionary."""
-    with torch.random.fork_rng():
-        seed_everything(derive_seed(seed, "projector", "all"))
+    with seeded(seed, "projector", "all"):
         return dict(nn.Linear(own + shared, max(own, shared), dtype=torch.float64).state_dict())
 
 

@@ -15,7 +15,7 @@ from fedhet.models import registry as models
 from fedhet.results.history import read_run
 from fedhet.results.tables import headline
 from fedhet.training import evaluate
-from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import (
     UNLIKE,
     WHO,
@@ -72,8 +72,7 @@ def test_three_rounds_by_hand(federate, teach, who, monkeypatch):
     seed, transform = done.config.seed, client_setup.dataset_of(done.config).transform
     public = transform(client_setup.public_dataset(done.config).inputs).double()
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
-    with torch.random.fork_rng():
-        seed_everything(derive_seed(seed, "initial weights", "server"))
+    with seeded(seed, "initial weights", "server"):
         server = live(tanh_network(5).state_dict())
     taught = None
     for round, present in enumerate(rounds_of(done), 1):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhet.config import client_setup
-from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, rounds_of, stepped
 
 WEIGHT, DIVERSITY, RATE, STEPS, BATCH = 0.7, 0.4, 0.01, 3, 12
@@ -88,8 +88,7 @@ def test_three_rounds_by_hand(federate, float64_travels, who):
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     labels = torch.cat([client_setup.data_of(done.info(client)).train.labels for client in own])
     counts = torch.bincount(labels, minlength=10).double()
-    with torch.random.fork_rng():
-        seed_everything(derive_seed(done.config.seed, "initial weights", "server"))
+    with seeded(done.config.seed, "initial weights", "server"):
         hidden, output = nn.Linear(42, 256), nn.Linear(256, 6)
     ones, zeros = torch.ones(256, dtype=torch.float64), torch.zeros(256, dtype=torch.float64)
     weights = live(

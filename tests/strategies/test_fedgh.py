@@ -8,7 +8,7 @@ from torch import nn
 
 from fedhet.config import client_setup
 from fedhet.methods.included.prototypes import FedTGPOptions
-from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
+from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import UNLIKE, WHO, assert_equal, live, own_network, rounds_of, stepped
 
 SETTINGS = UNLIKE | {"batch_size": 12}
@@ -19,8 +19,7 @@ def first_weights(done, client):
     """A client's first weights: those of its body, of the projection, and of a narrower head."""
     state = dict(own_network(done.info(client)).state_dict())
     wide, _ = state.pop("3.weight").shape[1], state.pop("3.bias")
-    with torch.random.fork_rng():
-        seed_everything(derive_seed(done.config.seed, "initial weights", client))
+    with seeded(done.config.seed, "initial weights", client):
         layer = nn.Linear(wide, WIDTH, dtype=torch.float64)
         state |= {f"3.projection.{name}": each for name, each in layer.state_dict().items()}
         head = nn.Linear(WIDTH, 10, dtype=torch.float64)
@@ -30,8 +29,7 @@ def first_weights(done, client):
 
 def servers_network(done, *layers):
     """The weights that the server starts from."""
-    with torch.random.fork_rng():
-        seed_everything(derive_seed(done.config.seed, "initial weights", "server"))
+    with seeded(done.config.seed, "initial weights", "server"):
         return [parameter for layer in layers for parameter in live(layer().double().state_dict()).values()]
 
 
