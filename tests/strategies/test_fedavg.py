@@ -34,18 +34,12 @@ def test_shared_and_own_initial_weights(federate, phases):
     assert not torch.equal(phases[0][1]["head.weight"], phases[1][1]["head.weight"])
 
 
-@pytest.mark.parametrize("statistics", ["aggregate", "local"])
-def test_global_model_without_statistics(federate, statistics):
-    own = {"architectures": "resnet8", "local_epochs": 1, "test_on": "global", "batch_norm": statistics}
-    done = federate("fedavg", rounds=1, samples_per_client=16, **own)
-    common = done.rows[-1]["common"]["received"]
-    assert (done.global_model is not None) == (statistics == "aggregate")
-    assert common.get("clients") == (3 if statistics == "local" else None)
-
-
 @pytest.mark.parametrize(("statistics", "travel"), [("aggregate", True), ("local", False)])
 def test_batchnorm_statistics(federate, statistics, travel):
-    done = federate("fedavg", rounds=2, architectures="resnet8", local_epochs=1, batch_norm=statistics)
+    own = {"architectures": "resnet8", "local_epochs": 1, "test_on": "global", "batch_norm": statistics}
+    done = federate("fedavg", rounds=2, **own)
+    assert (done.global_model is not None) == travel
+    assert done.rows[-1]["common"]["received"].get("clients") == (None if travel else 3)
     names = set(done.sent[1, "0"]["model"])
     assert ("body.1.running_mean" in names) == travel
     assert "body.1.weight" in names
