@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.comparing import Comparison, publish
-from fedhet.comparing.candidates import CONTROL, UNASKED, Candidates, ask, methods_to_ask
+from fedhet.comparing.budget import SEED, WRITING, WRITING_SECONDS, in_time
+from fedhet.comparing.candidates import CONTROL, Candidates, ask, methods_to_ask
 from fedhet.comparing.measures import FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
 from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, shared_settings, variants_of
@@ -28,9 +29,8 @@ from fedhet.config.validation import ineffective
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.methods import registry
 from fedhet.methods.options import Value
-from fedhet.results.history import read_run
 from fedhet.results.report import Section
-from fedhet.results.tables import format_bytes, format_seconds, format_value
+from fedhet.results.tables import format_bytes, format_value
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import grouped
 
@@ -39,22 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Recommendation", "recommend"]
 
-SEED = 1000
-"""The seed of trials."""
 FACTORS = (1, 3, 1 / 3)
 """Factors of the learning rate in successive trials."""
 FINALISTS = 2
 """Methods that exchange something and are compared at the end."""
-ASKING = 0.15
+ASKING = 0.1
 """Part of the budget after which no further methods are asked."""
 LONGER = 2.0
 """How much longer than its trial a run of the comparison may take: its process starts, and others run beside it."""
-BESIDE = 1.5
-"""How much longer than one round of `local` suggests, process start included."""
-LEAST = 60.0
-"""Seconds that the first run of one round may take, whatever the budget."""
-WRITING, WRITING_SECONDS = 0.1, 30.0
-"""Part of the budget for writing the page, and the most that it is in seconds."""
 SCORE = "personal_accuracy"
 
 LONGEST = 1e9
@@ -131,7 +123,7 @@ def recommend(
     shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
     tuner = Tuner(shared, held_out(shared), out / "tried", execute)
-    choices, late, trying = _in_time(tuner, candidates, seconds, began)
+    choices, late, trying = in_time(tuner, candidates, seconds, began)
     trying_out, compared = replace(execute, deadline=trying), replace(tuner, folder=out / "compared")
     searches, left = _try_out(replace(tuner, execute=trying_out), choices, most, execute.deadline)
     best, short = _affordable(_finalists(searches, left, candidates.alone), execute, min(FEWEST, len(seeds)))
@@ -164,52 +156,6 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
     if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
         return [Trial(name, choice)]
     return [Trial(name, each) for each in trials]
-
-
-def _in_time(
-    tuner: Tuner, candidates: Candidates, budget: float, began: float
-) -> tuple[dict[str, Choice], dict[str, str], float]:
-    """Time one round of `local`; return the methods to try, why others are left out, and when trials end."""
-    execute, rounds = tuner.execute, tuner.shared.settings(CONTROL, SEED).rounds
-    trial, start = Trial(CONTROL, {"rounds": 1}), time.monotonic()
-    replace(tuner, execute=replace(execute, deadline=max(execute.deadline, start + LEAST))).run([trial], [SEED])
-    passed = time.monotonic() - start
-    rows = read_run(tuner.plan(trial, SEED, tuner.held_out).folder).rows if trial.by_seed else []
-    first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), passed)
-    alone, now, pairs = max(passed, trial.seconds), time.monotonic(), math.ceil(2 / execute.at_once)
-    runs = pairs * (1 + BESIDE * FEWEST)  # once on validation examples, then on test examples
-
-    def run_of(rounds: int) -> float:
-        """Return the seconds of one run."""
-        return alone + min(first, alone) * (rounds - 1)
-
-    def verdict_after(rounds: int) -> float:
-        """Return the seconds from the beginning until the verdict."""
-        return (now - began + runs * run_of(rounds)) / (1 - WRITING)
-
-    sharing = [name for name in candidates.choices if name not in candidates.alone]
-    execute.tell(f"a run of local takes about {format_seconds(run_of(rounds))} here")
-    more = bool(sharing) or UNASKED in candidates.refused.values()
-    parts = [math.ceil(rounds / part) for part in (1, 2, 4)]
-    enough = next((few for few in parts if not more or verdict_after(few) <= budget), None)
-    if not trial.failed and (not trial.by_seed or enough is None):
-        whole = verdict_after(rounds)
-        raise FedhetError(
-            f"the budget of {format_seconds(budget)} is too short for a verdict: local and one federated method "
-            f"need about {format_seconds(whole)}; set --budget {math.ceil(1.5 * whole / 60)}m or fewer rounds"
-        )
-    fewer: Choice = {}
-    if enough is not None and enough < rounds:
-        fewer = {"rounds": enough}
-        execute.tell(f"the budget is enough for {enough} of {rounds} rounds, which all methods train")
-    each = run_of(rounds if enough is None else enough)
-    both = each * pairs
-    compared = BESIDE * FEWEST * both
-    until = max(now + both, min((now + execute.deadline) / 2, execute.deadline - compared))
-    fit = max(1, int((until - now) / each * execute.at_once) - 1) if each else len(sharing)
-    why = f"a run takes about {format_seconds(each)}, so there is no time to try it within the budget"
-    late = dict.fromkeys(sharing[fit:], why)
-    return {name: choice | fewer for name, choice in candidates.choices.items() if name not in late}, late, until
 
 
 def _try_out(
@@ -305,7 +251,8 @@ def _conclude(
     done = Comparison(out, results, alone, failed)
     choice, said = dict(searches[method].best.choice), _verdict(alone, federated, beats=beats)
     if rounds := choice.pop("rounds", None):
-        said += f" The budget was enough for {rounds} rounds only: a larger one can give another verdict."
+        only = "rounds of one epoch" if choice.pop("local-epochs", None) else "rounds"
+        said += f" The budget was enough for {rounds} {only} only: a larger one can give another verdict."
     refusals = [["method", "reason"], *map(list, refused.items())]
     more = [Section("Trials", [_standing(searches)]), Section("Methods left out", [refusals])]
     publish(done, said, notes_below(results, alone, tuner.shared.notes), "Which method for these clients", more)

@@ -55,6 +55,7 @@ def _accuracies(tiny, run, model):
                 ("fedma", {"rounds": 0}),
                 ("pfnm", {}),
                 ("flha-ghn", {}),
+                ("fedhenn", {"fedhenn.setting": "homogeneous", "fedhenn.eta0": 0.0}),
                 ("heterofl", {"heterofl.widths": "1,0.5"}),
             )
             for batch_norm in ("aggregate", "local", "re-estimate")

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 
 from synthetic_runs import write_run
 
+from fedhet.comparing import budget as budgets
 from fedhet.comparing import recommending, runs
 from fedhet.comparing.candidates import Candidates
 from fedhet.comparing.recommending import FACTORS, SEED, recommend
@@ -95,7 +96,7 @@ def found():
 def made(tmp_path, monkeypatch, found):
     made = Recommendations(tmp_path / "which")
     clock = SimpleNamespace(monotonic=lambda: made.now)
-    for module in (runs, recommending):
+    for module in (runs, recommending, budgets):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(runs, "run_jobs", made.run_jobs)
     monkeypatch.setattr(running, "run", made.run)
@@ -154,18 +155,30 @@ def test_a_budget_that_is_too_short(made):
     with pytest.raises(FedhetError, match=r"too short for a verdict: .* set --budget 3m"):
         made.go("5s")
     assert made.now <= 5
-    assert made.started == [f"local,rounds=1,seed={SEED}"]
+    assert made.started == [f"local,rounds=1,local-epochs=1,seed={SEED}"]
 
 
 def test_a_short_budget_is_enough_for_fewer_rounds(made):
     done = made.go("95s")
     assert made.now <= 95
-    assert "the budget is enough for 2 of 3 rounds" in made.printed
+    assert "the budget is enough for 2 rounds of 5 epochs instead of 3 rounds of 5 epochs" in made.printed
     assert "enough for 2 rounds only: a larger one" in done.verdict
     assert configuration.resolve(done.settings).rounds == 3
     kept = set(made.started)
     made.go("95s")
     assert not kept & set(made.started) - {name for name in made.started if name.startswith("fedproto")}
+
+
+def test_a_very_short_budget_is_enough_for_two_rounds_of_one_epoch(made, monkeypatch):
+    long = [{"round": 0, "timing": {"seconds": 0}}, {"round": 1, "timing": {"seconds": SECONDS / 2}}]
+    monkeypatch.setattr(budgets, "read_run", lambda folder: SimpleNamespace(rows=long))
+    with pytest.raises(FedhetError, match=r"\(--budget 3m is enough for 2 rounds of 1 epoch\)"):
+        made.go("90s")
+    done = made.go("100s")
+    assert "the budget is enough for 2 rounds of 1 epoch instead of 3 rounds of 5 epochs" in made.printed
+    assert "enough for 2 rounds of one epoch only: a larger one" in done.verdict
+    config = configuration.resolve(done.settings)
+    assert (config.rounds, config.local_epochs) == (3, 5)
 
 
 def test_the_same_command_continues(made):
