@@ -349,7 +349,7 @@ class FedHARM(FederatedStrategy[Any, Any]):
 
 class FedHeNNKeys(Keys, total=False):
     setting: Literal["heterogeneous", "homogeneous"]
-    """heterogeneous: only kernels are shared; homogeneous: weights are averaged as well"""
+    """heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well"""
     target: Literal["kernel", "spectral"]
     """alignment target: spectral (this project's), or the peers' mean kernel (the paper's)"""
     eta0: float

@@ -3,6 +3,7 @@
 Use those that only set the scene with `pytestmark = pytest.mark.usefixtures("home", "no_report")`.
 """
 
+import logging
 import os
 import pickle
 import struct
@@ -257,6 +258,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def _methods_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods that a test makes known are forgotten behind it."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(logging.getLogger("flwr"), "level", logging.INFO)  # which a command raises
 
 
 @pytest.fixture(autouse=True, scope="session")

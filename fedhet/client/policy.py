@@ -57,8 +57,8 @@ class Policy:
     Attributes:
         allowed: kinds of values (`KINDS`) that may be sent; None allows all.
         least: minimum number of examples behind every number that is sent.
-        deployed: whether the server runs on another machine or as another user. Then metrics are rounded, nothing is
-            downloaded, and failure reasons that could disclose data stay in the node's log.
+        deployed: whether the node has `allow`, or its server runs on another machine or as another user. Then metrics
+            are rounded, nothing is downloaded, and failure reasons that could disclose data stay in the node's log.
         noise: noise of differentially private training, as a multiple of `clip`; 0 for ordinary training.
         clip: largest norm of an example's gradient in differentially private training.
         budget: epsilon at which the node stops taking part in runs.
@@ -249,7 +249,7 @@ def opened(
     request, text = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())
     here = proven or in_cluster  # the server has started this process
-    policy = Policy.of(context.node_config, deployed=not here)
+    policy = Policy.of(context.node_config, deployed=not here or "allow" in context.node_config)
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
         request = replace(request, run=hashlib.sha256(text.encode()).hexdigest()[:12])
     node, name = _with_data(context.node_config), name_of(context)

@@ -171,7 +171,8 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     if known and not p_values:
         return f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant."
     if same:
-        same = [f"{' and '.join(same)} {'are' if len(same) > 1 else 'is'} not significantly different from {other}"]
+        names = " and ".join(filter(None, (", ".join(same[:-1]), same[-1])))
+        same = [f"{names} {'are' if len(same) > 1 else 'is'} not significantly different from {other}"]
     found = "; ".join([*better, *same, *worse])
     return f"{found}." if found else ""
 

@@ -175,7 +175,8 @@ def _try_out(
         tuner.run(asked[2 * (not number) :], [SEED])
         ended = [tried for tried in asked if tried.by_seed or tried.failed]
         if number and len(ended) < len(asked):
-            tuner.execute.tell(f"each method tried at most {number} configurations in the budget")
+            plural = "s" * (number > 1)
+            tuner.execute.tell(f"each method tried at most {number} configuration{plural} in the budget")
             break
         for tried in ended:
             searches[tried.variant].tried.append(tried)

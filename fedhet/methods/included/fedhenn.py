@@ -24,7 +24,7 @@ class FedHeNNOptions(Options):
 
     setting: str = option(
         "heterogeneous",
-        "heterogeneous: only kernels are shared; homogeneous: weights are averaged as well",
+        "heterogeneous: weights stay at the clients; homogeneous: weights are averaged as well",
         choices=("heterogeneous", "homogeneous"),
     )
     target: Literal["kernel", "spectral"] = option(
