@@ -100,7 +100,8 @@ def run(case: str, baseline: Path, tree: Path, out: Path, data: Path | None) -> 
         command = [sys.executable, "-c", LAUNCHER, "run", "preset.toml"]
         for setting in (*settings, "device=cpu"):
             command += ["--set", setting]
-        command += ["--out", f"{folder}/run", *(["--data", str(data.resolve())] if data else [])]
+        command += ["--out", f"{folder}/run"]
+        command += ["--data", str(data.resolve())] if data and keys["dataset"] != "digits" else []
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
         ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         if ended.returncode:
