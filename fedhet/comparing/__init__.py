@@ -30,13 +30,13 @@ __all__ = ["Comparison", "Tuning", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison of variants, which are methods with their settings.
+    """The result of `compare`; a variant is a method with its settings.
 
     Attributes:
         folder: the folder of the comparison.
         results: the result of each variant, over its seeds.
         baseline: the result from which differences are computed.
-        failed: the reason of failure of each failed run, by the run's name.
+        failed: the reason why each failed run failed, by the run's name.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def reasons(self) -> Iterator[tuple[str, str]]:
-        """Yield each reason of failure, after the names of the runs that failed for that reason."""
+        """Yield pairs: the names of failed runs, and the reason why they failed."""
         for reason, names in grouped((reason, name) for name, reason in self.failed.items()).items():
             yield ", ".join(names), reason
 
@@ -95,24 +95,24 @@ def compare(
 
     The run directories are `out/<variant>-seed<seed>/`. If called again with the same settings, a comparison keeps
     completed runs, and resumes interrupted and failed ones. Raises a ConfigError if settings are invalid or a folder in
-    `out` has a run with other settings, and a FedhetError if all runs failed (for some, see `Comparison.failed`).
+    `out` has a run with other settings, and a FedhetError if all runs failed; `Comparison.failed` has single failures.
 
     Args:
         methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
             its own settings.
         config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Setting a
             key of one method sets it for all methods that share the key. Keys that are not set have the first method's
-            defaults, and a method's own keys those of its preset. If one method needs public examples or closing
-            epochs, all get them. With `rounds = 0`, one method must determine the number of rounds.
+            defaults; a method's own keys follow its preset of the given name. If one method needs public examples or
+            closing epochs, all get them. With `rounds = 0`, one method must determine the number of rounds.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
         task: the task of the user's data.
         client_settings: settings of single clients, as for `fedhet.run`.
-        out: folder of the comparison; by default a folder in `runs/` named after the methods, with a number if one of
-            this name has a comparison with other settings.
-        jobs: number of simultaneous runs, each in a process with one thread; by default one for each core or for each 4
-            GiB of GPU memory.
+        out: folder of the comparison; by default `runs/compare-METHODS`, with a number appended if that folder has a
+            comparison with other settings.
+        jobs: number of simultaneous runs, each in a process with one thread; by default one per CPU core or, on a GPU,
+            one per 4 GiB of its memory.
         baseline: the variant from which differences are computed; by default the first.
         tuning: settings to try for each method before the runs, measured on validation examples.
         console: console for progress and tables; by default standard output.
@@ -179,7 +179,7 @@ def _compared(
 
 
 def publish(done: Comparison, verdict: str, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
-    """Write the files of a comparison with its `verdict`; `more` are additional sections of its HTML page."""
+    """Write the files of a comparison; `verdict` is a sentence on its result, `more` has further HTML sections."""
     out, results = done.folder, done.results
     notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
     write_csv(out / "comparison.csv", tables.number_rows(results, done.baseline))

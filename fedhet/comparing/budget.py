@@ -1,4 +1,4 @@
-"""How long a run takes, and what a time budget is enough for: rounds, epochs and methods."""
+"""Estimate how long runs take, and choose the rounds, epochs and methods that fit into a time budget."""
 
 import math
 import time
@@ -26,7 +26,10 @@ SHORTEST = 2
 def in_time(
     tuner: Tuner, candidates: Candidates, budget: float, began: float
 ) -> tuple[dict[str, Choice], dict[str, str], float]:
-    """Time one round of `local`; return the methods to try, why others are left out, and when trials end."""
+    """Choose the methods, rounds and epochs that fit into `budget` seconds from `began`, by timing a round of `local`.
+
+    Returns the changed keys of each method to try, why other methods are left out, and the time when trials must end.
+    """
     execute, whole = tuner.execute, tuner.shared.settings(CONTROL, SEED)
     most = whole.rounds, whole.local_epochs
     trial, start = Trial(CONTROL, {"rounds": 1} | _changes((1, min(most[1], 1)), most)), time.monotonic()
@@ -39,11 +42,9 @@ def in_time(
     runs = pairs * (1 + BESIDE * FEWEST)  # once on validation examples, then on test examples
 
     def run_of(rounds: int, epochs: int) -> float:
-        """Return the seconds of one run."""
         return alone + first * (rounds - 1) + max(first - took.get(0, 0.0), 0.0) * rounds * max(epochs - 1, 0)
 
     def verdict_after(rounds: int, epochs: int) -> float:
-        """Return the seconds from the beginning until the verdict."""
         return (now - began + runs * run_of(rounds, epochs)) / (1 - WRITING)
 
     sharing = [name for name in candidates.choices if name not in candidates.alone]
@@ -75,12 +76,12 @@ def in_time(
 
 
 def _changes(part: tuple[int, int], most: tuple[int, int]) -> Choice:
-    """Return the rounds and epochs in `part` that are fewer than those in `most`."""
+    """Return the settings for `part`, rounds and local epochs, that are lower than those for `most`."""
     return {key: fewer for key, fewer, all_ in zip(("rounds", "local-epochs"), part, most, strict=True) if fewer < all_}
 
 
 def _valid(tuner: Tuner, choices: dict[str, Choice], late: dict[str, str]) -> tuple[dict[str, Choice], dict[str, str]]:
-    """Move methods whose settings are invalid, for example with one epoch, from `choices` to `late`."""
+    """Move methods for which the chosen settings are invalid from `choices` to `late`, each with the reason."""
     for name, choice in [*choices.items()]:
         try:
             tuner.shared.settings(name, SEED, choice)

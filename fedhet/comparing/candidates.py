@@ -23,7 +23,7 @@ from fedhet.methods.method import Traits
 from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
 
-UNASKED = "there was no time to ask its clients within the budget"
+UNASKED = "there was no time within the budget to ask the clients whether they can train it"
 
 CONTROL = "local"
 """The method that all others are compared with."""
@@ -33,7 +33,7 @@ FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
 
 
 def methods_to_ask(methods: Sequence[str]) -> list[str]:
-    """Return the names of methods to try: all without exchange, and `methods` (by default all) with exchange."""
+    """Return the names of all methods in which clients exchange nothing, and of `methods` (by default, all others)."""
     names = registry.methods()
     for name in methods:
         registry.method(name)
@@ -41,7 +41,7 @@ def methods_to_ask(methods: Sequence[str]) -> list[str]:
 
 
 def _alone(name: str) -> bool:
-    """Return whether clients exchange nothing under a method with its default settings."""
+    """Return whether clients exchange nothing in a method with its default settings."""
     try:
         method = registry.method(name)
         return not method.traits_of(method.Options()).communicates
@@ -51,10 +51,10 @@ def _alone(name: str) -> bool:
 
 @dataclass
 class Candidates:
-    """The methods that can train all clients, and those that cannot.
+    """The methods that can train all clients of a federation, and those that cannot.
 
-    `choices` maps methods that can train all clients to the keys that had to be changed for them, and `refused` maps
-    the others to reasons. Under the methods in `alone`, clients exchange nothing.
+    `choices` maps each method that can train them to the settings that had to be changed, and `refused` maps each other
+    method to the reason. In the methods named in `alone`, clients exchange nothing.
     """
 
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -73,10 +73,10 @@ def ask(
 ) -> Candidates:
     """Find the methods that can train the clients, by a handshake of each method with untrained clients.
 
-    If a method cannot train them as configured, as few as possible of its keys with `option(at_need=...)` are changed.
-    `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the `deadline`
-    (`time.monotonic()`), all methods but the first are refused without a handshake. Raises a ConfigError for invalid
-    settings.
+    If a method cannot train them with the settings `base`, as few as possible of its keys declared with
+    `option(at_need=...)` are changed. `allow` has the kinds of arrays that may leave the clients, as in a node's
+    config. After the `deadline` (`time.monotonic()`), methods are refused without a handshake once one has been found.
+    Raises a ConfigError for invalid settings.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
@@ -104,7 +104,7 @@ def ask(
 def _serving(
     tries: Iterable[tuple[Choice, Config]], functions: UserFunctions, node_config: Mapping[str, str]
 ) -> tuple[Choice, Config] | str:
-    """Return the first of `tries` by which all clients can be trained, or why the very first one cannot train them."""
+    """Return the first settings in `tries` that can train all clients, or the reason why the first of all cannot."""
     reasons: dict[tuple[Traits, bool], str] = {}
     for choice, config in tries:
         asked = registry.traits(config), config.options.changes_heads
@@ -116,7 +116,7 @@ def _serving(
 def _configurations(
     name: str, base: Mapping[str, Any], functions: UserFunctions, seed: int
 ) -> Iterator[tuple[Choice, Config]]:
-    """Yield a method's settings as configured, then with one, two and more of its `at_need` keys changed."""
+    """Yield a method's settings as configured, then with one, two and more `at_need` keys changed (see `option`)."""
     shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
     config = shared.settings(name, seed, as_they_are)
@@ -132,7 +132,7 @@ def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str,
     try:
         client_setup.check(config, own_model=functions.model is not None, own_data=functions.data is not None)
         if not registry.traits(config).serves_clients:
-            return "its model is at the server alone, and clients are compared here: try it by fedhet compare"
+            return "it trains a model of the server only, and recommend compares clients' models: use fedhet compare"
         public = functions.public_dataset(config)
         strategy = shake_hands(config, functions, None if public is None else public.unlabelled, node_config)
     except Exception as error:

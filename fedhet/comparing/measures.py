@@ -31,10 +31,10 @@ WORST = 0.1
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference between two methods: its mean over a number of seeds.
+    """The mean difference between two methods, paired over a number of seeds.
 
-    For at least `FEWEST` seeds, it has the ends `low` and `high` of the interval by Student's t (`CONFIDENCE`), and the
-    p-value `p` of a paired t-test against no difference.
+    With at least `FEWEST` seeds, `low` and `high` are the ends of the confidence interval by Student's t (of level
+    `CONFIDENCE`), and `p` is the p-value of a paired t-test.
     """
 
     mean: float
@@ -49,7 +49,7 @@ class Difference:
 
 
 def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Return the difference `mine` - `theirs`, paired over the seeds that both have, or None without a common seed."""
+    """Return the difference `mine` - `theirs` of values by seed, over the seeds in both; None without a common seed."""
     from scipy import special  # scipy.stats takes a second to import
 
     differences = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
@@ -65,7 +65,7 @@ def paired_difference(mine: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple comparisons by Holm's method (Scandinavian Journal of Statistics 6, 1979)."""
+    """Return p-values corrected for multiple comparisons by Holm's method (Scand. J. Statistics 6, 1979)."""
     corrected, least = [0.0] * len(p_values), 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
         least = max(least, min(1.0, (len(p_values) - place) * p_values[index]))
@@ -134,7 +134,7 @@ class VariantResult:
         return statistics.stdev(values) if len(values) > 1 else None
 
     def difference(self, other: "VariantResult", measure: str) -> Difference | None:
-        """Return the difference of a measure to another variant, paired over seeds, or None without a common seed."""
+        """Return the difference in a measure to the variant `other`, paired over seeds; None without a common seed."""
         return paired_difference(self._by_seed(measure), other._by_seed(measure))
 
     def _by_seed(self, measure: str) -> dict[int, float]:
@@ -142,19 +142,19 @@ class VariantResult:
 
 
 def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference | None]:
-    """Return the difference in personal accuracy of each other variant to the baseline."""
+    """Return the difference in personal accuracy of each variant, except the baseline, to the baseline."""
     return {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
 
 
 def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, float]:
-    """Return the p-values of the `differences` to the baseline, with Holm's correction for their number."""
+    """Return the p-values of the `differences` to the baseline, corrected by `holm`."""
     found = differences(results, baseline).items()
     known = {variant: p for variant, each in found if each is not None and (p := each.p) is not None}
     return dict(zip(known, holm(list(known.values())), strict=True))
 
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
-    """Return a sentence on variants that differ significantly from the baseline (corrected p < 1 - `CONFIDENCE`)."""
+    """Return a sentence on which variants differ significantly from the baseline (corrected p < 1 - `CONFIDENCE`)."""
     other = "training alone" if is_local(baseline) else baseline.variant
     p_values, better, worse, same = corrected_p_values(results, baseline), [], [], []
     known = {name: each for name, each in differences(results, baseline).items() if each is not None}
@@ -178,7 +178,7 @@ def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
-    """Return the result of each variant, in order of the runs; runs whose names are in `failed` are left out."""
+    """Return the result of each variant, in the order of `runs`, without the runs whose names are in `failed`."""
     results = []
     for variant, planned in grouped((run.variant, run) for run in runs).items():
         outcomes = [_outcome(run, read_run(run.folder)) for run in planned if run.name not in failed]
@@ -188,7 +188,7 @@ def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantR
 
 
 def is_local(result: VariantResult) -> bool:
-    """Return whether a variant is local training without exchange (`local`) and without a public dataset."""
+    """Return whether a variant is the method `local` without a public dataset."""
     return any(
         each.run.settings.method_name == "local" and each.run.settings.options.public == "unused"
         for each in result.outcomes

@@ -1,7 +1,7 @@
 """Recommend a method for a federation's own clients, models and data, within a time budget.
 
-Methods try configurations on validation examples; the best are compared with training without exchange on test
-examples, with other seeds.
+Configurations of methods are tried on validation examples. The best are compared with training without exchange on
+test examples, with other seeds.
 """
 
 import json
@@ -59,8 +59,7 @@ _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 class Recommendation:
     """The recommended method; `beats_alone` says whether it is federated and better than training without exchange.
 
-    `settings` is the content of `recommended.toml`; `refused` maps methods that cannot train the clients, cost too much
-    or completed no trial to reasons.
+    `settings` is the content of `recommended.toml`, and `refused` maps each method that was left out to the reason.
     """
 
     folder: Path
@@ -87,7 +86,7 @@ def recommend(
     jobs: int | None = None,
     console: "Console | None" = None,
 ) -> Recommendation:
-    """Find the best method for these clients, and whether it is better than training without exchange.
+    """Find the best method for a federation's clients, and whether it is better than training without exchange.
 
     If called again with the same settings, completed runs are kept, and the whole budget is available again. Raises a
     ConfigError for invalid settings, and a FedhetError if training without exchange failed or exceeds the budget.
@@ -132,7 +131,7 @@ def recommend(
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
-    """Convert a number with one of the `units`, such as `30m`, to the basic unit; raises a ConfigError if invalid."""
+    """Convert text such as `30m` to a number by the factors `units`; raises a ConfigError that names `name`."""
     check_kinds(**{name: (given, (str, float, int))})
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
@@ -146,11 +145,11 @@ def _tell_answers(candidates: Candidates, execute: Execution) -> None:
     for reason, names in grouped((reason, name) for name, reason in candidates.refused.items()).items():
         execute.tell(f"{', '.join(names)} cannot serve: {reason}")
     if CONTROL not in candidates.choices:
-        raise FedhetError(f"the clients cannot train by the method local: {candidates.refused[CONTROL]}")
+        raise FedhetError(f"the clients cannot be trained with the method local: {candidates.refused[CONTROL]}")
 
 
 def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
-    """Return a method's trials: with its own learning rate and others, or one trial if the rate has no effect."""
+    """Return a method's trials, one for each of the `FACTORS` of its rate, or one if the rate has no effect."""
     rate = shared.settings(name, SEED, choice).learning_rate
     trials = [{**choice, RATE: float(f"{factor * rate:.3g}")} for factor in FACTORS]
     if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
@@ -161,7 +160,7 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 def _try_out(
     tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float, end: float
 ) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run each method's first trial, then its second, and so on, while a comparison still fits before `end`."""
+    """Run all first trials, then all second ones, and so on, as long as a comparison of the best fits before `end`."""
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
@@ -210,7 +209,7 @@ def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Col
 
 
 def _affordable(best: Sequence[Trial], execute: Execution, seeds: int) -> tuple[Sequence[Trial], dict[str, str]]:
-    """Return the first trials that can be compared with this number of seeds in time, and why others are left out."""
+    """Return the first trials that can be compared with `seeds` seeds by the deadline, and why others are left out."""
     left = (execute.deadline - time.monotonic()) * execute.at_once
     fit = max(2, sum(needed <= left for needed in accumulate(LONGER * seeds * tried.seconds for tried in best)))
     why = f"there is no time to compare it with {seeds} seeds within the budget"
@@ -285,7 +284,7 @@ def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bo
 
 
 def _settings_of(shared: SharedSettings, name: str, choice: Choice) -> dict[str, Value]:
-    """Return a method's best settings, without defaults and without keys such as folders and engine."""
+    """Return a method's settings with the changes `choice`, without defaults, folders, engine and seed."""
     complete = shared.settings(name, 0, {**choice, **WHOLE})
     plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
     without = ineffective(complete, registry.traits(complete), shared.functions.replacing(complete))

@@ -42,7 +42,7 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Raise a `FedhetError` if folders contain other runs, or if data or models are not available."""
+    """Raise a `FedhetError` if the runs' folders contain other runs, or if data or models are not available."""
     runs = list(runs)
     conflicts = grouped((problem, run.folder) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:
@@ -60,14 +60,14 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 def unused(
     folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
 ) -> Path:
-    """Return `folder`, or `folder-2` and so on if it has runs with other settings; keys in `besides` may differ."""
+    """Return `folder`, or `folder-2` and so on if it has runs with other settings; the keys `besides` may differ."""
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
     return place
 
 
 def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str] = ()) -> str | None:
-    """Return why the run's folder cannot be used, as a clause about the folder, or None if it can."""
+    """Return why the run's folder cannot be used, without its name, or None if it can be used."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began
@@ -89,7 +89,7 @@ def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str]
 
 
 def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
-    """Return how the user's model, data or task differ from those of the run in the folder, or None."""
+    """Return a message if the user's model, data or task differ from those of the run in the folder, else None."""
     if not any(run.folder.glob("checkpoint/*.safetensors")):
         return None
     config = functions.adapted(run.settings).replace(device="cpu")
@@ -101,7 +101,7 @@ def _another(run: PlannedRun, functions: UserFunctions) -> str | None:
 
 
 def why_incomplete(run: PlannedRun) -> str | None:
-    """Return the reason why the run in the folder did not complete, or None if it completed."""
+    """Return the reason why a run did not complete, or None if it completed."""
     summary = (read_run(run.folder).summary if (run.folder / "config.toml").is_file() else None) or {}
     return None if summary.get("status") == "completed" else str(summary.get("error", "ended without completing"))
 
@@ -133,7 +133,7 @@ def _check_links(out: Path) -> None:
 
 @dataclass(frozen=True)
 class Execution:
-    """Carries out runs in child processes, `at_once` at a time, each by `function`, which is called as `fedhet.run` is.
+    """Carries out runs in child processes, `at_once` at a time; `function` carries out one run, like `fedhet.run`.
 
     At the `deadline` (`time.monotonic()`), runs are stopped; they can be resumed later.
     """
@@ -144,7 +144,7 @@ class Execution:
     deadline: float = math.inf
 
     def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
-        """Carry out the runs that are not complete, until the deadline; return the reasons of failed runs by name."""
+        """Carry out the runs that are not complete, until the deadline; return why runs failed, by name."""
         ended = [run.name for run in runs if why_incomplete(run) is None]
         if ended:
             self.tell(f"{len(ended)} of {len(runs)} runs were completed before and are kept")
@@ -197,7 +197,7 @@ class Job:
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int, deadline: float = math.inf) -> Iterator[tuple[str, str | None]]:
-    """Run each job in its own process with one thread, `at_once` at a time; yield names and reasons of failures.
+    """Run each job in its own process with one thread, `at_once` at a time; yield its name, and why it failed or None.
 
     Processes that are still running at the deadline are killed.
     """

@@ -1,4 +1,4 @@
-"""The settings of a comparison: those that all variants share, and those of single variants."""
+"""The settings of a comparison: settings that all variants share, and settings of single variants."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -61,12 +61,12 @@ def variants_of(texts: Sequence[str]) -> list[Variant]:
 def _variant(text: str) -> Variant:
     match = _VARIANT.fullmatch(text)
     if not match:
-        raise ConfigError(f"{text}: write METHOD, or NAME=METHOD,KEY=VALUE,... for a variant with settings of its own")
+        raise ConfigError(f"{text} is not a variant: write METHOD, or NAME=METHOD,KEY=VALUE,... to give it settings")
     method = match["method"]
     name = match["name"] or registry.method(method).name
     settings = parse_settings(each for each in _COMMA.split(match["settings"] or "") if each)
     if same := sorted(SAME_FOR_ALL & settings.keys()):
-        raise ConfigError(f"{name}: {', '.join(same)} must be equal for all variants: set it for the whole comparison")
+        raise ConfigError(f"{name}: set {', '.join(same)} once for all variants (--set), not in one of them")
     prefix = registry.method(method).family
     if others := sorted(key for key in settings if "." in key and key.rpartition(".")[0] != prefix):
         raise ConfigError(f"{name}: {', '.join(others)} is not a key of {prefix}: see fedhet keys {prefix}")
@@ -91,11 +91,11 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """The settings that the variants of a comparison share, and those of single variants.
+    """The settings that the variants of a comparison share (`for_all`), and settings of single variants.
 
     Attributes:
-        own: by variant, its own settings, such as the method.
-        fixed: by variant, the keys that are set in the variant itself and are therefore not tuned.
+        own: each variant's own settings, such as the method, by the variant's name.
+        fixed: the keys that a variant sets itself, which are not tuned, by the variant's name.
         equalised: variants whose clients all get one architecture because the method requires this.
         notes: remarks on the settings, printed below the tables.
     """
@@ -108,7 +108,7 @@ class SharedSettings:
     functions: UserFunctions
 
     def settings(self, variant: str, seed: int, choice: Mapping[str, Value] | None = None) -> Config:
-        """Return a variant's settings, changed by `choice`; raises a `ConfigError` if they are invalid."""
+        """Return a variant's settings with the changes `choice`; raises a `ConfigError` if they are invalid."""
         settings = {**self.for_all, **self.own[variant], **(choice or {}), "seed": seed}
         return configuration.resolve(settings, strict=False)
 
@@ -192,7 +192,7 @@ def _for_all(
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
-    """Yield each remark on the variants' keys once, after the names of the variants that it concerns."""
+    """Yield each remark on a key once, after the names of the variants that it concerns."""
     remarks = grouped(
         (why.partition(": ")[0] if key in by_hand else why, name)
         for name, config in completed.items()
@@ -225,7 +225,7 @@ def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) 
 
 
 def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFunctions) -> dict[str, Value]:
-    """Return the optimiser and rate of a method that trains something other than networks; empty for others."""
+    """Return optimiser and learning rate for a method that trains something other than networks, or an empty dict."""
     if not (method := registry.method(config.method_name)).trains:
         return {}
     preset = _own_preset(method, base)
@@ -237,7 +237,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFun
 def _own_settings(
     variant: Variant, config: Config, for_all: Mapping[str, Value], wanted: Mapping[str, Value], by_hand: Set[str]
 ) -> tuple[dict[str, Value], list[str]]:
-    """Return a variant's own settings and notes on them; `wanted` has the optimiser and rate that suit the method."""
+    """Return a variant's own settings and notes; `wanted` suits its training, and the user set the keys `by_hand`."""
     settings = {key: value for key, value in config.flat().items() if key.startswith(f"{config.family}.")}
     settings["disclose-architecture"] = config.disclose_architecture  # a method's promise, whoever comes first
     notes = []
@@ -256,7 +256,7 @@ def _own_settings(
 def _rounds(
     variants: Sequence[Variant], base: Mapping[str, Any], functions: UserFunctions
 ) -> tuple[dict[str, int], list[str]]:
-    """Return the variants' numbers of rounds, and notes on those that another variant determines."""
+    """Return the variants' numbers of rounds, and notes on numbers that follow from another variant."""
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
     first = methods[variants[0].name]
@@ -286,21 +286,21 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 def without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
-    """Yield a sentence for each key that a user set and that has no effect for its variant or for all variants."""
+    """Yield a message for each key in `chosen` or in a variant's settings that has no effect."""
     families = {config.family for config in completed.values()}
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
         yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)
     for key, value in {} if is_complete(chosen) else chosen.items():
         if key in SET_HERE and value != default_of(fields_of(Config)[key]):
-            yield f"{key} has no effect with a comparison, which sets it for its runs: leave it out"
+            yield f"{key} has no effect here, since a comparison sets it for each run: leave it out"
         elsewhere = key.rpartition(".")[0] not in ("", *families) and keys_of_siblings(variants, {key: value})
         if all(key in each for each in remarks.values()) and not elsewhere:
             yield next(each[key] for each in remarks.values())
 
 
 def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's settings for keys shared by compared methods, under the prefixes of those that lack them.
+    """Return the settings of shared keys that the user has set for one method, for the methods that lack them.
 
     Methods share a key that their `Options` inherit from one class. A key that is set to different values is left out.
     """

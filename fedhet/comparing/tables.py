@@ -60,7 +60,7 @@ def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> li
 
 
 def markdown(results: Sequence[VariantResult], baseline: VariantResult, notes: Sequence[str], verdict: str = "") -> str:
-    """Return the `verdict`, the `whole_table` and the notes as Markdown."""
+    """Return the sentence `verdict`, the `whole_table` and the notes as Markdown."""
     headings, *lines = whole_table(results, baseline)
     lines = [headings, ["---" if heading in _WORDS else "---:" for heading in headings], *lines]
     table = "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
@@ -73,7 +73,7 @@ def _in_markdown(cell: str) -> str:
 
 
 def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> Iterator[Sequence[object]]:
-    """Yield headings and a row for each run, then rows over seeds: `mean`, `std`, paired `difference`, p-value `p`."""
+    """Yield the rows of `comparison.csv`: headings, runs, then `mean`, `std`, paired `difference` and p-value `p`."""
     yield ["method", "seed", "models", "equal_architectures", *measures.MEASURES]
     for result in results:
         for each in result.outcomes:
@@ -158,7 +158,7 @@ def notes_below(
     tuning: Tuning | None = None,
     tuned: Sequence[Search] = (),
 ) -> list[str]:
-    """Return the notes below the tables: how they were measured, notes on `settings`, and the results of tuning."""
+    """Return the notes below the tables: how values were measured, the notes `settings`, and the results of tuning."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}

@@ -1,6 +1,7 @@
-"""Tuning: choose every variant's settings on validation parts, with seeds that are not reported.
+"""Choose every variant's settings on validation examples, with other seeds than in the comparison.
 
-Every variant tries the same number of configurations with all tuning seeds; the highest mean accuracy is chosen.
+Every variant tries the same number of configurations with all tuning seeds; the one with the highest mean accuracy is
+chosen.
 """
 
 import itertools
@@ -38,8 +39,8 @@ class Tuning:
     """The configurations to try in tuning.
 
     Attributes:
-        grid: the values to try for each key, common (`learning-rate`) or of a method (`fedhenn.eta0`); `NAME:KEY` is
-            for the variant NAME only.
+        grid: the values to try for each key, such as `learning-rate` or a method's `fedhenn.eta0`; `NAME:KEY` is for
+            the variant NAME only.
         seeds: seeds of tuning; each configuration runs once with each seed.
         runs: number of configurations for each variant; by default the size of the largest grid. Smaller grids are
             extended by further learning rates.
@@ -54,7 +55,7 @@ class Tuning:
 class Trial:
     """A configuration in tuning, with its validation accuracies and failures by seed, and its costs.
 
-    `round_bytes` are the most bytes of one client in a round, and `seconds` is the time of the longest run.
+    `round_bytes` is the most that one client sent and received in a round, and `seconds` the time of the longest run.
     """
 
     variant: str
@@ -65,7 +66,7 @@ class Trial:
     seconds: float = 0.0
 
     def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
-        """Record the accuracy of a run on validation examples and its bytes, or the reason why it has no accuracy."""
+        """Record a run's validation accuracy, bytes and time, or the reason why it has no accuracy."""
         accuracy = run.accuracy("validation") if run else None
         if run is None or accuracy is None:
             self.failed[seed] = reason or "there is no validation accuracy"
@@ -90,7 +91,7 @@ class Trial:
 
 @dataclass
 class Search:
-    """The tuning of a variant: trials, number of configurations in its grid, and keys without effect (`idle`)."""
+    """The tuning of a variant: trials, number of configurations in its grid, and why keys have no effect (`idle`)."""
 
     variant: str
     grid: int
@@ -150,7 +151,7 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
 
 @dataclass(frozen=True)
 class Tuner:
-    """Runs configurations in a folder, with the settings of `held_out` for validation examples."""
+    """Runs configurations in a folder; the settings `held_out` hold out validation examples."""
 
     shared: SharedSettings
     held_out: Mapping[str, Value]
@@ -171,7 +172,7 @@ class Tuner:
                 tried.note(seed, None if reason else read_run(run.folder), reason)
 
     def plan(self, tried: Trial, seed: int, settings: Mapping[str, Value]) -> PlannedRun:
-        """Return the planned run of a configuration with one seed, changed by `settings`."""
+        """Return the planned run of a configuration with one seed and the changed `settings`."""
         words = [f"{key}={value}".replace("/", "_") for key, value in tried.choice.items()]
         place = self.folder / ",".join([tried.variant, *words, f"seed={seed}"])
         return self.shared.plan(tried.variant, seed, place, {**tried.choice, **settings})
@@ -182,7 +183,7 @@ def tune(
 ) -> tuple[dict[str, Search], dict[str, str]]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
 
-    Returns the searches by variant, and reasons for variants without a configuration that completed with all seeds.
+    Returns the searches by variant, and why other variants have none: no configuration completed with all seeds.
     Raises a ConfigError if settings cannot be tuned, and a FedhetError if no variant completed.
     """
     check_tuning(tuning, shared, reported)
@@ -235,7 +236,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
     """Raise a `ConfigError` with all reasons why the settings cannot be tuned."""
     problems = []
     if not tuning.seeds:
-        problems.append("tuning needs at least one seed of its own")
+        problems.append("tuning has no seeds: set at least one that is not a seed of the comparison")
     if both := sorted(set(tuning.seeds) & set(reported)):
         problems.append(f"seeds {both} are used for tuning and reported: choose other tuning seeds")
     prefixes = {shared.settings(variant, 0).family for variant in shared.own}
@@ -245,19 +246,19 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
         if variant and variant not in shared.own:
             problems.append(f"{name}: {variant} is not among the variants compared ({', '.join(shared.own)})")
         elif variant and key in shared.fixed[variant]:
-            problems.append(f"{name}: {variant} sets {key} itself")
+            problems.append(f"{name}: the variant {variant} sets {key} itself, so leave it out of the grid")
         if key in _NOT_TUNED:
-            problems.append(f"{key} is the same for all methods of a comparison and cannot be tuned")
+            problems.append(f"{key} is equal for all methods and cannot be tuned, so leave it out of the grid")
         if prefix and prefix not in prefixes:
-            problems.append(f"{key}: {prefix} is not among the methods compared")
+            problems.append(f"{key}: {prefix} is not among the methods compared, so leave the key out of the grid")
         if not values:
-            problems.append(f"{key}: there are no values to try")
+            problems.append(f"{key}: the grid has no values to try, so add some")
     if problems:
         raise ConfigError("\n".join(problems))
 
 
 def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Choice], dict[str, str]]:
-    """Return a variant's configurations, of keys that have an effect on it, and the reasons for other keys."""
+    """Return a variant's configurations of keys that have an effect, and the reasons why other keys have none."""
     prefixes = ("", shared.settings(variant, tuning.seeds[0]).family)
     grid = {name: values for name, values in tuning.grid.items() if ":" not in name}
     prefix = f"{variant}:"

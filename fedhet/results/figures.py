@@ -38,7 +38,7 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
-    """Return a run's figures by name, in the order of its report; `drawings` says how to draw matrices, by name."""
+    """Return a run's figures by name, in the order of its report; `drawings` maps matrices to their figures."""
     drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "losses": loss_figure(run)}
     for name, matrices in run.matrices.items():
         if name in drawings:
@@ -92,7 +92,7 @@ def clients_figure(run: RunFiles) -> Figure | None:
 
 
 def loss_figure(run: RunFiles) -> Figure | None:
-    """Draw the training loss, the terms that the method adds to it, and the loss on test data, by round."""
+    """Draw the training loss, including the terms that the method adds, and the test loss by round."""
     figure, (axes,) = new_figure(2.7)
     training = [(row["round"], row["train_loss"]) for row in run.rows if row.get("train_loss") is not None]
     draw_line(axes, training, color=ORANGE, label="training")
@@ -101,7 +101,7 @@ def loss_figure(run: RunFiles) -> Figure | None:
 
 
 def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
-    """Draw the accuracy of several runs by round, each from the evaluation that scores its method."""
+    """Draw the accuracy of several runs by round, each by the evaluation that scores its method."""
     figure, (axes,) = new_figure(2.9)
     for place, (name, run) in enumerate(runs.items()):
         draw_line(axes, run.curve, **look(place), label=name)

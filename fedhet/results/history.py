@@ -42,7 +42,7 @@ def read_history(folder: Path | str) -> list[Row]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the complete lines of a file, empty if it does not exist; a torn last line is ignored with a warning."""
+    """Return the complete lines of a file, or [] without a file; log a warning if the last line is incomplete."""
     if not path.exists():
         return []
     # A shortened number is still a number, so only its end shows that a line is complete.
@@ -96,7 +96,7 @@ def learning_curve(
     test: TestSet = "own",
     measure: str = "accuracy",
 ) -> list[tuple[int, float]]:
-    """Return pairs (r, accuracy or loss after round r); if models were evaluated twice, the later result counts.
+    """Return pairs of a round and the accuracy or loss after it; if there are two evaluations, the later one counts.
 
     `which` selects the models as `received` by clients or as `trained` by them, and `test` the test set. The
     `statistic` over clients is ignored for one global model on the common test set.
@@ -137,10 +137,7 @@ def flat(row: Row) -> dict[str, float]:
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
-    """Return the weighted accuracy of clients held out of training before and after each epoch of their own training.
-
-    The keys are pairs of test set and initial model.
-    """
+    """Return the accuracies of clients held out of training, initially and after each epoch, by test set and start."""
     record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
     return {
@@ -165,7 +162,7 @@ class RunFiles:
 
     @property
     def personal(self) -> Which | None:
-        """The evaluation that scores the personal models, `received` or `trained`; None if there is no summary yet."""
+        """Whether personal models are scored as clients `received` or `trained` them; None without a summary."""
         return self.summary.get("personal") if self.summary else None
 
     @property
@@ -201,7 +198,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients in the last evaluation, and reasons of failed ones; (0, {}) for the server's."""
+        """Return the number of clients in the last evaluation, and why others failed; (0, {}) if the server did it."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))

@@ -1,4 +1,4 @@
-"""The models of a run's clients in its folder."""
+"""Store the models of a run's clients in the run directory."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Observers of a run, and those that log it to TensorBoard, Weights & Biases or MLflow (the key `log`)."""
+"""Observers of a run, and loggers for TensorBoard, Weights & Biases and MLflow (the key `log`)."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class RunInfo:
         devices: the different devices on which clients compute.
         test_on: the test sets in use (`Config.test_on`); empty before the handshake.
         matrices: named matrices for the report, as JSON values; empty before the run is finished.
-        privacy: epsilon and delta under Flower's wrappers or mods; empty without them.
+        privacy: epsilon and delta of Flower's differential privacy; empty without it.
         warnings: warnings about clients and settings so far.
     """
 

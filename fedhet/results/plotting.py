@@ -1,4 +1,4 @@
-"""The style of all figures, and writing them as PNG files, or as SVG for HTML pages.
+"""Style figures, and write them as PNG files or as SVG for HTML pages.
 
 Figures are made without pyplot, which keeps state and may open a display. Import this module only when it is needed,
 since matplotlib takes long to import.
@@ -152,7 +152,7 @@ def rows_height(names: Sequence[str], least: float) -> float:
 
 
 def name_ticks(axis: Axis, places: Sequence[float], names: Iterable[str], **options: Any) -> None:
-    """Label an axis with names at these places; long names are wrapped, and many names on the x axis are vertical."""
+    """Label an axis with names at `places`; long names are wrapped, and many names on the x axis are vertical."""
     lines = [fill(str(name), LONGEST) for name in names]
     if isinstance(axis, XAxis) and len("".join(lines)) > 40:
         options = {"rotation": 90, **options}

@@ -39,7 +39,7 @@ class ProgressLine(Observer):
         self._open(run.method, last, first - 1, "")
 
     def answered(self, done: int, asked: int) -> None:
-        """Show how many clients of the current round are done; elsewhere than on a terminal, only in the handshake."""
+        """Show how many clients have replied in the current round; without a terminal, only in the handshake."""
         if self._live is not None:
             news = ", ".join([f"{done} of {asked} clients", *self._numbers])
             self._live.update(self._live.task_ids[0], news=news)
@@ -48,7 +48,7 @@ class ProgressLine(Observer):
             self._say(f"{done} of {asked} clients have answered the handshake")
 
     def round(self, run: RunInfo, report: RoundReport) -> None:
-        """Update the line on a terminal, or print a new line elsewhere."""
+        """Update the line on a terminal, or print a new line without a terminal."""
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
         clients = [f"{len(row['participants'])} clients"] if row["participants"] else []

@@ -74,7 +74,7 @@ class RunDirectory(Observer):
         log.info("results go to %s", folder)
 
     def _begin(self) -> None:
-        """Rewind the files and write `config.toml`; called late in a resumed run, which may be refused before."""
+        """Restore the files to the checkpoint and write `config.toml`, once resuming can no longer be refused."""
         if self._unchanged:
             self._unchanged = False
             self._rewind()
@@ -144,7 +144,7 @@ class RunDirectory(Observer):
         log.info("results are in %s", self.folder)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
-        """Write the summary of an incomplete run, and a report of its rounds, unless resuming it was refused."""
+        """Write the summary of an incomplete run and a report of its rounds, unless resuming the run was refused."""
         if self._unchanged:
             return
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
@@ -167,7 +167,7 @@ class RunDirectory(Observer):
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
     def _rewinding(self) -> tuple[Path | None, Callable[[], None]]:
-        """Return the checkpoint to continue from, and a function that removes from the folder what came after it."""
+        """Return the checkpoint to continue from, and a function that removes all later results from the folder."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
         ends = [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
         last = max(ends, key=lambda path: int(path.stem), default=None)
@@ -221,7 +221,7 @@ class RunDirectory(Observer):
         return last, rewind
 
     def _restart(self, texts: Mapping[str, bytes]) -> None:
-        """Write `history.jsonl` and `clients.csv` with these texts, by default without rounds."""
+        """Write `history.jsonl` and `clients.csv` with `texts`, or without rounds if a text is missing."""
         for name, text in ({"history.jsonl": b"", "clients.csv": csv_lines([COLUMNS]).encode()} | {**texts}).items():
             write_text(self.folder / name, text.decode())
             self._digests[name] = _digest(text)
@@ -264,13 +264,13 @@ def recorded(
 
 
 def resuming(folder: Path, supplied: Collection[str]) -> str:
-    """Return the command that resumes the run in a folder, which is a Python call for a user's model or data."""
+    """Return the command that resumes a run; if the user `supplied` a model or data, it is a Python call."""
     functions = "".join(f", {name}=..." for name in supplied)
     return f"fedhet.run(resume={str(folder)!r}{functions})" if supplied else f"fedhet run --resume {folder}"
 
 
 def check_folder(folder: Path, *, resume: bool = False) -> None:
-    """Raise a `ConfigError` if a folder cannot be written to, contains rounds of a run, or with `resume` no run."""
+    """Raise a `ConfigError` if a folder cannot be written to, contains a run or, with `resume`, contains none."""
     check_place(folder)
     if resume and not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")

@@ -22,7 +22,7 @@ class ClientRecord:
     """The server's record of a client; `architecture` is empty if it is not disclosed.
 
     `trained` is the last round in which the client trained successfully, or -1. `partition` has its partition id and
-    the number of partitions. `node` is its node, unless clients are simulated.
+    the number of partitions. `node` is its Flower node id, unless clients are simulated.
     """
 
     examples: int
@@ -65,7 +65,7 @@ class State:
         return replace(self, **copies)
 
     def save(self, path: Path, **further: str) -> None:
-        """Write the state atomically to a safetensors file; metadata has other values and `further`."""
+        """Write the state atomically to a safetensors file; its metadata has plain values and the texts `further`."""
         arrays: Arrays = {}
         values: dict[str, Any] = {}
         for name, kind in _kinds(type(self)).items():
@@ -118,7 +118,7 @@ def _kinds(state: type[State]) -> dict[str, Any]:
 
 
 def _check_types(record: object, default: object) -> None:
-    """Raise a FedhetError unless values of `record` have the types of those in `default`; None stands for a pair."""
+    """Raise a FedhetError unless values of `record` have the types of those in `default`; None stands for a tuple."""
     for name, expected in vars(default).items():
         value = vars(record)[name]
         if value is not expected and not isinstance(value, tuple if expected is None else type(expected)):

@@ -85,14 +85,14 @@ class TestVariants:
                 ["fedavg", "fedavg=fedprox"],
                 "several variants have the name fedavg: give one another name, NAME=METHOD",
             ),
-            (["a=fedavg,alpha=.1,rounds=3"], "a: alpha must be equal for all variants"),
+            (["a=fedavg,alpha=.1,rounds=3"], "a: set alpha once for all variants"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
             (
                 ["fedavg,rounds=2", "fedavg,rounds=3"],
                 "have the name fedavg: give one another name, NAME=METHOD",
             ),
-            (["a=b=fedavg"], "a=b=fedavg: write METHOD, or NAME=METHOD,KEY=VALUE"),
+            (["a=b=fedavg"], "a=b=fedavg is not a variant: write METHOD, or NAME=METHOD,KEY=VALUE"),
         ],
     )
     def test_invalid_variants(self, texts, reason):
@@ -180,7 +180,7 @@ def test_keys_without_effect_are_refused():
             "fedprox.mu has no effect with method = fedavg: set method = fedprox",
         ),
         (["fedavg", "local"], {"partition": "iid", "alpha": 0.3}, "alpha has no effect with partition = iid: set"),
-        (["fedavg", "local"], {"workers": 3}, "workers has no effect with a comparison, which sets it for its runs"),
+        (["fedavg", "local"], {"workers": 3}, "workers has no effect here, since a comparison sets it for each run"),
         (["fedavg", "local,aggregation=median"], {}, "local: aggregation has no effect with method = local: leave it"),
     ):
         with pytest.raises(ConfigError, match=f"^{sentence}[^\n]*$"):

@@ -130,7 +130,7 @@ def test_a_method_without_a_completed_configuration(comparison):
     [
         (Tuning(RATES, (1, 0)), {}, r"seeds \[0\] are used for tuning and reported"),
         (Tuning({"fedproto.weight": [1.0]}), {}, "fedproto is not among the methods compared"),
-        (Tuning({"clients": [3, 4]}), {}, "clients is the same for all methods"),
+        (Tuning({"clients": [3, 4]}), {}, "clients is equal for all methods"),
         (Tuning({"learning-rate": [-1]}), {}, "learning-rate = -1"),
         (Tuning({"learnin-rate": [1.0]}), {}, "did you mean"),
         (Tuning(RATES, ()), {}, "at least one seed"),
