@@ -236,7 +236,7 @@ def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]
     """Raise a `ConfigError` with all reasons why the settings cannot be tuned."""
     problems = []
     if not tuning.seeds:
-        problems.append("tuning has no seeds: set at least one that is not a seed of the comparison")
+        problems.append("tuning needs at least one seed that is not a seed of the comparison: set its seeds")
     if both := sorted(set(tuning.seeds) & set(reported)):
         problems.append(f"seeds {both} are used for tuning and reported: choose other tuning seeds")
     prefixes = {shared.settings(variant, 0).family for variant in shared.own}
