@@ -86,9 +86,9 @@ def make_client_app(
 class Answers:
     """The handlers of a ClientApp: each creates the client for a message, does its work and returns its reply.
 
-    With `flower`, arrays are sent in Flower's format, which Flower's mods need. `clipping` are mods for training
-    messages only, `noise` is the noise multiplier of the user's mods, `loop` returns the user's own training loop for a
-    message, and `settings` returns a client's own settings.
+    With `flower`, arrays are sent in Flower's format, as Flower's mods expect. `clipping` are the mods that clip and
+    add noise, which are applied to training messages only, and `noise` is their noise multiplier. `loop` returns the
+    user's own training loop for a message, and `settings` returns a client's own settings.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class Answers:
         return app
 
     def __call__(self, answer: Answer, message: Message, context: Context) -> Message:
-        """Return the reply to a message: the payload from `answer` and the client's report, or a refusal."""
+        """Return the reply to a message: the payload that the handler `answer` returns, and a report, or a refusal."""
         reply = self.answer_all(answer, [(message, context)])[0]
         if isinstance(reply, BaseException):
             raise reply
         return reply
 
     def answer_all(self, answer: Answer, messages: Sequence[tuple[Message, Context]]) -> list[Message | BaseException]:
-        """Return the reply to each message, or an exception; several clients' networks can be trained in one batch."""
+        """Return the reply to each message, or the exception raised; clients' networks can be trained in one batch."""
         with seeded(0, "messages"):  # restores the global generators
             return do([self._work(answer, message, context) for message, context in messages])
 
@@ -172,14 +172,14 @@ class Answers:
         return Message(record, reply_to=message)
 
     def question(self, job: Job) -> ClientWork[Payload]:
-        """Answer a query: handshake, request for initial weights, or joining after training."""
+        """Answer a query: a handshake, a request for initial weights, or an unseen client's training after the run."""
         client, side, question = job.client, job.side, job.client.request.question
         if question == FIRST:
             return work.first(job)
         if question == JOIN:
             return (yield from work.join(job))
         if question != HANDSHAKE:
-            raise WireError(f"the request asks an unknown question: {question[:100]!r}")
+            raise WireError(f"unknown query {question[:100]!r}: install the server's version of fedhet on this node")
         work.restore(job)
         client.store.make_room()
         check_unchanged(job)
@@ -194,7 +194,6 @@ class Answers:
         return side.handshake(job.payload)
 
     def _reply(self, job: Job, payload: Payload, info: ClientInfo) -> Reply:
-        """Return the reply to the server: the method's payload, metrics, and a report about the client."""
         client, policy = job.client, job.policy
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
@@ -244,7 +243,7 @@ class Answers:
 
 
 def _for_models(mod: Any) -> Any:
-    """Return a mod that leaves replies without arrays, such as refusals and those of a closing round, as they are."""
+    """Return a mod that applies `mod` to replies with arrays, and returns others, such as refusals, unchanged."""
 
     def applied(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         reply = call_next(message, context)
@@ -254,7 +253,7 @@ def _for_models(mod: Any) -> Any:
 
 
 def _own_public_dataset(job: Job) -> PublicDataset | None:
-    """Return the public dataset of the client's own data, with labels if the method needs them."""
+    """Return the public dataset in the client's own data, without labels if the method does not need them, or None."""
     public = job.client.data.public
     return public if public is None or job.side.traits.public == "labelled" else public.unlabelled
 

@@ -46,7 +46,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
         raise ConfigError(f"{folder} has no config.toml: give the directory of a run, or the result of fedhet.run")
     noted = load(folder / "config.toml").get("own", {})
     if "model" in noted and model is None:
-        raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): pass it again, model=...")
+        raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): call load_model with model=...")
     settings = configuration.from_file(folder / "config.toml", ("model", "data", "client_settings"), of_run=True)
     config = configuration.resolve(settings, strict=False, trusted=False)
     info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
@@ -60,7 +60,7 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL):
             if side.parts and "data" in noted and data is None:
                 raise ConfigError(
-                    f"{config.method_name} trains parts of networks, which depend on the clients' data: pass data=..."
+                    f"{config.method_name} trains parts of networks, sized by the clients' data: pass data=..."
                 )
             data_of = user_functions.data_function(data) or client_setup.data_of
             network, formed = _formed(network, info, tensors, data_of)
@@ -70,10 +70,10 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
 
 
 def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
-    """Load weights of an earlier run (`start-from`) into a new network, and return it as `ClientSide.adapt` does.
+    """Return a new network, adapted to the method (`ClientSide.adapt`), with weights of an earlier run (`start-from`).
 
-    `owner` is the client whose weights are loaded, or `all` for the global model. Raises a ConfigError if the folder
-    has no such model, and a ModelError if the network does not fit.
+    If `owner` is `all`, these are the global model's weights, otherwise the client's. Raises a ConfigError if the
+    folder has no such model, and a ModelError if the network does not fit.
     """
     tensors, path = _saved(Path(info.config.start_from), info.name, owner)
     if plain := not _misfit(model, tensors):
@@ -85,7 +85,7 @@ def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
 
 
 def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
-    """Return the saved tensors of a client, or of the global model if the client has none or `owner` is `all`."""
+    """Return a client's saved tensors, or the global model's if it has none or `owner` is `all`, and their file."""
     folder = folder / "models" if (folder / "models").is_dir() else folder
     own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
     if owner == "all" and not common.is_file():
@@ -113,8 +113,8 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
     if odd := _misfit(network, tensors):
         if set(network.state_dict()) < set(tensors):
             raise ModelError(
-                f"{path} has arrays of other networks than client {client}'s ({odd}), which load_model cannot load: "
-                "read them with safetensors.torch.load_file"
+                f"{path} also has arrays of other networks than client {client}'s ({odd}), which load_model cannot "
+                "load: read the file with safetensors.torch.load_file"
             )
         raise ModelError(
             f"client {client}'s {network._get_name()} does not fit {path}: {odd}; use the model of that run"
@@ -125,7 +125,7 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client:
 def _formed(
     network: nn.Module, info: ClientInfo, tensors: Mapping[str, Tensor], data_of: user_functions.DataFunction
 ) -> tuple[nn.Module, Mapping[str, Tensor]]:
-    """Return a network as the method trained it, for example with smaller hidden layers, and its saved arrays."""
+    """Return a network in the form that the method trained, such as with fewer hidden units, and its saved arrays."""
     side = registry.client_side(info.config.method_name)
     network = side.adapt(network, info.config)
     if side.parts:

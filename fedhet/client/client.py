@@ -129,8 +129,8 @@ class Client:
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
         """Return the optimiser and learning rate for this round; a closing round has those of the last training round.
 
-        Rates that change with each step need the index of the phase among the `parts` phases of the round, which all
-        have the same number of steps; it is negative in the previous round.
+        If the learning rate changes with each step (`one-cycle`), `part` is the phase's index among the round's
+        `parts` phases of equal length; a negative index counts back into the previous round.
         """
         config = self.config
         round, rounds = min(self.request.round, config.rounds), max(config.rounds, 1)
@@ -175,7 +175,7 @@ class Client:
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
 
     def check_classes(self, *, outputs: bool = False) -> None:
-        """Raise `DataError` unless each example has one class and, with `outputs`, the network an output per class."""
+        """Raise `DataError` unless each example has one class and, with `outputs`, each class has one output."""
         if outputs and self.task.name == "binary":
             raise DataError(
                 f"client {self.name}: {self.config.method_name} needs an output for each class, but the network has "
@@ -190,8 +190,8 @@ class Client:
     def check_scores(self, reason: str, *, tokens: bool = False, numbers: bool = False) -> None:
         """Raise `DataError` unless the network returns one vector of class scores for each example.
 
-        `reason`, a clause of the message, says why the method needs class scores. With `tokens`, a vector for each
-        token is accepted, too; with `numbers`, the outputs of a regression.
+        `reason` is a clause for the message that says why the method needs class scores. With `tokens`, a vector for
+        each token is accepted, too; with `numbers`, the outputs of a regression.
         """
         outputs = self.task.outputs
         several = outputs.places == "pixels" or (self.tokens > 1 and not tokens)
@@ -203,7 +203,7 @@ class Client:
             )
 
     def reestimate(self, chosen: Callable[[str], bool] = lambda name: True) -> None:
-        """Re-estimate the running statistics that `chosen` selects by name from the client's training examples."""
+        """Re-estimate the running statistics whose names `chosen` accepts, from the client's training examples."""
         reestimate(self.model, self.data.train.inputs, self.transform, chosen)
 
 
@@ -257,7 +257,7 @@ class ClientSide(Generic[P]):
 
     @cached_property
     def traits(self) -> Traits:
-        """The method's traits for these options: what its clients share, send and keep."""
+        """The method's traits with its configured options: what its clients share, send and keep between rounds."""
         return registry.traits(self.client.config)
 
     def shared_names(self) -> dict[str, str]:
@@ -324,7 +324,7 @@ class ClientSide(Generic[P]):
         return ()
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
-        """Return the function from inputs to outputs to evaluate, or None for no evaluation; `when` as in `refine`."""
+        """Return the function, from inputs to outputs, that is evaluated, or None; for `when`, see `refine`."""
         return self.client.model
 
     def finish(self, payload: Payload) -> Payload:

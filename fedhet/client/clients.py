@@ -40,7 +40,7 @@ from fedhet.utils.text import log
 
 @dataclass
 class _Network:
-    """A network in use by a client, or cached for the next client whose network has an equal `kind`."""
+    """A network that a client uses, or that is cached for the next client whose network has the same `kind`."""
 
     kind: tuple[object, ...]
     representation: Representation
@@ -49,7 +49,7 @@ class _Network:
 
 
 class Clients:
-    """Creates the client for each message, and keeps networks and data between messages.
+    """Creates the client for each message, and caches networks and data between messages.
 
     Without user functions for model and data, clients have the configured architectures and data set. A task without
     a name is inferred from labels and outputs.
@@ -158,7 +158,7 @@ class Clients:
             resident.cache_clear()
 
     def _secret_of(self, info: ClientInfo) -> NodeSecret:
-        """Return the node's secret; raises `Refused` if the node's first run used other examples."""
+        """Return the node's secret seed and settings; raises `Refused` if its first run used other examples."""
         config, flat = info.config, info.config.flat()
         replaced = {key for key, spec in fields_of(Config).items() if self._data and spec.metadata["replaced_by"]}
         about = {*keys_about("data")} - replaced - {*keys_that("path")}
@@ -262,7 +262,7 @@ class Clients:
 
 
 def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, model: nn.Module) -> Privacy | None:
-    """Return the differential privacy of a client's training, or None; raises `Refused` if it is not possible."""
+    """Return the differential privacy of training, or None; raises `Refused` for networks and tasks without support."""
     if not policy.noise or secret is None:
         return None
     for layer, module in model.named_modules():

@@ -56,12 +56,12 @@ class Job:
     """A client and the message that it answers.
 
     Attributes:
-        side: the method's client side, which has the client.
+        side: the method's client side.
         payload: the arrays and values that the server sent.
         policy: the rules of the client's node.
-        build: builds the whole configured network; its argument names the client whose initial weights it has, or is
-            `all` for the common initial weights.
-        redraw: loads initial weights, named in the same way, into this client's network.
+        build: function that builds the whole network with the initial weights of the client that its argument names,
+            or with the common initial weights for `all`.
+        redraw: function that loads these initial weights, for the same argument, into the client's network.
         note: a warning about the network for the log; may be empty.
         loop: the user's own training and evaluation; None for fedhet's training loop.
         measured: the client's evaluations so far, by name.
@@ -71,7 +71,7 @@ class Job:
         scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
         examples: number of training examples that the user's own functions report; None to count the client's data.
         test_examples: number of test examples that the user's own functions report; None to count the client's data.
-        weight: the client's weight from the user's own train function; 0 for the number of training examples.
+        weight: the client's weight from the user's own train function; 0 if it is the number of training examples.
         remarks: messages about the user's own functions, for the server's log.
         batches: the random generator for the order of examples.
     """

@@ -55,8 +55,8 @@ def with_measured_size(
 ) -> ClientInfo:
     """Return `info` with the largest size that fits in the node's memory limit, if it is `auto` in the node config.
 
-    A size is the width, depth or rank of the part of the network that a client trains. It is measured once, and kept in
-    the node's context for the whole run. Raises `Refused` if the smallest size is too large.
+    A size is the width, depth or rank of the part of the network that a client trains. It is measured once in
+    a run, and stored in Flower's context. Raises `Refused` if the smallest size is too large.
     """
     name = info.config.options.size_name
     if info.node_config.get(name) != "auto" or registry.client_side(info.config.method_name).parts is None:

@@ -41,7 +41,7 @@ class ModelCheck(NamedTuple):
     """The result of checking a client's network on its data.
 
     `outputs` is the number of values in a prediction (2 for a single logit), `note` a warning about the network for the
-    log, and `tokens` the number of predictions for the tokens of an example.
+    log, and `tokens` the number of tokens in an example if each has a prediction, otherwise 1.
     """
 
     task: Task
@@ -71,7 +71,7 @@ def check_model(
     other random numbers, to detect state outside of the state dict; None skips this check.
 
     Raises a `ModelError` if the network cannot process the inputs, or does not return a row of finite numbers for each
-    example, and a `DataError` if outputs or labels do not fit the task, or parts of the data differ in scale.
+    example, and a `DataError` if outputs or labels do not fit the task, or training and test inputs differ in scale.
     """
     model, origin = representation.model.eval(), user_functions.origin(function)
     name, parts = model._get_name(), {name: getattr(data, name) for name in PARTS if getattr(data, name)}
@@ -120,7 +120,7 @@ def _outputs(
 ) -> Tensor:
     """Return a network's outputs for `inputs`; raise a `ModelError` if it cannot process them.
 
-    For the message, `words` describes the inputs, and `like` are inputs that the network processed before.
+    The message describes the inputs by `words`, and names the shape of the training inputs `like` if it differs.
     """
     model = representation.model
     try:
@@ -199,7 +199,7 @@ def _from_sigmoid(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _makes(head: Captured, outputs: Tensor) -> bool:
-    """Return whether the network's outputs seem to come from the head, by their size or the order of their classes."""
+    """Return whether a network's outputs seem to be its head's, judged by their shape and the ranking of classes."""
     try:
         scores = head()
     except ModelError:  # it did not run
@@ -237,10 +237,10 @@ def check_public_dataset(client: Client, *, labelled: bool) -> None:
 
 
 def check_unchanged(job: Job) -> None:
-    """Raise `Refused` if task, network or examples changed since the beginning of the run; at the beginning, save them.
+    """Raise `Refused` if the client's task, network or examples changed since the run's first handshake.
 
-    Only digests (hashes) are saved, with the client's state. They are never sent. After the handshake, only examples
-    are checked, which another process may have split differently.
+    That handshake saves their digests (hashes) in the client's files; they are never sent. After the handshake, only
+    examples are checked, which another process may have split differently.
     """
     store, request = job.client.store, job.client.request
     begins = request.question == HANDSHAKE and not request.begun
@@ -261,7 +261,6 @@ def check_unchanged(job: Job) -> None:
 
 
 def _digests_of_examples(job: Job) -> dict[str, str]:
-    """Return digests (hashes) of each set of examples, by name."""
     client, found = job.client, dict[str, str]()
     for name, words in PARTS.items():
         part: Examples | None = getattr(client.data, name)
@@ -276,7 +275,7 @@ def _digests_of_examples(job: Job) -> dict[str, str]:
 
 
 def _digests(job: Job) -> dict[str, str]:
-    """Return digests (hashes) of the task, the network's structure, the augmentation and settings, by name."""
+    """Return the digests (hashes) of task, network structure, public dataset, augmentation and settings, by name."""
     client, found = job.client, dict[str, str]()
     config, augmented = client.config, list[Tensor]()
     if (augment := client.augment) and client.own_data and len(client.data.train) and job.loop is None:
@@ -291,9 +290,9 @@ def _digests(job: Job) -> dict[str, str]:
 
 
 def _seeded(job: Job, doing: str, read: Callable[[], Tensor]) -> list[Tensor]:
-    """Return the tensor that `read`, a user's code, returns with seeded random generators, in a list.
+    """Call the user's function `read` with seeded random generators, and return a list with its tensor.
 
-    If a second call returns another tensor, return an empty list and add a remark about `doing` to the server's log.
+    If a second call returns another tensor, the list is empty, and a remark about `doing` is sent to the server's log.
     """
     values = []
     for _ in range(2):

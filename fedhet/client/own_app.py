@@ -51,9 +51,9 @@ def wrap(
     the method does not share stay on the client. Methods that need fedhet's training loop are refused. Messages that
     are not from a strategy of fedhet go to your ClientApp, unless the node has a policy (`allow`).
 
-    The global random generators of torch, NumPy and Python are seeded by client, in every call of both functions alike
-    until a `DataLoader` shuffles or an optimiser takes its first step: what `train` and `evaluate` draw before, such as
-    a split, is equal if they draw it in the same order. Other generators need a seed of your own.
+    Before each call of `train` and `evaluate`, the global random generators of torch, NumPy and Python are seeded for
+    the client. Random numbers that are drawn before a `DataLoader` shuffles or an optimiser takes its first step, such
+    as for a split, are therefore the same in all calls. Seed other generators yourself.
 
     Args:
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
@@ -67,8 +67,7 @@ def wrap(
 
     Raises:
         ModelError: `model` is None.
-        ConfigError: `app` is not a ClientApp with such functions, a mod cannot be used, or `examples` is not a function
-            of arguments that fedhet knows.
+        ConfigError: `app` is not a ClientApp, a mod cannot be used, or `examples` is not a function of a client.
     """
     if not isinstance(app, ClientApp):
         raise ConfigError(
@@ -132,12 +131,12 @@ class _Unread:
     def __getitem__(self, row: int) -> Any:
         raise DataError(
             "only the app's own functions can read the client's examples (fedhet.wrap), but a setting of the run needs "
-            "them: set batch-norm = local, and no validation part"
+            "them: set batch-norm = local, and leave validation unset"
         )
 
 
 def _unread(client: str, counts: Any) -> ClientData:
-    """Return client data with `counts` unreadable examples; raises a DataError if `counts` are not valid numbers."""
+    """Return client data with placeholders for `counts` = (training, test) examples; raise a DataError if invalid."""
     try:
         train, test = (int(count) for count in counts)
     except (TypeError, ValueError):
@@ -153,7 +152,7 @@ def _unread(client: str, counts: Any) -> ClientData:
 
 
 class _Loop:
-    """Trains and evaluates with a user's app; `counted` says whether the user passed `examples` to `wrap`."""
+    """Trains and evaluates with a user's app; `names` are its metrics, `counted` says whether `wrap` has `examples`."""
 
     def __init__(
         self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str], *, counted: bool
@@ -223,7 +222,7 @@ class _Loop:
             self._report(job)
 
     def _count(self, job: Job, action: str, metrics: dict[str, float], given: int) -> float:
-        """Return the number of examples in the `metrics` that the app's function `action` returned, or else `given`."""
+        """Return the number of examples in the `metrics` of the app's function `action`, by default `given`."""
         count = metrics.get(COUNT, given if self._counted else 0)
         if not count > 0:
             raise ModelError(

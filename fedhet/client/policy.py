@@ -1,4 +1,4 @@
-"""A node: its settings and its policy, which decides what it answers, and what the numbers that it sends may disclose.
+"""A node's settings and its policy, which decides what requests the node answers and which values it may send.
 
 Paths in a server's request are used only if the server runs on the same machine or cluster (a simulation). Otherwise,
 the node config names the folders for data and state.
@@ -162,7 +162,7 @@ class Policy:
         """Return an evaluation in the form that may be sent: rounded, without values from too few examples.
 
         `ranked` says that the metric is an AUC, whose weights are numbers of pairs of examples. `behind` is the number
-        of examples behind each value, None for all examples; if given, weights are rounded, too.
+        of examples from which each value is computed, or None if it is all; if given, weights are rounded, too.
         """
         values, weights = metric.values, metric.weights
         if behind is not None:
@@ -187,7 +187,7 @@ class Policy:
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
     def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, way_out: str = "") -> None:
-        """Raise `Refused` if a kind is not allowed, or depends on examples that differential privacy must hide."""
+        """Raise `Refused` if the node does not allow one of `kinds`, or its differential privacy does not cover one."""
         allowed = kinds if self.allowed is None else self.allowed
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
             way_out = way_out if refused == ["statistics"] else ""
@@ -244,7 +244,7 @@ def opened(
     Nothing is loaded or computed for a message that the policy refuses. `in_cluster` says whether this process
     simulates clients on a Ray cluster of several machines. Raises a WireError if the message is not from fedhet's
     server, a ConfigError if the node config is invalid, or this machine of a cluster lacks the folder for the clients'
-    state, and `Refused` if the policy refuses the method, or the request splits the node's data in another way.
+    state, and `Refused` if the policy refuses the method, or the way to split the node's data changed in this run.
     """
     request, text = read_request(message.content)
     proven = bool(request.here) and hmac.compare_digest(request.here.encode(), proof(text).encode())
@@ -298,7 +298,7 @@ def _with_data(node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pin(context: Context, now: dict[str, Any]) -> None:
-    """Store how a run splits the node's data, and refuse another split, since two could disclose single examples."""
+    """Store how a run splits the node's data; refuse another split, since their difference can disclose examples."""
     if PINNED not in context.state:
         context.state[PINNED] = ConfigRecord(now)
     kept = context.state.config_records[PINNED]

@@ -72,8 +72,8 @@ class NodeSecret:
             spent = [*self._content["spent"], [noise, rate, steps]]
             if (epsilon := epsilon_of(spent)) > budget:
                 raise Refused(
-                    f"this node's privacy budget is spent: epsilon would be {epsilon:.4g} at delta = {DELTA:g}, and "
-                    f"its dp-epsilon is {budget:g}"
+                    f"this node's privacy budget is spent: epsilon would be {epsilon:.4g} at delta = {DELTA:g}, but is "
+                    f"limited to dp-epsilon = {budget:g}; leave the node out, or let its owner raise dp-epsilon"
                 )
             self._content["spent"] = spent
             self._write(self._content)

@@ -50,7 +50,7 @@ class ClientStore:
         return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
 
     def make_room(self) -> None:
-        """Remove old runs and public datasets, if several runs keep their state in one folder."""
+        """Remove old runs and public datasets, if several runs share the state folder."""
         if self._run:
             for path in remove_old(self._base, KEPT_DAYS):
                 log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
@@ -84,7 +84,7 @@ class ClientStore:
         write_text(self._beginning, json.dumps(digests))
 
     def beginning(self) -> dict[str, str]:
-        """Return the digests from the beginning of the run, empty if none are saved; a FedhetError if damaged."""
+        """Return the digests that `note_beginning` saved, or an empty dict; raise a ConfigError for a damaged file."""
         if not self._beginning.is_file():
             return {}
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
@@ -131,7 +131,7 @@ def _read_public(path: Path, modified: int) -> PublicDataset:
 def remove_old(base: Path, days: float) -> list[Path]:
     """Remove runs and public datasets from a node's folder that were not written to for `days` days; return them.
 
-    A folder with other files is not the folder of a run, and is kept.
+    Folders that contain other files are not removed.
     """
     oldest, removed = time.time() - 86400 * days, []
     runs = {path.parent for name in (BEGINNING, "clients") for path in base.glob(f"*/{name}")}

@@ -1,7 +1,4 @@
-"""Parts of a common network, for methods whose clients train parts of different sizes (HeteroFL, DepthFL, LoRA, ...).
-
-`ClientSide.parts` is the kind of part that a method uses; no other code of a client depends on the kind.
-"""
+"""Parts of one network, for methods whose clients train parts of different sizes (HeteroFL, DepthFL, LoRA, ...)."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +27,7 @@ class Submodel:
 
     @classmethod
     def groups_of(cls, model: nn.Module, inputs: Tensor) -> PermutationGroups:
-        """Return the groups of hidden units that a smaller network has fewer of; by default all hidden units.
+        """Return the groups of hidden units whose number is reduced in a smaller network; by default all.
 
         `model` is the network as `ClientSide.adapt` returns it, and `inputs` are two transformed examples.
         """
@@ -54,7 +51,7 @@ class Submodel:
         return resize(model, state, model.state_dict().keys() - state.keys())
 
     def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
-        """Return the state dict of this part of a whole network, or of the part with other `units` in each group."""
+        """Return the state dict of this part of the network `model`; `units` selects other units of each group."""
         units = units or self.units
         whole = model.state_dict()
         if self.width == 1:

@@ -40,7 +40,7 @@ def train(job: Job) -> ClientWork[Payload]:
     if client.privacy and not phases:
         raise Refused(
             f"this node trains with differential privacy (dp-noise), but {client.config.method_name} does not train by "
-            "fedhet's training loop: choose another method or app"
+            "fedhet's training loop: choose another method, or an app without fedhet.wrap"
         )
     if job.loop:
         job.loop.train(job)
@@ -281,13 +281,13 @@ def _check_loss(client: Client, loss: float, when: str) -> None:
             "network returns values that are not finite; check its inputs and layers"
         )
     raise ModelError(
-        f"the loss of the {when} model is {loss:.3g}: training diverged, a lower learning-rate than "
+        f"the loss of the {when} model is {loss:.3g}: training diverged; a lower learning-rate than "
         f"{client.config.learning_rate:g} may help"
     )
 
 
 def _common(job: Job, when: str) -> Examples | None:
-    """Return the common test set; None if the server evaluates the model on it, or if this evaluation is no score."""
+    """Return the common test set; None if the server evaluates on it, or the method is not scored at `when`."""
     client, traits = job.client, job.side.traits
     if when in ("received", "trained") and when != traits.scored:
         return None

@@ -79,7 +79,7 @@ def architecture_of(client: ClientInfo) -> str:
 def width_of(client: ClientInfo) -> float:
     """Return the fraction of hidden units that a client has, for methods that share parts of a network.
 
-    It is `width` in the node config, or else one of the method's `widths`, assigned as architectures are.
+    It is `width` in the node config, or else one of the method's `widths`, which `assign` selects.
     """
     options = client.config.options
     if (width := options.width_at(client.node_config)) is not None:
@@ -119,7 +119,7 @@ def public_dataset(config: Config) -> PublicDataset | None:
 
 
 def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
-    """Return the public dataset with labels, without labels or None, as a method needs it (`Traits.public`)."""
+    """Return `public` with labels, without labels or as None, according to the `need` of a method (`Traits.public`)."""
     if public is None or need == "none":
         return None
     if need == "labelled" and public.labels is None:
@@ -177,7 +177,7 @@ def _check_models(config: Config, traits: Traits) -> None:
             )
     if must_be_equal(config):
         alike = "one architecture in any widths" if traits.networks == "widths" else "equal architectures"
-        raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set architectures to one")
+        raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set one in architectures")
     batch = dataset.transform(dataset.train.inputs[:2])
     shared: dict[str, tuple[str, list[int]]] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -222,7 +222,7 @@ def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, 
 def _check_shared(
     method: str, traits: Traits, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]
 ) -> None:
-    """Check the shapes of averaged arrays against `known` (architecture and shape by shared key); add new keys."""
+    """Compare the shapes of averaged arrays with `known` (architecture and shape by shared key); add new keys."""
     if traits.networks == "widths" or not traits.shares.averaged:
         return
     tensors = network.model.state_dict()

@@ -226,7 +226,7 @@ def completed(config: Mapping[str, Any] | str | Path | None, supplied: Collectio
 
 
 def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the chosen keys of a configuration file, without the tables of notes that a run adds to it.
+    """Return the settings in a configuration file, without the tables of notes that a run adds to it.
 
     Raises a ConfigError if the file cannot be read, or if it is from a run with the user's own model or data and these
     are not in `supplied`, the names of the arguments that the user passes.
@@ -236,7 +236,7 @@ def read(path: Path, supplied: Collection[str] = ()) -> dict[str, Any]:
     if missing := {name: text for name, text in notes.items() if name not in ("task", *supplied)}:
         words = " and ".join(f"{name} ({text})" for name, text in missing.items())
         again = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"the run of {path} used your own {words}: pass it again, fedhet.run({str(path)!r}, {again})")
+        raise ConfigError(f"the run of {path} used your own {words}: call fedhet.run({str(path)!r}, {again}) with it")
     return toml.chosen(table)
 
 
@@ -245,8 +245,8 @@ def from_file(
 ) -> dict[str, Any]:
     """Return the settings of a configuration file, with its method replaced by `method` unless None.
 
-    If a run wrote the file, which `of_run` asserts, its method is not imported; a ConfigError is raised if that method
-    is unknown and `method` is None.
+    If a run wrote the file (`of_run` says that it did), its method is not imported; a ConfigError is raised if that
+    method is unknown and `method` is None.
     """
     settings = read(path, supplied)
     if not of_run and not (path.parent / "history.jsonl").exists() and "ran" not in toml.load(path):
@@ -264,7 +264,7 @@ def from_file(
 
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
-    """Yield the common keys and those of each method (`outside`: also of other packages), or only those of `method`."""
+    """Yield the keys of `method`, or the common keys and those of all methods (`outside`: also of other packages)."""
     if method is not None:
         names = [registry.method(method).family]
     else:

@@ -46,7 +46,6 @@ class FlowerOptions:
     configrecord_key: str = "config"
 
     def __post_init__(self) -> None:
-        """Check the types of the options."""
         for each in fields(self):
             if not isinstance(value := getattr(self, each.name), each.type):  # type: ignore[arg-type]
                 raise ConfigError(f"{each.name} must be of type {each.type.__name__}, not {value!r}")  # type: ignore[union-attr]
@@ -58,7 +57,7 @@ class FlowerOptions:
 
     @property
     def names(self) -> dict[str, str]:
-        """The options whose names end in `_key`, where they differ from Flower's defaults."""
+        """Values of the options that end in `_key`, if they differ from Flower's defaults."""
         named = ("weighted_by_key", "arrayrecord_key", "configrecord_key")
         return {name: value for name in named if (value := getattr(self, name)) != getattr(FlowerOptions, name)}
 
@@ -108,7 +107,7 @@ def for_training(train_config: Mapping[str, Any], known: Collection[str]) -> dic
         if key in TRAINING or (key in known and "." in key):
             ours[key] = value
         elif key in known:
-            raise ConfigError(f"train_config cannot set {name!r}, only how clients train: pass it to the strategy")
+            raise ConfigError(f"train_config cannot set {name!r}, which is not about training: pass it to the strategy")
         elif name in ("server-round", "clipping_norm"):  # from Flower's strategies and wrappers
             continue
         elif close := get_close_matches(key, known, n=1, cutoff=0.75):

@@ -64,7 +64,7 @@ def from_json(text: str, subject: str) -> dict[str, Any]:
 
 
 def chosen(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables as dotted kebab-case keys, without keys whose value is `""`: not set, as in Flower."""
+    """Return nested tables as dotted kebab-case keys, without keys whose value `""` means not set."""
     flat: dict[str, Any] = {}
     for key, value in ((as_key(key), value) for key, value in flatten(table).items() if value != ""):
         if key in flat and flat[key] != value:

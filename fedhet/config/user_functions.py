@@ -161,8 +161,8 @@ class Function:
     """A function that a user passed as the argument `model`, `data` or `examples`, to be called with a client.
 
     `accept` receives the client's name and the returned value, and converts it or raises an error. During the call,
-    global random generators (for `model`, by the caller) and generators that the function `given` refers to are seeded,
-    so that a client's split is the same in every process and run.
+    random generators to which the user's function `given` refers are seeded, and also the global ones (for `model`, by
+    the caller), so that a client's split is the same in every process and run.
     """
 
     argument: str
@@ -251,7 +251,7 @@ def described(function: Any) -> str:
 
 
 def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
-    """Return a function of a client that calls `function` with it, facts such as `partition_id`, or no arguments."""
+    """Return a function of a client that calls `function` with the arguments it takes, such as `partition_id`."""
     taken, needed = open_parameters(function)
     if any(p.name == "context" for p in needed):
         raise ConfigError(

@@ -49,7 +49,7 @@ def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
 
 
 def by_position(arrays: Arrays, names: Collection[str]) -> Arrays:
-    """Rename arrays to `names`, in this order, if they have the names that Flower gives to the arrays of a list."""
+    """Rename arrays to `names`, in order, if they are named `0`, `1`, ..., as Flower names the arrays of a list."""
     listed = [*arrays] == [str(place) for place in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if listed else arrays
 
@@ -78,7 +78,7 @@ def check(arrays: Arrays, expected: Spec, group: str) -> None:
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype != DTYPES[dtype]:
-            raise WireError(f"{group}: {name} is {array.dtype.name}{list(array.shape)}, expected {dtype}{list(shape)}")
+            raise WireError(f"{group}: {name} is {array.dtype.name}{list(array.shape)}, not {dtype}{list(shape)}")
     check_finite(arrays, group)
 
 
@@ -103,7 +103,7 @@ def bytes_of(spec: Spec) -> int:
 
 
 def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
-    """Return the shapes and dtypes in which tensors are sent; raise a ModelError for a dtype such as complex64."""
+    """Return the shapes and dtypes with which tensors are sent; raise a ModelError for a dtype such as complex64."""
     spec = {}
     for name, tensor in tensors.items():
         dtype = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
@@ -119,7 +119,7 @@ def narrowed(spec: Spec, dtype: str) -> Spec:
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
-    """Cast arrays to the dtypes that clients declared, rounding to integers; raise a WireError for text or objects."""
+    """Cast arrays to the dtypes in clients' `specs`, rounding to integers; raise a WireError for text or objects."""
     dtypes = {name: DTYPES[dtype] for spec in specs for name, (_, dtype) in spec.items()}
     declared = {}
     for name, each in arrays.items():
@@ -128,7 +128,7 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
             if array.dtype.kind not in "biuf":
                 raise WireError(
                     f"the aggregated {name} has dtype {array.dtype.name}, which cannot be cast to the clients' "
-                    f"{dtype.name}"
+                    f"{dtype.name}: aggregate numbers only"
                 )
             array = np.asarray(np.rint(array) if dtype.kind in "iu" else array, dtype)
         declared[name] = array
@@ -136,7 +136,7 @@ def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:
 
 
 def difference(spec: Spec, other: Spec) -> str:
-    """Describe the first difference between a model and another one."""
+    """Describe the first difference between a model's arrays and another's, such as "it lacks fc.bias"."""
     name = next((name for name in [*spec, *other] if spec.get(name) != other.get(name)), None)
     if name is None:
         return "its arrays are in another order"
@@ -153,7 +153,9 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
     for name, array in arrays.items():
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             expected = list(tensors[name].shape) if name in tensors else "no such tensor"
-            raise ModelError(f"{name} was received with shape {list(array.shape)}, but the model has {expected}")
+            raise ModelError(
+                f"{name} was received with shape {list(array.shape)}, the model has {expected}; use one model in a run"
+            )
     with torch.no_grad():
         for name, array in arrays.items():
             tensors[name].copy_(torch.from_numpy(array))

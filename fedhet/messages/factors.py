@@ -59,7 +59,7 @@ def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -
 
 
 def apply(packed: Arrays, before: Arrays, spec: Spec) -> Arrays:
-    """Apply changes, which must be valid, to `before`; on one machine, the result is reproducible to the byte."""
+    """Add valid changes to the arrays `before`; on one machine, the result is reproducible bit by bit."""
     after: Arrays = {}
     for name, (shape, dtype) in spec.items():
         change = packed.get(name)

@@ -36,11 +36,10 @@ class Fields:
         self._fields, self._where = fields, where
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the record has the field `key`."""
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Read the fields of a dataclass that `written` returns, with the limits in their metadata."""
+        """Read the fields of `dataclass` that `written` returns, and check the limits in their metadata."""
         values = {}
         for each, key in named_fields(dataclass):
             if key in self._fields or each.default is MISSING:
@@ -97,7 +96,7 @@ class Fields:
             raise WireError(f"{self._where} is damaged: {key} is missing")
         value = self._fields.get(key, default)
         if not good(value):
-            raise WireError(f"{self._where} is damaged: {key} is {shortened(value)}, must be {right}")
+            raise WireError(f"{self._where} is damaged: {key} is {shortened(value)}, but must be {right}")
         return value
 
 
@@ -110,13 +109,13 @@ READERS: dict[Any, str] = {
 
 @cache
 def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
-    """Return the plain fields of a dataclass, each with its key in messages: by default its name, with `-` for `_`."""
+    """Return the fields of a dataclass that are text, numbers or booleans, each with its key in messages."""
     plain = [each for each in fields(dataclass) if each.type in READERS]
     return [(each, each.metadata.get("key", kebab(each.name))) for each in plain]
 
 
 def written(record: Any) -> dict[str, Any]:
-    """Return the plain fields of a dataclass object by key, without those that have their defaults."""
+    """Return the text, numbers and booleans of a dataclass object by key, without those that are defaults."""
     kind: Any = type(record)
     values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
     return {key: value for key, (value, default) in values.items() if value != default}

@@ -50,13 +50,13 @@ class Request:
         closing: whether this is the closing round, after the configured rounds of training.
         evaluate: whether the client evaluates its model before and after training.
         final: whether this is the evaluation after the last round, when personal models are saved.
-        question: name of the question, if the message is a query.
+        question: what a query asks: `handshake`, `first` (initial weights) or `join` (joining after the last round).
         run: the run's identifier, which separates runs in the client's state folder.
         public: digest of the public dataset, if the method needs one.
         flower: whether arrays are sent in Flower's format, as Flower's strategy wrappers need.
         here: proof that the server is on the client's machine (`fedhet.utils.machine.proof` of the settings).
         begun: in a handshake, whether the run is continued, so that clients must have the same task, model and data.
-        called: the server's name of the client, for its files, if another client has the name that it claims.
+        called: name that the server gives to the client's files, if another client has the client's own name.
     """
 
     round: int = 0
@@ -87,7 +87,7 @@ class Report:
     Attributes:
         lost_state: the round whose state was expected and is lost; -1 if no state is lost.
         metric: name of the metric of the client's task.
-        labels: number of values of its metric: one, or one for each of several labels.
+        labels: number of values of the metric: 1, or one for each of several labels.
         architecture: the architecture's name; empty if it is not disclosed.
         partition_id: the client's partition, from 0; -1 if the node has none.
         partitions: number of partitions; 0 if the node has none.
@@ -99,7 +99,7 @@ class Report:
         public: digest of the client's own public dataset; empty without one.
         public_size: number of examples of the client's own public dataset.
         note: a remark for the server's log, which may be shortened.
-        outputs: number of outputs of a prediction.
+        outputs: number of values in a prediction.
         noise: noise multiplier of Flower's `LocalDpMod` on the client; 0 without it.
         groups: if clients train parts of one network, its permutation groups (`fedhet.algorithms.matching`).
         wrapped: whether the user's own functions train (`fedhet.wrap`), whose numbers of examples may change.
@@ -152,7 +152,7 @@ def _spec(record: Mapping[str, Any]) -> Spec:
     """Read the specification of shared arrays, such as `"float32,2,3"` for each; raise a WireError if it is invalid."""
     keys = [key for key in record if key.startswith("spec.")]
     if len(keys) > MOST_ARRAYS:
-        raise WireError(f"the client shares {len(keys)} arrays, and the server accepts at most {MOST_ARRAYS}")
+        raise WireError(f"the client shares {len(keys)} arrays, but the server accepts at most {MOST_ARRAYS}")
     spec: Spec = {}
     for key in keys:
         dtype, *lengths = Fields(record).text(key).split(",")
@@ -166,14 +166,14 @@ def _spec(record: Mapping[str, Any]) -> Spec:
                 f"{damaged} has the invalid shape {','.join(lengths)!r}: axes must be whole numbers of at least 1"
             )
         spec[name] = (tuple(map(int, lengths)), dtype)
-    check_room(bytes_of(spec), "the client shares")
+    check_room(bytes_of(spec), "the server needs memory for the client's shared arrays:")
     return spec
 
 
 def check_room(size: int, needed: str) -> None:
     """Raise a WireError if a client needs over a quarter of the server's memory; the message starts with `needed`."""
     if size > (most := memory() / 4):
-        raise WireError(f"{needed} {size / 1e9:.3g} GB, and at most {most / 1e9:.3g} GB per client is available")
+        raise WireError(f"{needed} {size / 1e9:.3g} GB, but has {most / 1e9:.3g} GB per client: choose a smaller model")
 
 
 @dataclass
@@ -190,12 +190,12 @@ class Reply:
 
     Attributes:
         train_loss: mean of the loss over the round's training steps; None without a step.
-        measured: its evaluations by name: of the `received` and the `trained` model on its own test part, and with
-            the prefix `common-` or `validation-` on the common test set or its validation part.
+        measured: evaluations by name: of the `received` and the `trained` model on the client's test part, and with the
+            prefix `common-` or `validation-` on the common test set or its validation part.
         work: numbers of steps and examples in its training.
         further: metrics that a user's own train function returns, by name (see `fedhet.wrap`).
         evaluated: metrics that a user's own evaluate function returns, by name.
-        given_weight: the weight from a user's own train function; 0 for the number of training examples.
+        given_weight: the weight from a user's own train function; 0 if it is the number of training examples.
     """
 
     examples: int = field(metadata={"key": "num-examples", "at_least": 1})
@@ -281,7 +281,7 @@ def _measured(metrics: Mapping[str, Any], key: str) -> Measured:
     ):
         raise WireError(
             f"the client's reply is damaged: {key[:LONGEST]} is {shortened(values)} with weights {shortened(weights)}, "
-            "must be two lists of equal length: values up to 1, and weights of at least 0"
+            "but must be two lists of equal length: values up to 1, and weights of at least 0"
         )
     return Measured(Metric(tuple(values), tuple(weights)), numbers.number(f"{name}-loss"))
 
@@ -305,7 +305,7 @@ def public_dataset_in(payload: Payload) -> PublicDataset | None:
     tensors = {name: part for name, part in tensors.items() if name.partition(".")[0] == "inputs"}
     first = next(iter(tensors.values()), None)
     if first is None or first.ndim < 2 or not first.numel():
-        raise WireError("the server's public dataset has no inputs")
+        raise WireError("the server's public dataset has no inputs: give it examples")
     for name, part in (*tensors.items(), *([] if labels is None else [("labels", labels)])):
         if part.shape[:1] != first.shape[:1]:
             shape = list(part.shape)

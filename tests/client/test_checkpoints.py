@@ -124,7 +124,7 @@ def test_models_are_saved_every_few_rounds(tiny, tmp_path):
 
 def test_networks_beside_the_clients_are_named(tiny, tmp_path):
     run = _run(tiny, tmp_path / "run", "fedmrl", rounds=1)
-    with pytest.raises(ModelError, match=r"0.safetensors has arrays of other networks than client 0.*load_file"):
+    with pytest.raises(ModelError, match=r"0.safetensors also has arrays of other networks than client 0.*load_file"):
         fedhet.load_model(run, 0, model=_normalised)
 
 
@@ -132,7 +132,7 @@ def test_networks_beside_the_clients_are_named(tiny, tmp_path):
     ("client", "model", "message"),
     [
         ("7", _normalised, r"has no model of client 7 \(models there: 0, 1, 2\)"),
-        ("0", None, "used your own model .*: pass it again, model="),
+        ("0", None, "used your own model .*: call load_model with model="),
         ("0", lambda: nn.Linear(4, 3), "client 0's Linear does not fit .*: it lacks|it alone has"),
     ],
 )

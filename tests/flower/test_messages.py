@@ -147,7 +147,7 @@ def test_names_that_a_file_cannot_have_are_refused(name):
 @pytest.mark.parametrize("field", ["metric", "architecture", "device", "note"])
 def test_what_a_client_says_in_words_is_printable(field):
     for text in ("\x1b[2J", "\u202ekrow", "a\nb", "\x00"):
-        with pytest.raises(WireError, match=f"{field} is .*, must be printable text of one line"):
+        with pytest.raises(WireError, match=f"{field} is .*, but must be printable text of one line"):
             Report.of({"client": "0", field: text})
 
 
