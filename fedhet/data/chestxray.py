@@ -70,9 +70,9 @@ def _rows(table: Path, images: Container[str]) -> list[Row]:
     try:
         rows = list(csv.DictReader(io.StringIO(read(table).decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table} is not a table of labels ({error}): use the original table") from error
+        raise DataError(f"{table} is not a CSV table of labels ({error}): download it again") from error
     if missing := COLUMNS - set(rows[0] if rows else ()):
-        raise DataError(f"{table} has no column {', '.join(sorted(missing))}: use the original table")
+        raise DataError(f"{table} has no column {', '.join(sorted(missing))}: download the table again")
     present = [row for row in rows if row["Image Index"] in images]
     if not present:
         raise DataError(f"{table.parent} has none of the {len(rows)} images of {table.name}: put the PNG files there")
@@ -93,12 +93,13 @@ def _tested(listed: Path, rows: Sequence[Row], owners: Indices) -> NDArray[np.bo
 def _labels(row: Row, table: Path) -> list[int]:
     named = row["Finding Labels"].split("|")
     if unknown := set(named) - {*FINDINGS, "No Finding"}:
-        raise DataError(f"{table}: unknown finding {sorted(unknown)[0]!r} of image {row['Image Index']}: correct it")
+        finding, image = min(unknown), row["Image Index"]
+        raise DataError(f"{table} has the unknown finding {finding!r} of image {image}: correct it")
     return [int(finding in named) for finding in FINDINGS]
 
 
 def _images(files: Sequence[Path], size: int) -> Tensor:
-    """Return decoded images, from the cache folder if it has them for the same files and size."""
+    """Return decoded images, from the cache folder if these files were decoded at this size before."""
     content = digest(size, *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
     cache = cache_folder() / "chestxray14" / f"{content}.safetensors"
     with suppress(FedhetError):  # a damaged file is replaced

@@ -97,7 +97,7 @@ class PublicDataset:
 
     @cached_property
     def unlabelled(self) -> "PublicDataset":
-        """The public dataset without labels, which is cached."""
+        """The public dataset without labels (a cached object)."""
         return self if self.labels is None else PublicDataset(self.inputs)
 
     def to(self, device: torch.device) -> "PublicDataset":
@@ -129,7 +129,7 @@ class ClientData:
     """A client's training, test and validation parts, the public dataset and the common test set.
 
     `augment` returns a random variant of a raw training batch, given a generator. `batch_size`, unless None, replaces
-    the configured batch size. `dataset` is the configured data set that the data are from, None for a user's own.
+    the configured batch size. `dataset` is the configured data set that the data are from, None for a user's data.
     """
 
     train: Examples
@@ -212,8 +212,8 @@ def resized(images: Tensor, transform: Callable[[Tensor], Tensor], size: int) ->
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, reflect: bool = True) -> Tensor:
     """Augment images (n, channels, height, width) as usual for CIFAR: pad by 4 pixels, crop at random, flip half.
 
-    The padding is the reflected image, or zeros without `reflect`. The generator is on the CPU for any device of
-    images.
+    The padding is the reflected image, or zeros without `reflect`. The generator is on the CPU, even if the images are
+    on another device.
     """
     n, channels, height, width = images.shape
     shifts = torch.randint(-4, 5, (2, n, 1), generator=generator)

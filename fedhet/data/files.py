@@ -66,7 +66,7 @@ def locate(folder: Path | None, subfolders: Sequence[str], files: Sequence[str],
 
 
 def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset: str) -> Path:
-    """Return the first of the `files` that exists in `root` or in its `subfolder`."""
+    """Return the first of the `files` of a data set that exists in `root` or in its `subfolder`."""
     if root is None:
         raise DataError(f"{dataset} cannot be downloaded: set data (--data DIR) to a folder with {' or '.join(files)}")
     paths = (place / file for place in (root, root / subfolder) for file in files)
@@ -76,7 +76,7 @@ def locate_one(root: Path | None, subfolder: str, files: Sequence[str], dataset:
 def _download(dataset: str) -> None:
     cache = cache_folder()
     if not _downloads.get():
-        raise DataError(f"{dataset} is not in {cache}, and nodes do not download: set data (or data-path) to a folder")
+        raise DataError(f"{dataset} is not in {cache}, and nodes do not download: set data or data-path to its folder")
     try:
         import torchvision  # imported late because it fails if its build does not match torch's
 
@@ -84,7 +84,7 @@ def _download(dataset: str) -> None:
     except (OSError, RuntimeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"{dataset} is not in {cache} and cannot be downloaded ({reason}): set data (--data DIR)"
+            f"{dataset} is not in {cache} and cannot be downloaded ({reason}): set data (--data DIR) to its folder"
         ) from error
 
 

@@ -93,7 +93,9 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
         images, labels = (read_idx(place / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
         if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
             sizes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
-            raise DataError(f"{place}/{part}-*: images must be 28 x 28 with a label each, but have shape {sizes}")
+            raise DataError(
+                f"{place}/{part}-*: images must be 28 x 28 with a label each, got {sizes}: download them again"
+            )
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)
         parts.append(Examples(images[:, None], labels.long()))
     return _images(name, parts, transform)

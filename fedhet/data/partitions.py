@@ -131,7 +131,7 @@ def _sampled(part: Indices, labels: Tensor, size: int, rng: np.random.Generator)
 
 
 def proportional_sample(labels: Tensor, size: int, rng: np.random.Generator) -> Indices:
-    """Return random positions (min(n, size),) in the labels (n,), stratified by class.
+    """Return random indices (min(n, size),) into the labels (n,), stratified by class.
 
     The number of each class is its share of `size`, rounded up or down.
     """
@@ -154,7 +154,7 @@ def iid(job: Job) -> Dealt:
 
 
 def _evenly(job: Job, units: list[Indices]) -> list[Indices]:
-    """Assign groups of examples to clients: the largest group first, each to the client with the fewest examples."""
+    """Assign groups of examples (`units`), the largest first, each to the client with the fewest examples."""
     shares: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(job.clients)]
     sizes = np.zeros(job.clients, dtype=np.int64)
     for unit in sorted((units[place] for place in job.rng.permutation(len(units))), key=len, reverse=True):
@@ -179,7 +179,7 @@ def by_classes(job: Job) -> Dealt:
 
 
 def _even_counts(holds: NDArray[np.bool_], sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Divide each class evenly among its clients (`holds`); remainders go to clients with the fewest examples."""
+    """Divide each class among clients by `holds` (clients, classes); those with the fewest examples get remainders."""
     counts = np.zeros(holds.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
         holders = np.flatnonzero(holds[:, label])

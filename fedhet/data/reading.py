@@ -85,7 +85,7 @@ def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
 
 
 def _known_labels(dataset: Any) -> Any:
-    """Return the labels that a torchvision or Hugging Face dataset lists, or None if its rows can have other labels."""
+    """Return the list of labels of a torchvision or Hugging Face dataset, or None if rows can have other labels."""
     if type(dataset) is Subset:
         known = _known_labels(dataset.dataset)
         return None if known is None else torch.as_tensor(known)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
@@ -101,7 +101,6 @@ def _known_labels(dataset: Any) -> Any:
 
 
 def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
-    """Read inputs and labels of rows as a `DataLoader` does."""
     several = getattr(dataset, "__getitems__", None)
     try:
         with torch.no_grad():  # which is restored if user code changes it
@@ -171,7 +170,7 @@ def _is_text(column: Any) -> bool:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Convert inputs to a tensor; a PIL image becomes (channels, height, width), uint8 or, of more bits, float32.
+    """Convert inputs to a tensor; a PIL image becomes (channels, height, width), uint8, or float32 beyond 8 bits.
 
     A dict, or a tuple of tensors or arrays, becomes `Inputs` of several tensors, unless it has one entry.
     """
@@ -196,7 +195,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def _dense(value: Any, what: str) -> Any:
-    """Convert a pandas object to an array; raise a `DataError` if its values are not dense; `what` names them."""
+    """Return `value` as an array if it is a pandas object; raise a `DataError` about `what` if values are not dense."""
     if isinstance(value, Tensor) and value.is_meta:
         raise DataError(f"{what} are on the device meta, which has no values: create them on the CPU")
     if isinstance(value, Tensor) and value.is_nested:
@@ -223,7 +222,6 @@ def _kind(value: Any) -> str:
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
-    """Stack inputs of one shape into a tensor (n, ...)."""
     inputs = [as_tensor(each) for each in values]
     if len({tuple(parts_of(each)) for each in inputs}) > 1:
         raise DataError("rows have different numbers or names of inputs: give every row the same inputs")

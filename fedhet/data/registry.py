@@ -22,7 +22,7 @@ _INCLUDED: set[str] = set()
 def register_dataset(name: str, *, augments: bool = False, included: bool = False) -> Callable[[Loader], Loader]:
     """Return a decorator that registers a loader under `name`.
 
-    `augments` states whether the data set has an augmentation, `included` that it is read without a folder.
+    `augments` states whether the data set has an augmentation, `included` whether it is loaded without a folder.
     """
 
     def register(loader: Loader) -> Loader:

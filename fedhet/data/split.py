@@ -44,14 +44,16 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
 
 
 def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) -> PublicDataset:
-    """Return a public dataset of `size` training images of another data set, drawn by the seed, stratified by class.
+    """Return a public dataset of `size` training images of the data set `other`, drawn by class with the seed.
 
     The images are converted to the size, channels and range of those in `dataset`, and keep their labels if both data
     sets have the same task and number of classes. Raises a `DataError` if a data set has no images.
     """
     for each in (dataset, other):
         if len(each.input_shape) != 3:
-            raise DataError(f"{each.name} has no images, as public-dataset = {other.name} needs: use image data sets")
+            raise DataError(
+                f"{each.name} has no images, which public-dataset = {other.name} needs: use image data sets"
+            )
     held = other.train.subset(hold_out(other, size, seed)[0])
     like = dataset.train.inputs[:1]
     _, channels, height, width = like.shape

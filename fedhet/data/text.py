@@ -51,9 +51,9 @@ def encode(text: str) -> Tensor:
 
 
 def speeches(text: str) -> Speeches:
-    """Return the lines of each `play: role` in the complete works; raise a `DataError` for another text.
+    """Return the lines of each `play: role` in Shakespeare's complete works (Project Gutenberg's Etext 100 of 1994).
 
-    They are Project Gutenberg's Etext 100 of 1994, as in LEAF.
+    LEAF uses the same text. Raises a `DataError` for another text.
     """
     # A copyright notice is in every play, in lines that would be read as speeches.
     lines = re.sub("<<.*?>>", "", text, flags=re.DOTALL).splitlines()
@@ -167,7 +167,7 @@ def sentiment140(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSe
 
 @register_dataset("sentiment140-glove")
 def sentiment140_glove(folder: Path | None, *, min_tweets: int = MIN_TWEETS) -> DataSet:
-    """Load Sentiment140 as `sentiment140` does, with tweets as 25 frozen word vectors, (25, width).
+    """Load Sentiment140 as `sentiment140` does, with each tweet as 25 frozen word vectors, (25, width).
 
     The file of word vectors (see `VECTORS`) is in the same folder. Vectors of words that it does not contain are zeros.
     """
@@ -207,7 +207,7 @@ def read_vectors(file: Path, vocabulary: Iterable[str]) -> Tensor:
 
 
 def _tweets(folder: Path | None, min_tweets: int) -> tuple[DataSet, list[str]]:
-    """Return the data set, and the words of its vocabulary, whose indices start at 2."""
+    """Return the data set and the words of its vocabulary; the index of the first word is 2."""
     path = locate_one(folder, "sentiment140", TWEETS, "sentiment140")
     known: dict[str, str] = {}  # one object for each word
     labels, users, texts = [], [], []

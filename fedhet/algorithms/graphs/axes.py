@@ -1,6 +1,6 @@
 """Axes of arrays, described as sequences of segments.
 
-A segment is a run of entries along an axis. Its entries *move* when hidden units are permuted, or are *fixed*.
+A segment is a run of entries along an axis, which belong to hidden units, or are *fixed*: no permutation moves them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ VALUE = "value"
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive entries of an axis: ``width`` units of ``block`` entries each.
+    """Consecutive entries of an array's axis: ``width`` hidden units of ``block`` entries each.
 
-    ``group`` is the index of the permutation group that moves them, or None if no permutation may move them.
+    ``group`` is the index of the permutation group of the units, or None for entries that must not be permuted.
     """
 
     group: int | None
@@ -35,7 +35,7 @@ Value = tuple[Axis, ...]  # the axes of one value that flows through a graph
 
 
 def fixed(size: int) -> Axis:
-    """Return an axis of `size` fixed entries, which belong to no hidden unit."""
+    """Return an axis of `size` entries that belong to no hidden unit."""
     return (Segment(None, size),)
 
 
@@ -45,12 +45,12 @@ def entries(axis: Axis) -> int:
 
 
 def moving(*axes: Axis) -> set[int]:
-    """Return the groups (or the variables, see `Variables`) of the hidden units along axes."""
+    """Return the groups of the hidden units along axes or, before groups are known, their `Variables`."""
     return {segment.group for axis in axes for segment in axis if segment.group is not None}
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return an axis in which every `of` entries are replaced by `block` entries."""
+    """Return the axis with every `of` entries replaced by `block` entries."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -60,7 +60,7 @@ def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
 
 
 def joined(*axes: Axis) -> Axis:
-    """Concatenate axes; merge adjacent fixed segments and remove empty segments."""
+    """Concatenate axes; merge adjacent segments without hidden units, and remove empty segments."""
     result: list[Segment] = []
     for segment in (segment for axis in axes for segment in axis if segment.size):
         if segment.group is not None:
@@ -73,12 +73,12 @@ def joined(*axes: Axis) -> Axis:
 
 
 class _Misfit(Exception):
-    """Raised if a constraint on axes would divide a hidden unit."""
+    """Raised if a constraint on axes would divide the entries of a hidden unit."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """An operator that divides an axis: units are assumed to lie along the part `axis`, one of `ways` candidates."""
+    """A division of an axis by an operator: hidden units are assumed to lie along `axis`, one of `ways` parts."""
 
     node: str
     axis: Axis
@@ -86,18 +86,18 @@ class Split:
 
 
 class Variables:
-    """Constraints on the hidden units along the axes of a graph.
+    """Constraints on the hidden units along the axes of the values in a graph.
 
-    A variable, given by its number in ``Segment.group``, stands for a run of units. Operators add constraints: two
-    variables are equal, several units form one unit, a variable is a sequence of others, or is fixed: not permuted.
+    A variable stands for consecutive hidden units; ``Segment.group`` has its number. Operators add constraints: two
+    variables are equal, several units form one unit, a variable consists of others, or its units are never permuted.
 
     Attributes:
-        choices: node that divides an axis -> index of the part along which the units lie (0 by default).
-        meaning: variable -> the segments that replace it, according to the constraints.
-        refusals: axes that must be fixed, each with the error message to raise otherwise.
+        choices: index of the part along which hidden units lie (default 0), by the node that divides an axis.
+        meaning: the segments that replace a variable according to the constraints, by variable.
+        refusals: axes without units to permute, each with the error message to raise otherwise.
         splits: divisions of axes, in the order of the graph.
-        bound: (parameter, axis) -> segments of that axis; tied parameters have their first name.
-        written: (parameter, axis) along which a layer's outputs lie -> role and name of its layer, in data-flow order.
+        bound: segments by (parameter, axis); tied parameters have their first name.
+        written: role and layer of each (parameter, axis) along which a layer's outputs lie, in data-flow order.
         read: axes that layers sum over.
         batch: number of examples with which the graph was exported.
     """
@@ -134,13 +134,13 @@ class Variables:
         return moving(*map(self.known, axes))
 
     def pin(self, axis: Axis) -> None:
-        """Add the constraint that an axis is fixed: no permutation moves its entries."""
+        """Add the constraint that the entries of an axis are never permuted."""
         for segment in self.known(axis):
             if segment.group is not None:
                 self.meaning[segment.group] = fixed(segment.width)
 
     def refuse(self, axes: Iterable[Axis], reason: str) -> None:
-        """Require that axes are fixed; if operators do not fix them, an error with the message `reason` is raised."""
+        """Require that axes have no units to permute; otherwise, an error with the message `reason` is raised later."""
         self.refusals += [(axis, reason) for axis in axes if self.moves(axis)]
 
     def unify(self, one: Axis, other: Axis, node: Node) -> Axis:
@@ -161,9 +161,9 @@ class Variables:
         return self.known(axis)
 
     def split(self, axis: Axis, sizes: Sequence[int], node: Node) -> list[Axis]:
-        """Divide an axis into axes of these sizes: one has the hidden units, and the others are fixed.
+        """Reshape an axis to axes of these sizes, of which one has the hidden units.
 
-        The part with the units follows from constraints, or is the largest, or the one that `choices` selects.
+        The axis with the units follows from constraints, or is the largest, or the one that `choices` selects.
         """
         if not self.moves(axis):
             return list(map(fixed, sizes))
@@ -193,10 +193,10 @@ class Variables:
             return None
 
     def bind(self, node: Node, role: str, axis: int, layout: Axis | None, *, writes: bool) -> Axis:
-        """Set the segments of axis number `axis` of a node's parameter (its `role`: ``weight``), and return them.
+        """Set the segments of axis number `axis` of a node's parameter, such as ``weight`` (`role`), and return them.
 
-        `layout` has the segments, by default a new variable. With `writes`, the layer's outputs lie along the axis;
-        otherwise the layer sums over it.
+        The segments are `layout`, or a new variable if it is None. With `writes`, the layer's outputs lie along the
+        axis; otherwise the layer sums over it.
         """
         name = node.parameters[role]
         place = name, axis
@@ -212,21 +212,21 @@ class Variables:
         return layout
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
-        """Require that axes of a node's inputs are fixed, because its operator works along them, as a softmax does."""
+        """Require that axes have no units to permute, because a node's operator works along them, as a softmax does."""
         self.refuse(axes, f"{node} works along an axis of hidden units: moving or adding units would change its result")
 
     def torn(self) -> list[tuple[Axis, str]]:
-        """Return the axes in `refusals` that are not fixed, with the messages of the errors to raise."""
+        """Return the axes in `refusals` that have units to permute, with the messages of the errors to raise."""
         hidden = self.hidden()
         return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
 
     def hidden(self) -> set[int]:
-        """Return the variables along inputs or outputs of layers (not of parameters outside layers)."""
+        """Return the variables of units that layers read or write, without those of parameters outside layers."""
         layers = [self.bound[place] for place, (role, _) in self.written.items() if role != VALUE]
         return self.moves(*layers, *self.read)
 
     def other_way(self, axis: Axis) -> Split | None:
-        """Return a division of an axis for which another choice could leave `axis` without hidden units, or None."""
+        """Return a `Split` whose other parts can free `axis` of hidden units, or None if there is none."""
         moved = self.moves(axis)
         others = [
             split
@@ -289,7 +289,7 @@ class Variables:
         return tuple(first), tuple(rest)
 
     def _split(self, axis: Axis, sizes: Sequence[int], place: int) -> list[Axis]:
-        """Divide an axis into axes of these sizes: the one at index `place` has the units, and the others are fixed."""
+        """Reshape an axis to axes of these sizes, of which the one at index `place` has the hidden units."""
         outer, size, inner = prod(sizes[:place]), sizes[place], prod(sizes[place + 1 :])
         first, rest = self._cut(axis, size * inner)
         for _ in range(outer - 1):

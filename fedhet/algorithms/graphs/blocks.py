@@ -41,7 +41,7 @@ def blocks(model: nn.Module, example: Tensor, *, chosen: str = "stages", count: 
 
 
 def stages(model: nn.Module, example: Tensor) -> list[str]:
-    """Return the name of the module that ends each stage (the layers of one spatial size), from large to small maps.
+    """Return the name of the module that ends each stage (layers of one spatial size), from large to small sizes.
 
     A stage ends with a module whose output is all that later layers need: the last of the least nested modules, where
     `nn.Sequential` and `nn.ModuleList` do not count as nesting. The spatial size is the number of entries along all
@@ -129,7 +129,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
-    """Map each name of the `state_dict` to the number of the first block that uses the array, from 1.
+    """Return the number (from 1) of the first block that uses an array, by name in the `state_dict`.
 
     `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if they do not run
     in this order.
@@ -158,7 +158,7 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
-    """Yield last operator, number of layers so far and name of modules whose output is all that later layers need."""
+    """Yield last operator, layers so far and name of each module whose output is all that later layers need."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -268,9 +268,9 @@ class Exits(nn.Module):
 def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     """Return one permutation group whose units are the blocks of a network, for `Exits.add_exits`.
 
-    Narrower networks, with fewer units of this group, have only the first blocks. `PermutationGroup.rows` has the axes
-    of features in the outputs of blocks. `inputs` are examples (n, ...). Raises a ModelError or an
-    UnsupportedArchitecture error if the network cannot be divided or have exits.
+    A network of width d in this group consists of the first d blocks. `PermutationGroup.rows` has the feature axes of
+    the blocks' outputs. `inputs` are examples (n, ...). Raises a ModelError or an UnsupportedArchitecture error if the
+    network cannot be divided or have exits.
     """
     network = model.network
     ends = block_ends(network, inputs, model.count, model.names)
@@ -309,7 +309,7 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
-    """Return the tensor in a module's output `value`, or the first of several; error messages start with `name`."""
+    """Return a module's output `value`, or the first tensor of a tuple; raises a ModelError that starts with `name`."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -231,7 +231,7 @@ class _Reader:
         self.values[self._original(node)] = node.name
 
     def _value(self, value: fx.Node) -> str:
-        """Return the name of the `Node` of an fx node; add one for a parameter outside a layer."""
+        """Return the name of the `Node` for an fx node; add a `Node` for a parameter outside a layer."""
         value = self._original(value)
         if value not in self.values:
             name = self.states[value]

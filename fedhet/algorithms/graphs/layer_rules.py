@@ -43,7 +43,7 @@ def _convolution(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("batch_norm", "prelu")
 def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
-    """Assign the parameters of BatchNorm or PReLU to the hidden units of their channels."""
+    """Return the input's axes; BatchNorm's or PReLU's parameters belong to the hidden units of their channels."""
     for role, name in node.parameters.items():
         one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
         variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
@@ -52,7 +52,7 @@ def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("layer_norm", "rms_norm")
 def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """Assign the scales and biases of LayerNorm or RMSNorm to the hidden units of the last axes."""
+    """Return the input's axes; LayerNorm's or RMSNorm's parameters belong to the hidden units of the last axes."""
     last = value[len(value) - len(node.options["normalized_shape"]) :]
     if not node.parameters:
         variables.refuse(last, f"{node} has no weights that would show its width: set elementwise_affine=True")
@@ -64,7 +64,7 @@ def _layer_norm(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("group_norm")
 def _group_norm(variables: Variables, node: Node, value: Value) -> Value:
-    """Assign the parameters of GroupNorm to the channels. If there are several groups, each is one hidden unit."""
+    """Return the axes of the result, with each of several groups of channels as one hidden unit."""
     axis, groups = value[1], node.options["num_groups"]
     variables.refuse_moving(node, value[2:])
     if not node.parameters:
@@ -84,7 +84,7 @@ def _embedding(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("scaled_dot_product_attention")
 def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
-    """Return the axes of the result of attention. A hidden unit is an attention head; the axis of tokens is fixed."""
+    """Return the axes of the result of attention. A hidden unit is an attention head."""
     variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
     scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
     for each in mask:

@@ -1,8 +1,8 @@
 """Permutation groups: hidden units that can be permuted in all of a network's parameters at once.
 
-Each axis of each value in the graph is a sequence of segments (see `axes`), which are units of a variable or fixed.
+Each axis of each value in the graph is a sequence of segments (see `axes`), which have the units of a variable or none.
 Operators pass axes on and add constraints: a residual addition makes two variables equal, GroupNorm merges several
-units into one, and the axes of the output are fixed. The remaining variables are the groups. If a reshape divides an
+units into one, and the output has no units to permute. The remaining variables are the groups. If a reshape divides an
 axis, one of the parts has the units: the largest that later operators allow, such as the heads of attention.
 """
 
@@ -32,8 +32,8 @@ class PermutationGroup:
         index: index of the group in data-flow order.
         name: the first module whose outputs are the units.
         width: number of units.
-        rows: slots of the parameters by which units are matched: weights with inputs of earlier groups, then biases and
-            BatchNorm's scale and bias.
+        rows: slots of the parameters by which FedMA matches units: weights for inputs of earlier groups, then biases
+            and BatchNorm's scale and bias.
         completes: slots of other parameters along this group and no later one: weights whose inputs are units of this
             group (an LSTM's W_hh, a residual block's last layer), b_hh, and BatchNorm's statistics.
     """
@@ -79,7 +79,7 @@ class PermutationGroups:
         return tuple(group.width for group in self.groups)
 
     def with_widths(self, widths: Sequence[int]) -> "PermutationGroups":
-        """Return the groups of a network of the same architecture with these widths."""
+        """Return the groups of a network with the same layers and these widths."""
 
         def axis_of(segments: Axis) -> Axis:
             return tuple(s if s.group is None else replace(s, width=widths[s.group]) for s in segments)
@@ -88,7 +88,7 @@ class PermutationGroups:
         return replace(self, groups=groups, axes={name: tuple(map(axis_of, axes)) for name, axes in self.axes.items()})
 
     def shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes, by ``state_dict`` name, of a network of the same architecture with these widths."""
+        """Return the shapes, by ``state_dict`` name, of a network with the same layers and these widths."""
         lacking = {name for name, (group, least) in self.needs.items() if widths[group] < least}
         axes = self.with_widths(widths).axes
         return {name: tuple(map(entries, each)) for name, each in axes.items() if name not in lacking}
@@ -140,7 +140,7 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
 
 
 def _walked(graph: ArchitectureGraph, choices: Mapping[str, int], *, partly: bool) -> Variables:
-    """Apply the rules of all operators in a graph, and return its variables with the constraints that were found."""
+    """Return the `Variables` of a graph with the constraints from the rules of all operators."""
     variables = Variables(graph, choices)
     values: dict[str, Value | Several] = {}
     for node in graph:

@@ -1,4 +1,4 @@
-"""Copies of networks with other widths: the modules are the same, and parameters have other shapes."""
+"""Copies of networks with other widths: the same modules, with parameters of other shapes."""
 
 from collections.abc import Collection, Hashable
 from contextlib import ExitStack
@@ -131,7 +131,7 @@ def _failing(model: nn.Module, example: Tensor) -> str:
 
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
-    """Return `module` with size attributes that fit its parameters, or a replacement if its class has none."""
+    """Return `module` with size attributes that fit its parameters, or a module that replaces it at other widths."""
     if isinstance(module, nn.RNNBase):
         recurrent = {
             len(value[0])

@@ -73,7 +73,7 @@ def _elementwise(variables: Variables, node: Node, *values: Value) -> Value:
 
 
 def broadcast_all(variables: Variables, node: Node, *values: Value) -> Value:
-    """Return the axes of the shape to which values are broadcast."""
+    """Return the axes of the result of broadcasting values."""
     rank = max(map(len, values))
     aligned = [(fixed(1),) * (rank - len(value)) + value for value in values]
     return tuple(reduce(partial(_broadcast, variables, node), axes) for axes in zip(*aligned, strict=True))
@@ -89,7 +89,7 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of the result of an operator that works along some axes, which must not have hidden units."""
+    """Return the axes of the result of an operator that works along axes without hidden units, such as a mean."""
     if node.operator in _POOLING:
         dims = list(range(len(value) - int(node.operator[-2]), len(value)))
     else:
@@ -105,7 +105,7 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of a reshaped value; both shapes are divided into minimal runs of axes with equal products."""
+    """Return the axes of a reshaped value, by the smallest runs of old and new axes with equal numbers of entries."""
     result: list[Axis] = []
     old, new = 0, 0
     while old < len(value) or new < len(node.shape):
@@ -118,7 +118,7 @@ def _reshape(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int]) -> list[Axis]:
-    """Return axes of these sizes, to which the axes `old` are reshaped; `old` is divided wherever a new axis ends."""
+    """Return axes of these sizes, to which the axes `old` are reshaped; an old axis is divided where a new one ends."""
     if not variables.moves(*old):
         return list(map(fixed, sizes))
     ends = sorted({1, *accumulate(map(entries, old), mul), *accumulate(sizes, mul)})
@@ -236,7 +236,7 @@ def _parts(variables: Variables, node: Node, value: Value) -> Value | Several:
 
 @rule("unbind")
 def _unbind(variables: Variables, node: Node, value: Value) -> Several:
-    """Return the axes of the entries along an axis without hidden units, such as the words of a sentence."""
+    """Return the axes of the results of `unbind`; the axis that it removes must not have hidden units."""
     dim = node.options["dim"] % len(value)
     variables.refuse_moving(node, [value[dim]])
     return Several(((*value[:dim], *value[dim + 1 :]),) * entries(value[dim]))
@@ -278,7 +278,7 @@ def features(graph: ArchitectureGraph) -> dict[str, int]:
 
 
 def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
-    """Return the index in an operator's result of the axis `axis` of its input of this shape; None if it is gone."""
+    """Return the axis of an operator's result that corresponds to `axis` of its input; None if there is none."""
     if node.operator in ("expand", "stack"):
         return None  # equal entries, or an axis in between
     if node.operator in ("transpose", "permute", "t"):
@@ -294,7 +294,7 @@ def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
 
 
 def _reshaped(start: int, end: int, ends: Sequence[int]) -> int | None:
-    """Return the new axis that covers the old one from `start` to `end`, or else the largest new axis within it."""
+    """Return the reshaped axis that covers the old axis, or the largest one within it; None if there is none."""
     axes = range(len(ends) - 1)
     covering = [axis for axis in axes if ends[axis] <= start and end <= ends[axis + 1] and ends[axis] < ends[axis + 1]]
     parts = [axis for axis in axes if start <= ends[axis] < ends[axis + 1] <= end]

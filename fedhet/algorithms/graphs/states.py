@@ -168,7 +168,7 @@ def _checked(
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
-    """Return the indices of `units` and of other groups along an axis; None if no group in `units` lies along it."""
+    """Return the indices along an axis of `units` and of other groups' units; None if no group in `units` is there."""
     if not any(segment.group in units for segment in axis):
         return None
     start, parts = 0, []

@@ -31,7 +31,7 @@ class LayerMatch:
     """The result of matching one layer.
 
     Attributes:
-        assignments: for each client the global row of each of its rows (L_j,), all different.
+        assignments: the global row of each row of client j (L_j,), all different, for each client.
         weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
         counts: number of clients that share each global row (L',).
         sigma2, sigma0_2: variances of rows around global rows, and of global rows around the prior mean.

@@ -1,10 +1,9 @@
 """Matching of whole networks, one permutation group after the other (FedMA: Wang et al., ICLR 2020, algorithm 1).
 
-A *state* has a client's arrays by name, with earlier groups in the global order. Matching a group determines its
-*matched* parameters, the `rows` of a `PermutationGroup`, and its *carried* parameters, the `completes`, which are
-averaged in the order found. The *rest* are the arrays that belong to no group: the output layer, and BatchNorm's
-statistics. `states` and `assignments` have one entry for each client. `assignments` and `sizes` (global widths) cover
-all earlier groups.
+A *state* has a client's arrays by name, with the units of earlier groups in the order of the global model. A group's
+*matched* parameters are its `PermutationGroup.rows`. Its *carried* parameters, the `completes`, are averaged in the
+order that matching found. The *rest* are the arrays of no group: the output layer, and BatchNorm's statistics. `states`
+and `assignments` have one entry for each client. `assignments` and `sizes` (global widths) cover all earlier groups.
 """
 
 import json
@@ -27,7 +26,7 @@ BIAS_MEAN = 0.1
 
 @dataclass(frozen=True)
 class Matching:
-    """Matches the units of a group; baselines with another kind of matching override the methods.
+    """Matches the units of a permutation group among clients; subclasses can match by another rule.
 
     Attributes:
         gamma: mass of the beta process.
@@ -75,7 +74,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class GroupMatch:
-    """The result of matching a group: `carried` has the averages of its parameters that are not matched, by name."""
+    """The result of matching a group; `carried` has the averages of its parameters that are not matched, by name."""
 
     match: LayerMatch
     prior_mean: npt.NDArray[np.float64]
@@ -91,7 +90,7 @@ def match_group(
     how: Matching,
     random: np.random.RandomState,
 ) -> GroupMatch:
-    """Match the units of the group `index` among clients, and average its parameters that are not matched."""
+    """Match the units of the group `index` among clients by `how`, and average its parameters that are not matched."""
     matrices = [graphs.rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
@@ -118,7 +117,7 @@ def match_networks(
 ) -> tuple[list[GroupMatch], list[dict[str, Array]]]:
     """Match whole networks without training in between (PFNM: Yurochkin et al., ICML 2019).
 
-    Return the match of each group, and the clients' states in global order, with zeros for units of other clients.
+    Return the match of each group, and the clients' states in the global model's order, with zeros for missing units.
     """
     settled: list[GroupMatch] = []
     moved = [dict(state) for state in states]
@@ -137,10 +136,10 @@ def match_networks(
 def patch(
     state: State, groups: graphs.PermutationGroups, index: int, assignment: Array, settled: Array, carried: State
 ) -> dict[str, Array]:
-    """Return a client's state with the units of one more group in the global order.
+    """Return a client's state with the units of the group `index` replaced by those of the global model.
 
-    The group's matched parameters are the global rows `settled` (L', D), its other parameters those in `carried`, and
-    `assignment` (L,) has the global row of each unit. Later layers have zero weights for units of other clients.
+    `assignment` (L,) has the global row of each unit, `settled` (L', D) the global rows, and `carried` the group's
+    other parameters by name. Later layers have zero weights for units that the client did not have.
     """
     moved = graphs.expand(state, groups, {index: assignment}, {index: len(settled)})
     moved = graphs.set_rows(moved, groups, index, settled)
@@ -153,8 +152,8 @@ def assemble(
 ) -> dict[str, Array]:
     """Return the state of the global model, assembled from the results of matching.
 
-    `settled` has the global rows (L', D) and the averaged other parameters of each group, `rest` the arrays that belong
-    to no group, and `dtypes` the dtype of each array by name.
+    `settled` has the global rows (L', D) and the other averaged parameters of each group, `rest` the arrays that belong
+    to no group, and `dtypes` the dtype of each array, by name.
     """
     shapes = groups.shapes([len(matrix) for matrix, _ in settled])
     state: dict[str, Array] = {
@@ -181,7 +180,7 @@ def average_carried(
 ) -> dict[str, Array]:
     """Average a group's parameters that are not matched, by posterior means (`map`) or plain means (`mean`).
 
-    The mean is over the clients that have a unit; for recurrent weights over all clients, as in the authors' code.
+    The mean is over the clients that have a unit; for recurrent weights over all clients, as in the code of FedMA.
     """
     averaged: dict[str, Array] = {}
     for slot in groups[index].completes:
@@ -216,9 +215,9 @@ def average_rest(
     sizes: Sequence[int],
     statistics: bool = True,
 ) -> dict[str, Array]:
-    """Average the arrays that belong to no group, such as the output layer, with units in the global order.
+    """Average the arrays that belong to no group, such as the output layer, with units in the global model's order.
 
-    `examples` weight BatchNorm's statistics, which are averaged over the clients that have the unit by `assignments`.
+    BatchNorm's statistics of a unit are averaged over the clients that have it, weighted by their `examples`.
     `class_counts`, examples by client and class (J, C), weight the rows of output layers (FedMA, section 3).
     """
     result: dict[str, Array] = {}
@@ -251,7 +250,7 @@ def _shares(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _present(
     groups: graphs.PermutationGroups, name: str, axis: int, assignment: Assignments, sizes: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return 1 for entries along a global axis that a client has, else 0; all groups without assignment have 1."""
+    """Return 0 for entries along a global axis of units that a client lacks by `assignment`, else 1."""
     parts = []
     for segment in groups.axes[name][axis]:
         units = np.ones(segment.width if segment.group is None else sizes[segment.group])
@@ -266,7 +265,7 @@ def _present(
 
 
 def parameters_of(groups: graphs.PermutationGroups, index: int) -> tuple[str, ...]:
-    """Return the names of a group's matched parameters, followed by those of its other parameters."""
+    """Return the names of the parameters of the group `index`: first the matched, then the other parameters."""
     slots = groups[index].rows + groups[index].completes
     return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
 
@@ -282,9 +281,9 @@ def rest_of(groups: graphs.PermutationGroups, *, statistics: bool = True) -> tup
 
 
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
-    """Return the names of the arrays that a client sends in a step of FedMA: those of the group number `step`.
+    """Return the names of the arrays that a client sends in a step of FedMA.
 
-    In the last step, these are the arrays that belong to no group.
+    They belong to the group number `step` or, in the last step, to no group.
     """
     return parameters_of(groups, step) if step < len(groups) else rest_of(groups, statistics=statistics)
 
@@ -306,7 +305,7 @@ def groups_from_json(text: str) -> graphs.PermutationGroups:
         groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
         return graphs.PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the text does not describe permutation groups: {error!r}") from error
+        raise ValueError(f"the text does not describe permutation groups ({error!r})") from error
 
 
 def _group(description: dict[str, Any]) -> graphs.PermutationGroup:
