@@ -112,7 +112,7 @@ class Policy:
         """Raise `Refused` if the network's shared arrays are of a kind that the node does not allow."""
         if self.allowed is not None:
             kinds = {_kind_of("model", name, side) for name in side.shared()}
-            self._check(side.client.config.method_name, kinds, way_out="; set batch-norm = local to send no statistics")
+            self._check(side.client.config.method_name, kinds, remedy="set batch-norm = local")
 
     def check_examples(self, count: int, batch_size: int) -> None:
         """Raise `Refused` if a client, or one of its batches, has fewer examples than min-examples.
@@ -122,7 +122,7 @@ class Policy:
         if count < self.least:
             raise Refused(
                 f"the client has {count} training examples, but its node requires at least {self.least} examples "
-                "behind every number that it sends (min-examples)"
+                "behind every number that it sends (min-examples): add examples or leave it out"
             )
         if batch_size < self.least and not self.keeps_secret:  # which trains on whole groups
             raise Refused(
@@ -186,13 +186,13 @@ class Policy:
         log.error("client %s failed", client, exc_info=error)
         return "the client failed; the reason is in its node's log, since it could disclose data"
 
-    def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, way_out: str = "") -> None:
+    def _check(self, method: str, kinds: Collection[str], *, sums_examples: bool = False, remedy: str = "") -> None:
         """Raise `Refused` if the node does not allow one of `kinds`, or its differential privacy does not cover one."""
         allowed = kinds if self.allowed is None else self.allowed
         if refused := sorted({*kinds} - {METRICS, STRUCTURE, *allowed}):
-            way_out = way_out if refused == ["statistics"] else ""
-            out = ", ".join(sorted(allowed))
-            raise Refused(f"this node allows only {out} (allow), but {method} sends {', '.join(refused)}{way_out}")
+            remedy = (refused == ["statistics"] and remedy) or "choose another method"
+            out, sent = ", ".join(sorted(allowed)), ", ".join(refused)
+            raise Refused(f"this node allows only {out} (allow), but {method} sends {sent}: {remedy}")
         if self.noise and (sums_examples or not TRAINED.issuperset(kinds)):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {method} also sends means or numbers of "

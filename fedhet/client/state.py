@@ -90,7 +90,7 @@ class ClientStore:
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
     def write_model(self, tensors: dict[str, torch.Tensor], round: int = 0) -> None:
-        """Save the client's personal model at the end of a run or, if `round` is above 0, of this round."""
+        """Save the client's personal model after `round` or, if it is 0, at the end of the run."""
         path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors)
         if self._run:  # else the server collects it

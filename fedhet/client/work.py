@@ -123,7 +123,7 @@ def first(job: Job) -> Payload:
 
 
 def restore(job: Job) -> None:
-    """Restore the network and the tensors that the method keeps to the saved state that the server expects."""
+    """Restore the network and the method's tensors (`client.memory`) from the saved state that the server expects."""
     client, side, expected = job.client, job.side, job.client.request.expected
     saved: dict[str, Tensor] | None = {}
     if expected >= 0 and (side.remembers or _lasting(side)):

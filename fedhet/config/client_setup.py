@@ -111,7 +111,7 @@ def data_of(client: ClientInfo) -> ClientData:
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
-    """Return the configured public dataset, held out or from another data set; None if `public-samples` is 0."""
+    """Return the public dataset, held out of `dataset` or from `public-dataset`; None if `public-samples` is 0."""
     if not config.public_samples:
         return None
     keys = _data_keys(config)

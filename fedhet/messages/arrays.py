@@ -90,7 +90,7 @@ def check_finite(arrays: Arrays, group: str) -> None:
             if array.dtype.kind == "f" and array.size and not float(np.vdot(array, array)) <= LARGEST:
                 largest = float(np.abs(array).max())
                 if not math.isfinite(largest):
-                    raise WireError(f"{group}: {name} has values that are not finite")
+                    raise WireError(f"{group}: {name} has values that are not finite: has training diverged?")
                 if largest > LARGEST:
                     raise WireError(
                         f"{group}: {name} has values up to {largest:.1e}, beyond {LARGEST:.0e}: has training diverged?"
@@ -114,7 +114,7 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
 
 
 def narrowed(spec: Spec, dtype: str) -> Spec:
-    """Return the specification with floating-point dtypes replaced by `dtype`, in which arrays are sent."""
+    """Return a specification with its floating-point dtypes replaced by `dtype`, the precision for sending."""
     return {name: (shape, dtype if DTYPES[stored].kind == "f" else stored) for name, (shape, stored) in spec.items()}
 
 

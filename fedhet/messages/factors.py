@@ -39,7 +39,7 @@ def pack(after: Arrays, before: Arrays, energy: float, dtype: str) -> Arrays:
 
 
 def unpack(packed: Arrays, before: Arrays, spec: Spec, dtype: str, group: str) -> Arrays:
-    """Check received changes (`packed`), and apply them to the arrays `before`.
+    """Check received changes (`packed`), and return the arrays `before` with these changes.
 
     `spec` describes the arrays, `dtype` is the floating-point dtype of the changes, and `group` names them in messages.
     Raises a WireError if a name, shape or dtype is wrong, or a number is not finite or too large.

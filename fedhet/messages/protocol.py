@@ -91,8 +91,8 @@ class Report:
         architecture: the architecture's name; empty if it is not disclosed.
         partition_id: the client's partition, from 0; -1 if the node has none.
         partitions: number of partitions; 0 if the node has none.
-        own_data: whether its data come from a user's function, not from the configured data set.
-        common_test: whether it has the common test set.
+        own_data: whether the client's data come from a user's function, not from the configured data set.
+        common_test: whether the client has the common test set.
         common: digest of the client's own common test set, if it is used; empty otherwise.
         normalised: whether its networks have running statistics, as BatchNorm does.
         spec: names, shapes and dtypes of its network's shared arrays.

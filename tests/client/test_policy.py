@@ -190,7 +190,7 @@ def test_too_few_training_examples(federate, tiny):
     watch, _ = federate("FedAvg", data=data)
     assert [failure["reason"] for failure in watch.rows[0]["failures"]] == [
         "the client has 9 training examples, but its node requires at least 10 examples behind every number that it "
-        "sends (min-examples)"
+        "sends (min-examples): add examples or leave it out"
     ]
     assert watch.rows[1]["participants"] == ["0", "2"]
     watch, _ = federate("FedAvg", {"min-examples": 9}, data=data)
