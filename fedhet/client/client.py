@@ -127,7 +127,7 @@ class Client:
         return torch_generator(self.root, *purpose, self.name, self.request.round)
 
     def optimisation(self, part: int = 0, parts: int = 1) -> Optimisation:
-        """Return the optimiser and learning rate for this round; a closing round has those of the last training round.
+        """Return the optimiser and learning rate for this round; a closing round uses the last training round's.
 
         If the learning rate changes with each step (`one-cycle`), `part` is the phase's index among the round's
         `parts` phases of equal length; a negative index counts back into the previous round.

@@ -87,9 +87,9 @@ def check_model(
             f"the client's {name} returned {shape} for {len(inputs)} examples, but must return one row for each "
             f"example{origin}"
         )
-    if function is not None and (odd := not_finite(outputs)) is not None:
+    if function is not None and (found := not_finite(outputs)) is not None:
         raise ModelError(
-            f"the client's {name} returned {odd[1]} for row {odd[0]} of its training inputs before any training, "
+            f"the client's {name} returned {found[1]} for row {found[0]} of its training inputs before any training, "
             f"although the inputs are finite: check its layers and initial weights{origin}"
         )
     asked, task = task, task.of(outputs, data.train.labels)
@@ -128,7 +128,7 @@ def _outputs(
     except FedhetError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's network raises, it cannot take these inputs
-        taken = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
+        described = f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape)}"
         reason = _remedy(model, inputs) or f"{type(error).__name__}: {error}"
         if like.shape[1:] != inputs.shape[1:]:
             reason = f"training inputs have shape {tuple(like.shape)}"
@@ -136,7 +136,7 @@ def _outputs(
             reason = "the configured architectures fit only the configured data set: pass a network of your own (model)"
         origin = user_functions.origin(function)
         raise ModelError(
-            f"the client's {model._get_name()} cannot take its {words}, {taken}: {reason}{origin}"
+            f"the client's {model._get_name()} cannot take its {words}, {described}: {reason}{origin}"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """A client's work for one message: restore its state, load received arrays, evaluate, train, evaluate, save its state.
 
-The work is a generator that yields each training phase and each evaluation before it is computed, so that those of
-several clients can be computed in one batch (`fedhet.training.vectorised`). Global generators are seeded after a yield.
+The work is a generator that yields each training phase and each evaluation before it is computed, so that several
+clients can be trained in one batch (`fedhet.training.vectorised`). Global generators are seeded after a yield.
 """
 
 import math

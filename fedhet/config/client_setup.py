@@ -187,8 +187,8 @@ def _check_models(config: Config, traits: Traits) -> None:
                 representation = Representation(model, config.head)
                 representation(batch)
             except Exception as error:  # whatever a registered model raises
-                taken = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: "
-                raise ModelError(f"model {name!r}: {taken * (not isinstance(error, ValueError))}{error}") from error
+                why = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: {error}"
+                raise ModelError(f"model {name!r}: {error if isinstance(error, ValueError) else why}") from error
             if not config.options.changes_heads:
                 network = NetworkDescription(model, representation.head, name)
                 _check_shared(config.method_name, traits, network, shared)

@@ -34,8 +34,8 @@ class FlowerOptions:
         min_available_nodes: number of clients that must be connected before the first round.
         weighted_by_key: name of the metric that is a client's weight, for clients that run a user's own app
             (`fedhet.wrap`).
-        arrayrecord_key: name of the record of arrays that such an app receives.
-        configrecord_key: name of the record of settings that such an app receives.
+        arrayrecord_key: name of the record of arrays that the user's app receives.
+        configrecord_key: name of the record of settings that the user's app receives.
     """
 
     min_train_nodes: int = 0
