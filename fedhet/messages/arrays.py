@@ -154,7 +154,7 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
         if name not in tensors or tuple(tensors[name].shape) != array.shape:
             expected = list(tensors[name].shape) if name in tensors else "no such tensor"
             raise ModelError(
-                f"{name} was received with shape {list(array.shape)}, the model has {expected}; use one model in a run"
+                f"{name} was received with shape {list(array.shape)}, but the model has {expected}: use the run's model"
             )
     with torch.no_grad():
         for name, array in arrays.items():

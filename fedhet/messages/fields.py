@@ -39,7 +39,7 @@ class Fields:
         return key in self._fields
 
     def plain(self, dataclass: Any) -> dict[str, Any]:
-        """Read the fields of `dataclass` that `written` returns, and check the limits in their metadata."""
+        """Read the text, number and boolean fields of `dataclass`, and check the limits in their metadata."""
         values = {}
         for each, key in named_fields(dataclass):
             if key in self._fields or each.default is MISSING:
@@ -115,7 +115,7 @@ def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
 
 
 def written(record: Any) -> dict[str, Any]:
-    """Return the text, numbers and booleans of a dataclass object by key, without those that are defaults."""
+    """Return the text, number and boolean fields of a dataclass object by key, without default values."""
     kind: Any = type(record)
     values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(kind)}
     return {key: value for key, (value, default) in values.items() if value != default}
