@@ -50,7 +50,7 @@ def moving(*axes: Axis) -> set[int]:
 
 
 def scaled(axis: Axis, block: int, of: int = 1) -> Axis:
-    """Return the axis with every `of` entries replaced by `block` entries."""
+    """Return the axis with `block` entries in place of every `of` entries, as after a reshape."""
     return tuple(
         Segment(None, segment.size // of * block)
         if segment.group is None
@@ -148,7 +148,7 @@ class Variables:
         try:
             self._unify(one, other)
         except _Misfit:
-            self.refuse((one, other), f"{node} joins two axes whose units lie differently")
+            self.refuse((one, other), f"{node} joins two axes whose units lie differently: leave this operator out")
         return one
 
     def together(self, axis: Axis, count: int, node: Node) -> Axis:
@@ -156,7 +156,7 @@ class Variables:
         try:
             self._coarsen(axis, count)
         except _Misfit:
-            self.refuse([axis], f"{node} takes {count} channels together, which are not whole units")
+            self.refuse([axis], f"{node} takes {count} channels together, which divides units: use other groups")
             return fixed(entries(axis))
         return self.known(axis)
 
@@ -186,7 +186,7 @@ class Variables:
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
-        """Return one of `count` equal parts of an axis with the same hidden units; None if a unit would be divided."""
+        """Return one of `count` equal parts of an axis, all with the same hidden units; None if that divides a unit."""
         try:
             return self._split(axis, (count, entries(axis) // count), 1)[1]
         except _Misfit:
@@ -213,7 +213,7 @@ class Variables:
 
     def refuse_moving(self, node: Node, axes: Iterable[Axis]) -> None:
         """Require that axes have no units to permute, because a node's operator works along them, as a softmax does."""
-        self.refuse(axes, f"{node} works along an axis of hidden units: moving or adding units would change its result")
+        self.refuse(axes, f"{node} works along hidden units, whose order or number changes its result: leave it out")
 
     def torn(self) -> list[tuple[Axis, str]]:
         """Return the axes in `refusals` that have units to permute, with the messages of the errors to raise."""

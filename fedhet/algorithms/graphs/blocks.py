@@ -90,7 +90,9 @@ def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
             return names
     missing = next(name for name in lists[-1] if name not in have)
     known = ", ".join(name for name in have if name)
-    raise UnsupportedArchitecture(f"{type(model).__name__} has no module {missing!r} to end a block; it has: {known}")
+    raise UnsupportedArchitecture(
+        f"{type(model).__name__} has no module {missing!r} to end a block: name one of {known}"
+    )
 
 
 def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -> tuple[str, ...]:
@@ -129,7 +131,7 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
-    """Return the number (from 1) of the first block that uses an array, by name in the `state_dict`.
+    """Return, by `state_dict` name, the number (from 1) of the first block that uses an array.
 
     `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if they do not run
     in this order.
@@ -158,7 +160,7 @@ def _span(graph: ArchitectureGraph, module: str) -> list[int]:
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
-    """Yield last operator, layers so far and name of each module whose output is all that later layers need."""
+    """Yield (last operator, layers so far, name) of each module whose output is all that later layers need."""
     number = {node.name: place for place, node in enumerate(graph)}
     data: set[int] = set()  # what depends on the inputs
     last_use: dict[int, int] = {}
@@ -239,7 +241,7 @@ class Exits(nn.Module):
             self.exits.append(nn.Linear(width, classes, dtype=like.dtype, device=like.device))
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the exits and, by its own `train`, of the network, which may keep BatchNorm in evaluation."""
+        """Set the mode of the exits and of the network, whose own `train` may keep BatchNorm in evaluation mode."""
         super().train(mode)
         self.network.train(mode)
         return self

@@ -38,7 +38,7 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """The layers of a network in data-flow order (``nodes``), and ``edges`` (from, to) between their indices."""
+    """The layers of a network (``nodes``) in data-flow order, and their data flow (``edges``) as pairs of indices."""
 
     nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]

@@ -17,7 +17,7 @@ from fedhet.models.copies import Kind
 
 @dataclass(frozen=True)
 class Slot:
-    """An axis of a parameter along which hidden units lie; `role` is its role in a layer, such as ``weight``."""
+    """An axis of a parameter along which hidden units lie; `role` is the parameter's name in its layer (``weight``)."""
 
     parameter: str
     role: str
@@ -53,7 +53,7 @@ class PermutationGroups:
         axes: segments of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
-        needs: name of each array that narrow networks lack -> its group, and the least width with which it exists.
+        needs: for each array that narrow networks lack, a group and its least width with which the array exists.
         kinds: kind of each array that is not trained (see `kinds_of`), by name.
     """
 
@@ -234,7 +234,7 @@ def _solved(variables: Variables) -> PermutationGroups:
     numbers = {variable: index for index, variable in enumerate(names)}
 
     def numbered(segment: Segment) -> Segment:
-        """Return a segment with its variable replaced by the index of a group, or a fixed segment without a group."""
+        """Return a segment with the index of its variable's group, or with None if there is no such group."""
         group = None if segment.group is None else numbers.get(segment.group)
         return Segment(None, segment.size) if group is None else replace(segment, group=group)
 

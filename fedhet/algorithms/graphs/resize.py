@@ -22,7 +22,7 @@ _resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
 def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
-    """Return a copy of a network with the parameters and buffers in `state`, which can have other widths.
+    """Return a copy of a network with the arrays in `state`, whose layers can be wider or narrower.
 
     Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
     a ``HeadAttention``; a user's own modules keep their attributes. Arrays in `lacking` are left out. Raises a KeyError
@@ -85,7 +85,7 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
 
 def _refused(graph: ArchitectureGraph) -> PermutationGroups:
     """Raise an UnsupportedArchitecture error with the reason why no layer can be made narrower."""
-    reason = "it has no hidden layer"
+    reason = "it has no hidden layer, so leave it out of methods that change widths"
     try:
         permutation_groups(graph)
     except UnsupportedArchitecture as error:

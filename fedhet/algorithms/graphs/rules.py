@@ -166,7 +166,7 @@ def _transpose(variables: Variables, node: Node, value: Value) -> Value:
 
 
 def order_of(node: Node, rank: int) -> list[int]:
-    """Return the axes of a transpose's input, which has `rank` axes, in the order of its result."""
+    """Return, for each axis of the result of a transpose, the corresponding axis of its input of `rank` axes."""
     order = list(range(rank))
     if node.operator == "permute":
         return [dim % rank for dim in node.options["dims"]]
@@ -192,7 +192,7 @@ def _unsqueeze(variables: Variables, node: Node, value: Value) -> Value:
 
 @rule("expand")
 def _expand(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of an expanded value. An expanded axis is a new variable, because its entries are equal."""
+    """Return the axes of an expanded value. Entries along an expanded axis are equal, so they can be permuted."""
     value = (fixed(1),) * (len(node.shape) - len(value)) + value
     for axis, size in zip(value, node.shape, strict=True):
         if entries(axis) != size:
@@ -243,7 +243,7 @@ def _unbind(variables: Variables, node: Node, value: Value) -> Several:
 
 
 def dims_of(node: Node, rank: int) -> list[int]:
-    """Return the axes of an operator's input, which has `rank` axes, along which the operator works."""
+    """Return the axes along which an operator works, given the number of axes of its input (`rank`)."""
     dims = node.options.get("dim", node.options.get("dims"))
     dims = range(rank) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in dims]
@@ -261,7 +261,7 @@ _LAYERS = ("linear", "embedding", *GATES)
 def features(graph: ArchitectureGraph) -> dict[str, int]:
     """Return the axis of the features of the values in a graph, by the name of the value's node.
 
-    Values that no layer wrote, or whose features lie along no single axis, are left out.
+    Values without a layer before them, and values whose features lie along several axes, are left out.
     """
     found: dict[str, int] = {}
     for node in graph:
@@ -317,5 +317,5 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
 
 
 def channel_means(values: Tensor, axis: int = 1) -> Tensor:
-    """Return values (n, ...) averaged over all positions, (n, d), as a new tensor; `axis` is the axis of features."""
+    """Return the means (n, d) of values (n, ...) over all positions; `axis` is the axis of the d features."""
     return values.movedim(axis, 1).flatten(2).mean(2) if values.ndim > 2 else values.clone()

@@ -37,7 +37,9 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     for name, shape in shapes.items():
         axes = groups.axes.get(name)
         if axes is None or len(axes) != len(shape):
-            raise ValueError(f"this architecture has no array {name!r} with {len(shape)} axes, got shape {shape}")
+            raise ValueError(
+                f"{name} of shape {shape} is not an array of the network: give a state of the same network"
+            )
         for axis, size in zip(axes, shape, strict=True):
             if {segment.group for segment in axis} != {axis[0].group} or axis[0].group is None:
                 continue
@@ -96,8 +98,8 @@ def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -
 def entries_of(groups: PermutationGroups, units: Assignments) -> dict[str, tuple[NDArray[np.intp] | None, ...]]:
     """Return the indices of `units`, given by group, along each axis of each array (None for all indices), by name.
 
-    Arrays along which none of these groups lies are left out; an array that a network with only these units lacks has
-    an empty tuple.
+    Arrays without units of these groups are left out; arrays that a network with only these units lacks have an empty
+    tuple.
     """
     found = {name: tuple(_entries(axis, units) for axis in axes) for name, axes in groups.axes.items()}
     units_of = {group: np.asarray(each).size for group, each in units.items()}
@@ -129,7 +131,7 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the state with the matrix from `rows` replaced by `matrix`; raises a ValueError if its shape differs."""
+    """Return the state with the weights from `rows` replaced by `matrix`; raises a ValueError for other shapes."""
     result, end = _arrays(state), 0
     if matrix.shape != (expected := (widths(state, groups)[index], len(columns(state, groups, index)))):
         raise ValueError(f"the matrix of group {groups[index].name!r} must have shape {expected}, got {matrix.shape}")
@@ -142,7 +144,7 @@ def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArra
 
 
 def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
-    """Return the state with tied arrays set to the value of their first name."""
+    """Return the state with tied arrays (`PermutationGroups.tied`) set to the array of their first name."""
     return state | {name: state[first] for name, first in groups.tied.items() if name in state and first in state}
 
 

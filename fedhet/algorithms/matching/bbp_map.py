@@ -31,7 +31,7 @@ class LayerMatch:
     """The result of matching one layer.
 
     Attributes:
-        assignments: the global row of each row of client j (L_j,), all different, for each client.
+        assignments: global row of each of a client's rows (L_j,), all different, for each client.
         weights: global rows (L', D) in float64, which are posterior means or plain means of the assigned rows.
         counts: number of clients that share each global row (L',).
         sigma2, sigma0_2: variances of rows around global rows, and of global rows around the prior mean.
@@ -58,8 +58,7 @@ def match_layer(
 ) -> LayerMatch:
     """Match the neurons of one layer among clients by BBP-MAP (FedMA, algorithm 1).
 
-    Clients are matched from wide to narrow. Then each sweep removes every client, in a random order, and matches it
-    again.
+    Clients are matched from the widest to the narrowest. Each sweep matches every client again, in a random order.
 
         >>> rows = np.random.randn(5, 20)
         >>> match = match_layer([rows, rows[::-1]], gamma=1.0)
@@ -163,8 +162,8 @@ def assigned(cost: Floats) -> Ints:
 class GlobalRows:
     """The global rows of a layer (weights of the global model's neurons), and the assignment of clients' rows to them.
 
-    A global row stays in its *slot*, and `order` lists the used slots in global order. Products of global rows and
-    clients' rows are cached until a client's row joins or leaves the slot. `weights` has the rows (L_j, D) of each
+    Global rows are stored in *slots*; `order` lists the used slots in the order of the rows. Products of global rows
+    and clients' rows are cached until a client's row joins or leaves the slot. `weights` has the rows (L_j, D) of each
     client divided by sigma2; `max_rows` is as in `match_layer`.
     """
 
@@ -199,7 +198,7 @@ class GlobalRows:
         ]
 
     def run(self, sweeps: int, random: np.random.RandomState) -> None:
-        """Match all clients from wide to narrow, and again in a random order in each of `sweeps` sweeps."""
+        """Match all clients, the widest first, and again in a random order in each of `sweeps` sweeps."""
         for j in sorted(range(len(self.weights)), key=lambda j: -len(self.weights[j])):
             self.match(j)
         for _ in range(sweeps):
