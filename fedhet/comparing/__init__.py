@@ -95,14 +95,14 @@ def compare(
 
     The run directories are `out/<variant>-seed<seed>/`. If called again with the same settings, a comparison keeps
     completed runs, and resumes interrupted and failed ones. Raises a ConfigError if settings are invalid or a folder in
-    `out` has a run with other settings, and a FedhetError if all runs failed; `Comparison.failed` has single failures.
+    `out` has a run with other settings, and a FedhetError if all runs failed.
 
     Args:
         methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
             its own settings.
         config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Setting a
             key of one method sets it for all methods that share the key. Keys that are not set have the first method's
-            defaults; a method's own keys follow its preset of the given name. If one method needs public examples or
+            defaults; a method's own keys are as in its own preset. If one method needs public examples or
             closing epochs, all get them. With `rounds = 0`, one method must determine the number of rounds.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.

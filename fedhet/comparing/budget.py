@@ -28,7 +28,7 @@ def in_time(
 ) -> tuple[dict[str, Choice], dict[str, str], float]:
     """Choose the methods, rounds and epochs that fit into `budget` seconds from `began`, by timing a round of `local`.
 
-    Returns the changed keys of each method to try, why other methods are left out, and the time when trials must end.
+    Returns the changed settings by method, why other methods are left out, and the time when trials must end.
     """
     execute, whole = tuner.execute, tuner.shared.settings(CONTROL, SEED)
     most = whole.rounds, whole.local_epochs
@@ -76,7 +76,7 @@ def in_time(
 
 
 def _changes(part: tuple[int, int], most: tuple[int, int]) -> Choice:
-    """Return the settings for `part`, rounds and local epochs, that are lower than those for `most`."""
+    """Return the settings of `part` (rounds, local epochs) that are lower than in `most`."""
     return {key: fewer for key, fewer, all_ in zip(("rounds", "local-epochs"), part, most, strict=True) if fewer < all_}
 
 

@@ -160,7 +160,10 @@ def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
 def _try_out(
     tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float, end: float
 ) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run all first trials, then all second ones, and so on, as long as a comparison of the best fits before `end`."""
+    """Run all first trials, then all second ones, and so on, as long as a comparison of the best fits before `end`.
+
+    Returns the trials by method, and the reasons why methods are left out.
+    """
     trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
     searches = {name: Search(name, len(each), []) for name, each in trials.items()}
     left: dict[str, str] = {}
@@ -200,7 +203,7 @@ def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
 
 
 def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
-    """Return the best trials of the methods in `alone` and of the two best other methods, the most important first."""
+    """Return the best trials of the methods in `alone` and of the two best others, without methods in `left`."""
     best = [each.best for name, each in searches.items() if each.completed and name not in left]
     best.sort(key=lambda tried: -(tried.accuracy or 0))
     others = [tried for tried in best if tried.variant not in alone][:FINALISTS]

@@ -42,7 +42,7 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 
 
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
-    """Raise a `FedhetError` if the runs' folders contain other runs, or if data or models are not available."""
+    """Raise a `FedhetError` if folders contain runs with other settings, or if data or models are not available."""
     runs = list(runs)
     conflicts = grouped((problem, run.folder) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:
@@ -60,14 +60,14 @@ def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()
 def unused(
     folder: Path, runs: Callable[[Path], Iterable[PlannedRun]], besides: Container[str], functions: UserFunctions
 ) -> Path:
-    """Return `folder`, or `folder-2` and so on if it has runs with other settings; the keys `besides` may differ."""
+    """Return `folder`, or `folder-2` and so on if it has runs whose settings differ in other keys than `besides`."""
     place = numbered(folder, lambda place: any(_conflict(run, functions, besides) for run in runs(place)))
     _check_links(place)
     return place
 
 
 def _conflict(run: PlannedRun, functions: UserFunctions, besides: Container[str] = ()) -> str | None:
-    """Return why the run's folder cannot be used, without its name, or None if it can be used."""
+    """Return the reason why the run's folder cannot be used, or None if it can."""
     if not run.folder.exists():
         return None
     if run.folder.is_dir() and {path.name for path in run.folder.iterdir()} <= {LOCK}:  # killed as it began

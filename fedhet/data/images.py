@@ -94,7 +94,7 @@ def _from_idx(name: str, place: Path, transform: Normalise) -> DataSet:
         if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
             sizes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
             raise DataError(
-                f"{place}/{part}-*: images must be 28 x 28 with a label each, got {sizes}: download them again"
+                f"{place}/{part}-*: images must be 28 x 28 with a label each, got shapes {sizes}: download them again"
             )
         check_labels(place / f"{part}-labels-idx1-ubyte", labels, 10)
         parts.append(Examples(images[:, None], labels.long()))
@@ -172,7 +172,7 @@ def cifar10_domains_balanced(folder: Path | None) -> DataSet:
 
 
 def _domains(name: str, folder: Path | None, share: float) -> DataSet:
-    """Return CIFAR-10 with a fraction `share` of grey training images in half of the classes, else 1 - `share`."""
+    """Return CIFAR-10 with a fraction `share` of grey training images in half of the classes, 1 - `share` in others."""
     colourful, rng = load("cifar10", folder), numpy_generator(0, "domains")
     grey_classes = rng.choice(colourful.classes, colourful.classes // 2, replace=False)
     shares = np.where(np.isin(np.arange(colourful.classes), grey_classes), share, 1 - share)

@@ -38,7 +38,7 @@ _CURVE_LABELS = {
 
 
 def run_figures(run: RunFiles, drawings: Mapping[str, Drawing]) -> dict[str, Figure]:
-    """Return a run's figures by name, in the order of its report; `drawings` maps matrices to their figures."""
+    """Return a run's figures by name, in the order of its report; `drawings` maps names of matrices to drawings."""
     drawn = {"accuracy": accuracy_figure(run), "clients": clients_figure(run), "losses": loss_figure(run)}
     for name, matrices in run.matrices.items():
         if name in drawings:

@@ -137,7 +137,7 @@ def flat(row: Row) -> dict[str, float]:
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
-    """Return the accuracies of clients held out of training, initially and after each epoch, by test set and start."""
+    """Return accuracies of clients held out of training, at first and after each epoch, by test set and initial model."""
     record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
     return {
@@ -198,7 +198,7 @@ class RunFiles:
         return accuracy.get("weighted") if isinstance(accuracy, Mapping) else accuracy
 
     def measured(self, test: TestSet) -> tuple[int, dict[str, str]]:
-        """Return the number of clients in the last evaluation, and why others failed; (0, {}) if the server did it."""
+        """Return the number of clients in the last evaluation, and why others failed; (0, {}) if it is the server's."""
         for row in reversed(self.rows):
             if last := (row if test == "own" else row.get(test) or {}).get(self.scored):
                 clients = int(last.get("clients", 0))

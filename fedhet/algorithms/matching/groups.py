@@ -283,7 +283,7 @@ def rest_of(groups: graphs.PermutationGroups, *, statistics: bool = True) -> tup
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    They belong to the group number `step` or, in the last step, to no group.
+    These arrays belong to the group number `step` or, in the last step, to no group.
     """
     return parameters_of(groups, step) if step < len(groups) else rest_of(groups, statistics=statistics)
 
@@ -305,7 +305,7 @@ def groups_from_json(text: str) -> graphs.PermutationGroups:
         groups, fixed = tuple(map(_group, description["groups"])), tuple(description["fixed"])
         return graphs.PermutationGroups(groups, axes, fixed, description["tied"], needs, dict(description["kinds"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the text does not describe permutation groups ({error!r})") from error
+        raise ValueError(f"the text does not describe permutation groups ({error!r}): use groups_to_json") from error
 
 
 def _group(description: dict[str, Any]) -> graphs.PermutationGroup:
