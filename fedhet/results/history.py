@@ -137,7 +137,7 @@ def flat(row: Row) -> dict[str, float]:
 
 
 def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
-    """Return accuracies of clients held out of training, at first and after each epoch, by test set and initial model."""
+    """Return accuracies of clients held out of training, before and after each epoch, by test set and initial model."""
     record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
     tests: tuple[TestSet, ...] = ("own", "common")
     return {
