@@ -47,8 +47,8 @@ SMALL = "small"
 class AuxiliaryModel(ClientSide[P]):
     """Client side with an auxiliary network of one architecture for all clients, which is sent instead of their own.
 
-    `key` names the option that sets the auxiliary network's architecture, and `reason`, a clause of a message, says why
-    the method needs class scores.
+    `key` names the option that sets the auxiliary network's architecture; `reason` says, in error messages, why the
+    method needs class scores.
     """
 
     can_be_batched = False
@@ -77,7 +77,7 @@ class AuxiliaryModel(ClientSide[P]):
 
 
 def _build(client: Client, name: str, key: str) -> nn.Module:
-    """Build the network `name` for a client; weights depend on `key` and, without `shared-init`, the client."""
+    """Build the network `name`; initial weights are seeded by `key` and, without `shared-init`, by the client."""
     config = client.config
     client.model.eval()
     purpose = key.replace("_", " "), "all" if config.shared_init else client.name
@@ -95,7 +95,7 @@ def _build(client: Client, name: str, key: str) -> nn.Module:
 
 
 class Pair(nn.Module):
-    """Two networks that both run in a forward pass, which returns the outputs of `network`.
+    """The client's `network` and the shared network `small`; a forward pass runs both and returns `network`'s outputs.
 
     `projector` is a linear layer between the representations of the two networks, if the method has one.
     """
@@ -129,7 +129,7 @@ class Mutual(AuxiliaryModel[B]):
 
 
 class Projected(Mutual[B]):
-    """Trains both networks and a linear projector between their representations, which stays on the client."""
+    """Trains two networks, and a linear projector between their representations, which stays on the client."""
 
     remembers = True
 
@@ -145,7 +145,7 @@ class Projected(Mutual[B]):
 
     @abstractmethod
     def join(self, width: int, small_width: int, dtype: torch.dtype) -> Pair:
-        """Return both networks with a new projector for representations of the given widths."""
+        """Return the two networks with a new projector between representations of the given widths."""
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)
@@ -221,7 +221,7 @@ class FedKD(Projected[AuxiliaryOptions]):
 
 
 def mutual_with_hidden(step: Step) -> Tensor:
-    """Return the shared network's loss, plus the distillation of outputs and representations between networks."""
+    """Return the shared network's loss plus distillation losses between the networks' outputs and representations."""
     shared, hidden = step.captured[SMALL].to(step.outputs.dtype), step.captured["own"]
     shared_loss = step.loss(shared)
     both = (step.loss(step.outputs) + shared_loss).detach().clamp(min=LEAST)

@@ -42,7 +42,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
             raise ModelError(f"fedharm.blocks = {settings.blocks!r}: {error}") from error
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return nothing; raises a ModelError if the outputs of the blocks cannot be described."""
+        """Return an empty payload; raises a ModelError if descriptors of the blocks' outputs cannot be computed."""
         self.client.check_classes(outputs=True)
         if self.options.aligns and self.options.align == "cosine":
             self._described(self.client.data.train.inputs[:1], None)
@@ -120,7 +120,7 @@ class FedHARM(ClientSide[FedHARMOptions]):
 def distance(
     step: Step, kind: Kind, weight: float, target: Sequence[Tensor], places: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the weighted distance to `target` of descriptors (at `places`) or representations, and the distance."""
+    """Return the distance of activations (all, or at positions `places`) to `target`, times `weight` and unweighted."""
     features = [*step.captured.values()]
     if places is not None:
         features = [gathered(f, place[step.rows]) for f, place in zip(features, places, strict=True)]

@@ -113,7 +113,7 @@ class FedDF(Scores[FedDFOptions]):
 
     @staticmethod
     def distance(step: Step, outputs: Tensor) -> Tensor:
-        """Return the mean KL divergence from the class probabilities of received scores to the outputs'."""
+        """Return the mean KL divergence from the class probabilities of received scores to those of outputs."""
         many_labels = step.task.outputs.meaning == "labels"
         return soft_divergence(outputs, step.labels.to(outputs.dtype), 1.0, many_labels=many_labels)
 

@@ -99,7 +99,7 @@ class FedMRL(Projected[FedMRLOptions]):
         return self.pair.eval()
 
     def personal(self) -> dict[str, Tensor]:
-        """Return the tensors of the client's network, of the shared network (`shared.*`) and of the `projector.*`."""
+        """Return the tensors of the client's network, the shared network (`shared.*`) and the `projector.*`."""
         parts = {"shared": self.auxiliary, "projector": self.pair.projector}
         beside = {f"{name}.{key}": each for name, part in parts.items() for key, each in part.state_dict().items()}
         return self.client.tensors | beside

@@ -101,7 +101,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
     reads_starts = True
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the offset and scale of arrays, where they differ from the defaults (see `begin_of`)."""
+        """Return the offset and scale for generated arrays, unless they are the usual ones (see `begin_of`)."""
         starts, tensors = {}, self.client.tensors
         for name, key in self.shared_names().items():
             shape = tuple(tensors[name].shape)

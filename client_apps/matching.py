@@ -67,7 +67,7 @@ class PFNM(Matched[PFNMOptions]):
                 self.client.reestimate()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
-        """Return one phase on the client's units of the global model, or on the first units without an assignment."""
+        """Return one phase, on the global units assigned to the client or, without an assignment, on the first ones."""
         if "model" in payload.arrays:
             units = payload.arrays.get("assignments", {})
             assignments = {g.index: units.get(str(g.index), np.arange(g.width)) for g in self.groups}
@@ -174,7 +174,7 @@ class FedMA(Matched[FedMAOptions]):
         return replace(usual.at(self.options.last_learning_rate), weight_decay=LAST_WEIGHT_DECAY)
 
     def _cut_out(self) -> None:
-        """Continue with the client's units of the global model, or with the first units without an assignment."""
+        """Cut the client's units out of the global model: those assigned, or the first ones without an assignment."""
         groups = self.groups
         units = {group.index: self._own.get(group.index, np.arange(group.width)) for group in groups}
         self._use(cut_out(to_arrays(self.client.tensors), groups, units))

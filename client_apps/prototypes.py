@@ -166,7 +166,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
-    """Return the weighted mean squared distance of Phi to the prototypes of the labels, in the rows `row_of`."""
+    """Return the weighted mean squared distance of Phi to the labels' prototypes, in the rows `row_of[label]`."""
     rows = row_of[step.labels]
     known = (rows >= 0).float()
     apart = step.mean(((step.captured["phi"] - prototypes[rows]) * known[:, None]).square().mean(1))

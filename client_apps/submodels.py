@@ -46,7 +46,7 @@ class Scaled(Submodel):
     """A part of a network whose layers with hidden units divide their outputs by the part's width."""
 
     def cut(self, model: nn.Module) -> nn.Module:
-        """Return the part of a newly built network, with a scaler after each layer with hidden units."""
+        """Return the part of a newly built network, whose layers with hidden units divide their outputs."""
         part = super().cut(model)
         slots = [slot for group in self.groups for slot in group.rows + group.completes]
         names = {slot.parameter.rpartition(".")[0]: None for slot in slots if self.width < 1}
@@ -100,7 +100,7 @@ class HeteroFL(ClientSide[declared.SizedOptions]):
 
 
 def masked_loss(step: Step, absent: Tensor) -> Tensor:
-    """Return the loss with the outputs for absent classes set to 0."""
+    """Return the task's loss with outputs of the classes in the mask `absent` set to 0."""
     if step.task.outputs.places == "pixels":  # whose classes are the first axis of an example
         absent = absent.reshape(-1, *(1 for _ in step.outputs.shape[2:]))
     return step.loss(step.outputs.masked_fill(absent, 0))
@@ -134,7 +134,7 @@ class FjORD(ClientSide[declared.FjORDOptions]):
 
 
 class Ordered(nn.Module):
-    """A network that computes each batch in its full width or one of `cuts`, drawn at random.
+    """A network that runs each batch in its full width or in one of the narrower `cuts`, drawn at random.
 
     With `keeps_widest`, it also computes the full width. `narrow` are the last outputs in the drawn width.
     """

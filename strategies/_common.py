@@ -40,8 +40,8 @@ def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
 def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
     """Return the mean vector of each class over clients, weighted by the clients' numbers of examples of the class.
 
-    Each client sent `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64. A class that no client sent
-    keeps its mean in `known`. The result has `classes`, in ascending order, and `means` (k, d) float32.
+    `sent` has the arrays `classes` (k,) int64, `means` (k, d) float32 and `counts` (k,) int64 of each client. A class
+    that no client sent keeps its mean in `known`. The result has ascending `classes`, and `means` (k, d) float32.
     """
     classes, rows = np.unique(np.concatenate([group["classes"] for group in sent]), return_inverse=True)
     counts = np.concatenate([group["counts"] for group in sent]).astype(np.float64)
@@ -57,9 +57,9 @@ def class_means(sent: Sequence[Arrays], known: Arrays) -> Arrays:
 
 
 def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | None = None) -> Tensor:
-    """Unpack the array `name` of a client's reply, (n, d); raise a WireError if it is missing or `check` fails."""
+    """Unpack the matrix `name` (n, d) of a reply; raise a WireError if it is missing or `check` refuses its values."""
     if name not in reply.arrays:
-        raise WireError(f"the client's reply has no {name}")
+        raise WireError(f"the client's reply has no array {name!r}")
     try:
         rows = unpack(reply.arrays[name])
         if check:
@@ -70,7 +70,7 @@ def packed_rows(reply: Reply, name: str, check: Callable[[Tensor], object] | Non
 
 
 def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignment"]) -> dict[str, float]:
-    """Return the mean `distance` that clients report as a metric, or 1 minus it as `alignment`; empty if none does."""
+    """Return, as the metric `name`, the mean `distance` that clients report, or 1 minus this mean for `alignment`."""
     distances = [reply.payload.values["distance"] for reply in replies if "distance" in reply.payload.values]
     if not distances:
         return {}
@@ -82,12 +82,12 @@ def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignme
 
 
 def tokens_of(reply: Reply) -> int:
-    """Return the number of tokens that each of a client's examples has; 1 if the client does not report it."""
+    """Return the number of tokens per example that a client reports, or 1 without a report."""
     return reply.values.count("tokens", 1, at_least=1, at_most=2**16)
 
 
 def public_rows(generator: np.random.Generator, size: int, tokens: int, count: int) -> NDArray[Any]:
-    """Draw `count` different rows of a public dataset of `size` examples, or all rows if there are fewer.
+    """Draw `count` distinct row numbers of a public dataset of `size` examples; all rows if there are fewer.
 
     A row is an example or, if examples have several tokens, a token: row r is token r % tokens of example r // tokens.
     """
@@ -114,7 +114,7 @@ def train_at_server(
     round: int,
     transform: Callable[[Tensor], Tensor] = lambda batch: batch,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Train a network from `weights` (its own if empty), with random numbers that depend on the seed and the round.
+    """Train a network from `weights` (its current ones if empty), with random numbers derived from seed and round.
 
     `transform` prepares a batch of raw inputs. Returns the new weights and the metric `server_loss`, the mean loss; or
     the given weights and no metric if training diverged.

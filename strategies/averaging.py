@@ -1,6 +1,6 @@
-"""FedAvg, methods that average a part of the network in the same way, and Ensemble, server side.
+"""FedAvg, methods that average a part of the network as FedAvg does, and Ensemble, server side.
 
-Ensemble is a baseline of the FedMA paper (tables 1 and 2): clients of any architecture train without each other, and
+Ensemble is a baseline of the FedMA paper (tables 1 and 2): clients of any architecture train locally, and
 the mean of their networks' predictions is the prediction.
 """
 
@@ -32,7 +32,7 @@ class LGFedAvg(FederatedStrategy[Options, State]):
 class FedRep(FederatedStrategy[FedRepOptions, State]):
     """Averages like FedAvg, but only the body, all arrays except the head (Collins et al., ICML 2021).
 
-    The closing round trains heads only and averages nothing.
+    After the last round, in the closing round, clients train their heads, and nothing is averaged.
     """
 
     method = fedrep

@@ -39,7 +39,7 @@ from ._common import build_at_server, distance_metric, packed_rows, public_rows,
 class ScoresState(State):
     """The class scores that clients learn, and the public examples that they belong to.
 
-    `mean` are the packed scores for the public examples of the round `mean_round`, which is 0 if there are none. With
+    `mean` has the packed scores for the public examples of round `mean_round`, which is 0 without scores. With
     several `tokens` for each example, a row of scores belongs to one token.
     """
 
@@ -115,13 +115,13 @@ class FedMD(Scores[declared.FedMDOptions, ScoresState]):
         return distance_metric(replies.values(), "distance")
 
     def _sent_in(self, round: int) -> bool:
-        """Return True except in the last round, whose scores would not be used."""
+        """Return whether clients send scores in a round; not in the last round, whose scores would not be used."""
         return round != self.run.last_round
 
 
 @dataclass
 class FedDFState(ScoresState):
-    """The state of FedDF: the weights of the server's network (`model`), and the shape and kind of an input."""
+    """The state of FedDF: the server network's weights (`model`), the shape of an input and whether it has integers."""
 
     serves = True
     shape: list[int] = field(default_factory=list)
@@ -194,7 +194,7 @@ class FedDF(Scores[declared.FedDFOptions, FedDFState]):
 
 @dataclass
 class FedKDState(State):
-    """The state of FedKD: the shared network's last change (packed), and the clients `holding` that network."""
+    """The state of FedKD: the last change of the shared network (packed), and the clients `holding` the network."""
 
     update: Arrays = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
@@ -215,7 +215,7 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
         return {client: Payload() for client in clients}
 
     def check_reply(self, reply: Reply) -> None:
-        """Replace the factors of a client's update by the updated network; without a network, it sends no update."""
+        """Convert the low-rank factors in a reply to an updated network; a client that lost its network sends none."""
         if "update" in reply.arrays:
             spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
             reply.arrays["update"] = factors.unpack(
@@ -255,7 +255,7 @@ class FLHADistillation(FederatedStrategy[declared.FLHADistillationOptions, FLHAD
         return self.state.round < self.options.teaching(self.config.rounds)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the teacher; once its training is over, only for clients that do not have the final teacher."""
+        """Return the teacher; after the teacher's training, only for clients that lack its final weights."""
         taught = () if self.teaching else self.state.taught
         return {client: Payload() if client in taught else self.payload_for(client) for client in clients}
 

@@ -28,7 +28,7 @@ class FedHARMState(State):
 
 
 class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
-    """Averages the clients' descriptors, F_E,j = 1/N sum_i F^i_E,j, each entry over the clients that have it."""
+    """Averages the clients' descriptors, F_E,j = 1/N sum_i F^i_E,j, each activation over the clients that sent it."""
 
     method = fedharm
     state_class = FedHARMState
@@ -79,5 +79,5 @@ class FedHARM(FederatedStrategy[FedHARMOptions, FedHARMState]):
             parts = unpack_all(sent, settings.parts)
             check_sent(settings.align, parts, self.state.public_size, settings.lengths)
         except ValueError as error:
-            raise WireError(f"the client's descriptors of the shared images cannot be used: {error}") from error
+            raise WireError(f"the client's descriptors of the public images cannot be used: {error}") from error
         return parts

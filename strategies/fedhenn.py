@@ -59,7 +59,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         if self.options.rad_source == "train-union" and supplied:
             raise ConfigError(
                 "fedhenn.rad-source = 'train-union' draws the alignment examples (RAD) from the clients' training "
-                "data: leave it out, or give no public dataset"
+                "data: set it to held-out, or pass no public dataset"
             )
 
     # ---- the handshake
@@ -71,7 +71,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return super().public_dataset()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the number of tokens per example, which must be equal if clients align their representations."""
+        """Return the number of tokens per example, which must be equal if representations are aligned."""
         tokens = Common(tokens_of(reply), "all clients need the same number")
         return {"number of tokens per example": tokens} if self.options.eta0 else {}
 

@@ -34,7 +34,7 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
         return {"digest of the hypernetwork's arrays": Common(digest, "all clients need the same version of fedhet")}
 
     def first_arrays(self, missing: Spec) -> Arrays:
-        """Draw the hypernetwork's weights from the seed; raise a WireError if a name or shape does not belong to it."""
+        """Draw the arrays `missing` from the seed; raise a WireError unless they are parameters of the hypernetwork."""
         try:
             drawn = partial(start, seed=self.config.seed, normalise=self.options.normalise)
             return to_arrays({key: drawn(key, shape) for key, (shape, _) in missing.items()})
@@ -61,7 +61,7 @@ WEIGHT_DECAY, CLIP = 0.001, 50.0
 class PFedHNState(State):
     """The state of pFedHN: the parameters of the `hypernetwork`, and the `moments` of Adam by parameter and kind.
 
-    `starts` has, by client, the offset and scale of generated arrays, where they differ from the defaults (`begin_of`).
+    Generated arrays are an offset plus a scale times an output. `starts` has both by client, if not the usual ones.
     """
 
     hypernetwork: Arrays = field(default_factory=dict)
@@ -92,7 +92,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         check(reply.arrays.get("delta", {}), spec, "the client's change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Take a step of Adam on the hypernetwork; a robust rule aggregates one gradient for each client."""
+        """Take a step of Adam on the hypernetwork, with the mean or robust aggregate of one gradient per client."""
         hypernetwork, plain = self._hypernetwork(), self.aggregator.plain
         tensors, gradients = hypernetwork.tensors, {}
         deltas: Mapping[str, Arrays] = {client: reply.arrays["delta"] for client, reply in replies.items()}
@@ -121,7 +121,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         return {}
 
     def _hypernetwork(self) -> PersonalHypernetwork:
-        """Return the current hypernetwork, which initialises missing parameters when they are needed."""
         tensors = {name: to_tensor(array).requires_grad_() for name, array in self.state.hypernetwork.items()}
         embedding = next(
             (tensor.shape[1] for name, tensor in tensors.items() if name.startswith("embedding/")),
@@ -138,7 +137,6 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
         return optimizer
 
     def _scales(self, client: str) -> dict[str, float]:
-        """Return the scale of each of a client's generated arrays."""
         sent, spec = self.state.starts.get(client, {}), self.federation.specs[client]
         return {name: float(sent[name][1]) if name in sent else begin_of(name, spec[name][0])[1] for name in spec}
 

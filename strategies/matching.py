@@ -7,8 +7,8 @@ all groups in one round.
 FedMA (Wang et al., ICLR 2020, algorithm 1) matches one group per round and averages the output layer in the last round
 of a pass. In round n of a pass, clients send group n, with its inputs in the global order. The next message returns the
 matched group and each client's assignment (the global unit of each local unit), and clients train the later layers. A
-further pass starts from local models that clients extract from the global model. A client that misses a round leaves
-the pass until the next one.
+further pass starts from local models that clients extract from the global model. A client that misses a round
+takes part again in the next pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     state_class = MatchedState
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return digests of layers and connections, with widths if these must be equal, and the kind of labels."""
+        """Return what clients must have in common: layers (a digest), widths with `shared-init`, and kind of labels."""
         groups, equal = self._groups_of(reply), self.config.shared_init
         digest = sha256(groups_to_json(groups if equal else groups.with_widths([1] * len(groups))).encode()).hexdigest()
         remedy = "all clients need one architecture" + " in equal widths, or shared-init = false" * equal
@@ -82,7 +82,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
     def _groups_of(self, reply: Reply) -> PermutationGroups:
         groups = described(reply.values.text("groups", longest=2**20), reply.report.spec, complete=True)
         if not groups.fixed:
-            raise WireError("the client's description of its network has no output layer")
+            raise WireError("the client's network has no output layer: end the network with a linear layer")
         return groups
 
     @property
@@ -113,7 +113,7 @@ class MatchedStrategy(FederatedStrategy[M, T]):
         assignments: Sequence[Mapping[int, Any]],
         sizes: Sequence[int],
     ) -> Arrays:
-        """Average the arrays that are not matched, such as the output layer; `sizes` are the groups' global widths."""
+        """Average arrays outside the groups, such as the output layer; `sizes` are numbers of global units by group."""
         answers = replies.values()
         return average_rest(
             states,
@@ -162,7 +162,7 @@ class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
     method = pfnm
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the global model with each client's assignments; nothing for a client that cannot start from it."""
+        """Return the global model with each client's assignments, or no arrays for a new client with a wider layer."""
         payloads = super().configure_fit(round, clients)
         for client, payload in payloads.items():
             if assignments := self.state.assignments.get(client):
@@ -204,7 +204,7 @@ class FedMAState(MatchedState):
         pass_: number of complete passes.
         step: index of the group that is matched next.
         holding: the clients that sent the last group, and keep their networks for the rest of the pass.
-        group: by group, the weights of its global units and the parameters averaged with them, in the dtype sent.
+        group: by group, the weights of its global units and its other averaged parameters (such as of norms), as sent.
         last: the output layer of the last complete pass.
     """
 
@@ -222,7 +222,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
     state_class = FedMAState
 
     def number_of_rounds(self) -> int:
-        """Return `rounds`, or if 0 those of `passes` passes; raise a FedhetError if too few for one pass."""
+        """Return `rounds` or, if it is 0, the rounds of `passes` passes; raise a FedhetError if a pass needs more."""
         rounds, groups = self.config.rounds, len(self.groups)
         of_a_pass = groups + 1
         if rounds and rounds % of_a_pass:
@@ -252,9 +252,9 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return self.state.holding if self.state.step else super().participants(self.state.pass_ + 1)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
-        """Return the last matched group with the client's assignment; at the start of a pass, the model.
+        """Return the last matched group with the client's assignment or, at the start of a pass, the global model.
 
-        A client that has a wider layer than the model, and lacks its part of it, starts from its own weights.
+        A new client that has a wider layer than the global model starts from its own weights.
         """
         state, payloads = self.state, {}
         for client in clients:
@@ -270,7 +270,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return payloads
 
     def evaluation_payloads(self, clients: Sequence[str], *, amid_training: bool) -> dict[str, Payload]:
-        """Return the complete global model, or the part that a client lacks; nothing in the middle of a pass."""
+        """Return the global model, or the output layer if a client has the other layers; no arrays within a pass."""
         if self.state.step and amid_training:
             return {client: Payload() for client in clients}
         return {client: self._complete_model(client) for client in clients}
@@ -281,7 +281,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return Payload({"last": self.state.last}) if keeps else self.payload_for(client)
 
     def check_reply(self, reply: Reply) -> None:
-        """Check a client's group; a client that lost its network sends none, and leaves the pass."""
+        """Check the arrays to match; a client that lost its network sends none and misses the rest of the pass."""
         client, step, sizes = reply.client, self.state.step, self.sizes
         if reply.report.lost_state >= 0 and client in self.state.holding and "update" not in reply.arrays:
             return
@@ -324,7 +324,6 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         return {"group": float(step), "units": float(size), "growth": float(size / local)}
 
     def _finish(self, states: Mapping[str, Arrays], replies: Mapping[str, Reply]) -> None:
-        """Average the output layer, assemble the global model, and begin the next pass."""
         state = self.state
         rest = self.average_rest(list(states.values()), replies, [{} for _ in states], self.sizes)
         dtypes = self.dtypes(replies)

@@ -41,7 +41,7 @@ from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, t
 
 @dataclass
 class ClassState(State):
-    """The state, with the global vectors of classes (`prototypes`) as arrays `classes` (k,) and `means` (k, width)."""
+    """The server's state: `prototypes` are the classes' global vectors, as `classes` (k,) and `means` (k, width)."""
 
     width: int = 0
     prototypes: Arrays = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ByClass(FederatedStrategy[P, C]):
 
     @property
     def way_out(self) -> str:
-        """Advice in errors for clients whose vectors differ in width from others."""
+        """What error messages advise if the vectors of clients differ in width."""
         return f"set {self.method.name}.width, to which all representations are then projected"
 
     def payload_for(self, client: str) -> Payload:
@@ -80,7 +80,7 @@ class ByClass(FederatedStrategy[P, C]):
         )
         classes = arrays["classes"]
         if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
-            raise WireError(f"the client's prototypes must be of different classes from 0 to {MOST_CLASSES - 1}")
+            raise WireError(f"the client's prototypes must belong to distinct classes from 0 to {MOST_CLASSES - 1}")
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
             raise WireError(f"the client's prototypes have example counts below 1, or above {reply.examples} in total")
 
@@ -91,7 +91,7 @@ class ByClass(FederatedStrategy[P, C]):
         return {}
 
     def bounded(self, replies: Mapping[str, Reply]) -> list[Arrays]:
-        """Return the vectors that each client sent, limited in their norm, with classes and numbers of examples."""
+        """Return each client's vectors, clipped to the norm `clip-norm`, with their classes and numbers of examples."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         means = self.aggregator.clipped({client: {"means": arrays["means"]} for client, arrays in sent.items()})
         return [arrays | means[client] for client, arrays in sent.items()]
@@ -326,6 +326,6 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
 
 
 def alike(noise: Tensor, outputs: Tensor) -> Tensor:
-    """Return the diversity loss of the authors' code for noise (n, e) and outputs (n, d), small if outputs differ."""
+    """Return FedGen's diversity loss for noise (n, e) and generated outputs (n, d), which is small if these differ."""
     apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
     return (-apart * torch.cdist(outputs, outputs, p=1) / outputs.shape[1]).mean().exp()

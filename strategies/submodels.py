@@ -13,7 +13,7 @@ W_d also learns from the update of the next deeper clients, of depth e ("momentu
     W(t)[a]   = sum_i n_i W_i(t)[a] / sum_i n_i                  over the clients i deeper than the block of a
     m_d(t)[a] = mean of g_e over the arrays of blocks d to e that correspond to a, for arrays a of block d
 
-where b is the key `momentum`, and g_d the mean by the configured `aggregation`.
+where n_i is the number of examples of client i, n_d their sum for depth d, and b the key `momentum`.
 
 Low-rank adapters (LoRA) of different ranks are aggregated in one of three ways, with shares p_i = n_i / sum n:
 
@@ -48,7 +48,7 @@ from fedhet.utils.statistics import grouped, in_order
 
 
 class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
-    """Averages each entry over the clients that have it, and rows of the head over the clients that have the class."""
+    """Averages each weight over clients that have it, and rows of the head over clients with examples of the class."""
 
     method = declared.heterofl
 
@@ -76,13 +76,13 @@ class HeteroFL(SubmodelStrategy[declared.SizedOptions, SubmodelState]):
 
 
 class FedRolex(HeteroFL):
-    """Averages like HeteroFL, but a client's units roll over the layers (Alam et al., NeurIPS 2022, equation 2)."""
+    """Averages like HeteroFL, but shifts a client's units each round (Alam et al., NeurIPS 2022, equation 2)."""
 
     method = declared.fedrolex
 
 
 class FjORD(SubmodelStrategy[declared.FjORDOptions, SubmodelState]):
-    """Averages each entry over the clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
+    """Averages each weight over the clients whose widest network has it (Horvath et al., NeurIPS 2021)."""
 
     method = declared.fjord
 
@@ -192,13 +192,13 @@ def _depth(names: Iterable[str], blocks: Mapping[str, int]) -> int:
 
 
 def alike(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[list[str]]:
-    """Group arrays that correspond to each other: equal shapes, and names that differ in the first number only."""
+    """Group names of corresponding arrays, which have equal shapes and names that differ in the first number only."""
     inside = (name for name in shapes if not name.startswith(f"{EXITS}."))
     return grouped(((re.sub(r"\d+", "", name, count=1), shapes[name]), name) for name in inside).values()
 
 
 def momentum(last: Arrays, depth: int, change: Arrays, blocks: Mapping[str, int]) -> Arrays:
-    """Return, for each array in `last`, the mean of `change` over arrays `alike` it in blocks from `depth` on."""
+    """Return, for arrays in `last`, the mean `change` of arrays `alike` that have numbers >= `depth` in `blocks`."""
     means: Arrays = {}
     for names in alike({name: array.shape for name, array in change.items() if blocks[name] >= depth}):
         if any(blocks[name] > depth for name in names):
@@ -217,7 +217,7 @@ def check_alike(groups: PermutationGroups) -> None:
             raise FedhetError(
                 "inclusivefl needs blocks of repeated layers, whose weights have equal shapes, and names that differ "
                 f"in one number only; blocks {pair[0]} and {pair[1]} of the client's network have no such weights: "
-                "name other modules as the ends of blocks (blocks)"
+                "set inclusivefl.blocks to other modules at which blocks end"
             )
 
 
@@ -228,7 +228,7 @@ Array = np.ndarray[Any, Any]
 class LoRAState(SubmodelState):
     """The state of LoRA: with `aggregate = stack`, `products` has each layer's sum of products B A.
 
-    A sum is kept as factors `lora_a` and `lora_b` while they are smaller than the matrix, then as the matrix `lora_b`.
+    A sum is stored as factors `lora_a` and `lora_b` while they are smaller than the sum, then as one array `lora_b`.
     """
 
     products: Arrays = field(default_factory=dict)

@@ -54,7 +54,7 @@ class Options:
         return False
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return values that suit a user's own models or `unlabelled` public examples by key, each with the reason."""
+        """Return, by key, values for a user's own models or `unlabelled` public examples, each with the reason."""
         return {}
 
     def check(self, config: "Config") -> None:

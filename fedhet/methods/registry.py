@@ -142,7 +142,7 @@ def strategy_classes() -> dict[str, str]:
 
 @cache
 def _own_sides(which: str) -> dict[str, str]:
-    """Return `module:Class` for each included method with a class for `server` or `client` (FedHeNN for fedhenn)."""
+    """Return the class (`module:Class`) of each included method that has one for `which`, `server` or `client`."""
     found, package = {}, SIDES[which][0]
     names = {name.replace("-", ""): name for name in own_methods()}
     for folder in find_spec(package).submodule_search_locations:  # type: ignore[union-attr]

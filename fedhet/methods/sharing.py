@@ -108,7 +108,7 @@ def layers(network: NetworkDescription) -> "Iterator[tuple[str, Mapping[str, Ten
 
 
 def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a map from an array's name to its layer's kind and number of this kind; a norm belongs to its layer."""
+    """Return a function from an array's name to a key: the layer's kind, and its number among layers of this kind."""
     counts: Counter[str] = Counter()
     keys: dict[str, str] = {}
     before = ""
@@ -123,7 +123,7 @@ def _type_order(network: NetworkDescription) -> Callable[[str], str | None]:
 
 
 def _first_layers(network: NetworkDescription) -> Callable[[str], str | None]:
-    """Return a function that maps an array's name to a key, made of the kinds of its layer and of all before it."""
+    """Return a function from an array's name to a key, made of the kinds of its layer and of all layers before it."""
     keys: dict[str, str] = {}
     kinds = ""
     for number, (kind, arrays) in enumerate(layers(network), 1):

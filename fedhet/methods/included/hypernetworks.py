@@ -36,7 +36,7 @@ class FLHAGHNOptions(Options):
         return () if self.head == "tiled" else ("architectures",)
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return a tiled head and its learning rate for the user's own models."""
+        """Return a tiled head and its learning rate for a user's own models."""
         if not own_models:
             return {}
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}

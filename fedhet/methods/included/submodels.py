@@ -69,7 +69,7 @@ class SubmodelOptions(Options):
             raise ConfigError(f"{config.family}.{error}") from error
         if not config.shared_init:
             raise ConfigError(
-                f"{config.method_name} needs the same initial weights of the whole network: set shared-init = true"
+                f"clients of {config.method_name} start from parts of one network's weights: set shared-init = true"
             )
 
 
@@ -148,7 +148,7 @@ class DepthOptions(CountedOptions):
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
     def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return the default of `blocks` for the user's own models, since presets name modules of other networks."""
+        """Return the default of `blocks` for a user's own models, since a preset names modules of its own network."""
         return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
 
 
