@@ -273,7 +273,7 @@ def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False)
 
 
 def _quietly(name: str = "fedhet.engines.running") -> Any:
-    """Import a module, and then limit Flower's logger to warnings, since the import sets its level."""
+    """Import a module, and then limit Flower's logger to warnings, since the import sets the logger's level."""
     module = import_module(name)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     return module
@@ -281,7 +281,7 @@ def _quietly(name: str = "fedhet.engines.running") -> Any:
 
 @contextmanager
 def _errors(*, everything_is_input: bool = False, stopped: str = "stopped") -> Iterator[None]:
-    """Context that prints errors as messages, and exits with code 2 for invalid input and 1 for a failed run."""
+    """Context manager that prints errors, and exits with code 2 for invalid input and 1 for a failed run."""
     with ended_by_signals():
         try:
             yield

@@ -86,7 +86,7 @@ def in_use(model: nn.Module) -> None:
 
 
 def _bound(model: nn.Module) -> tuple[str, bool]:
-    """Return why a copy would use modules of the original (or ""), and whether through a global variable."""
+    """Return why a copy would use modules of `model` itself (or ""), and whether it would through a global variable."""
     modules = {id(module) for module in model.modules()}
     for name, module in model.named_modules():
         for each in (each for held in vars(module).values() for each in _entries(held)):
@@ -101,7 +101,7 @@ def _entries(held: Any) -> Iterable[Any]:
 
 
 def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield, for each variable outside a function that it refers to, whether the variable is global, and its value."""
+    """Yield (is_global, value) for each global or nonlocal variable to which a function refers."""
     if not isinstance(function, FunctionType) or function in seen:
         return
     seen.add(function)
@@ -114,7 +114,7 @@ def _outside(function: Any, seen: set[Any]) -> Iterator[tuple[bool, Any]]:
 
 
 def held_by(function: Any) -> Iterator[Any]:
-    """Yield the values to which a function refers: variables, defaults, bound arguments, attributes of its object."""
+    """Yield the values to which a function refers: variables, defaults, bound arguments, attributes of its instance."""
     function = unwrap(function)
     if isinstance(function, partial):
         yield from (*function.args, *function.keywords.values())
@@ -128,7 +128,7 @@ def held_by(function: Any) -> Iterator[Any]:
 
 
 def unusable(model: Any) -> str:
-    """Return why a model cannot be used, to follow its class name in a message, or an empty string if it can."""
+    """Return why a model cannot be used, worded to follow its class name, or an empty string if it can be used."""
     if not isinstance(model, nn.Module):
         return ", not an nn.Module"
     if isinstance(model, torch.jit.ScriptModule):
@@ -156,7 +156,7 @@ def unusable(model: Any) -> str:
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager that sets a network to evaluation mode, and then each module to the mode that it had."""
+    """Context manager that sets a network to evaluation mode and restores the mode of each module at the end."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -175,9 +175,8 @@ RUNNING = ("running_", "moving_", "num_batches_tracked")
 def kinds_of(model: nn.Module) -> dict[str, Kind]:
     """Return the kind of each array of a network's state dict, by name.
 
-    A parameter that requires gradients is trained, any other is frozen. Statistics are the buffers of BatchNorm and
-    InstanceNorm, and buffers whose names start with a prefix in `RUNNING`, unless their module stays in evaluation mode
-    during training, as in fine-tuning.
+    Parameters are `trained` if they require gradients, else `frozen`. A buffer of BatchNorm or InstanceNorm, or with a
+    prefix in `RUNNING`, is a `statistic`, unless its module stays in evaluation mode during training.
     """
     with in_evaluation_mode(model):
         model.train()
@@ -201,7 +200,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def multiplies(model: nn.Module) -> bool:
-    """Return whether a network is deep and has no normalisation, so that scales of its layers multiply."""
+    """Return whether a network has more than `DEEP` layers and no normalisation, so that their scales multiply."""
     deep = sum(isinstance(module, nn.Linear | _ConvNd) for module in model.modules()) > DEEP
     return deep and not any(isinstance(module, _NORMS) for module in model.modules())
 
@@ -216,7 +215,7 @@ class Start(NamedTuple):
 def starts_of(model: nn.Module) -> dict[str, Start]:
     """Return mean and standard deviation of each trained array of a newly built network, by name.
 
-    Biases of normalisation layers, and layers' arrays with a single entry, which can be random, are left out.
+    Biases of normalisation layers, and single entries of other layers, which can be random, are left out.
     """
     arrays = {name: value.detach().double() for name, value in model.named_parameters() if value.requires_grad}
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | _ConvNd)}
@@ -237,12 +236,12 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def storage_place(value: Tensor) -> Hashable:
-    """Return a key for the memory of a tensor, which is equal for tied parameters."""
+    """Return a key for the memory of a tensor; tied parameters have equal keys."""
     return value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride()
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return a dict that maps the second and later names of tied parameters in the state dict to the first name."""
+    """Return a dict that maps each further name of a tied parameter in the state dict to its first name."""
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}
@@ -252,9 +251,8 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Module] | None = None) -> str:
     """Return a warning if a network has state that its state dict lacks, or an empty string.
 
-    A copy of the network runs in training mode on transformed examples `inputs`, and is compared with a second copy
-    that loads its state dict; that copy is compared with a network that `again` builds with other random numbers.
-    Checks are skipped if a network cannot be copied, built or run.
+    A copy of the network runs on transformed examples `inputs` in training mode. A second copy, and a network that
+    `again` builds with other random numbers, must have equal outputs after loading its state dict.
     """
 
     def alike(one: nn.Module, other: nn.Module, *training: bool) -> bool:
@@ -284,7 +282,7 @@ def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Modul
 
 
 def _differing(model: nn.Module, like: nn.Module) -> str:
-    """Return the names of attributes and buffers that differ between two networks of one structure, for a message."""
+    """Return the names of attributes and buffers that differ between two networks with equal modules."""
     names = [
         f"{prefix}.{name}".lstrip(".")
         for (prefix, one), other in zip(model.named_modules(), like.modules(), strict=True)

@@ -1,6 +1,6 @@
 """Families of networks from two papers, FLHA-GHN (`flha`, `flha-small`) and FedHARM (`fedharm-small`).
 
-FLHA-GHN (appendices A and B, sections 5.4 and 5.6): networks of ResNet-18's layer types. The paper gives the numbers of
+FLHA-GHN (Litany et al., 2022, appendices A and B): networks of ResNet-18's layer types. The paper gives the numbers of
 layers (without 1 x 1 shortcuts) and of skip connections, but not their order, which is chosen here. Stages have 64,
 128, 256 and 512 channels, or 8, 16, 32 and 32 (`flha-small`, for training without a GPU). Each stage that is wider than
 the previous one has a stride of 2. BatchNorm and ReLU follow all convolutions.
@@ -46,7 +46,7 @@ class FLHANetwork(Classifier):
     """A network of FLHA-GHN: a stem, layers, global average pooling, and a head, for images of at least 4 x 4.
 
     `layout` has a pair (kind, stage) for each layer, where the kind is `conv`, `add` or `concat`. `widths` are the
-    channels of each stage.
+    numbers of channels of the stages.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ Block = Callable[[int, int, int, int], nn.Module]
 
 
 class SqueezeExcitation(nn.Module):
-    """A gate that scales each channel by a number in (0, 1), computed from all channels' means (Hu et al., CVPR 2018).
+    """Squeeze and excitation: scale channels by factors computed from all channels' means (Hu et al., CVPR 2018).
 
-    The hidden layer has `squeezed` channels and the `activation`; `gate` is the final activation.
+    The hidden layer has `squeezed` channels and the `activation`; `gate` is the activation of the factors.
     """
 
     def __init__(self, channels: int, squeezed: int, activation: Activation, gate: Activation):
@@ -113,7 +113,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """An expanding 1 x 1 convolution, a depthwise convolution, an optional gate and a projecting 1 x 1 convolution.
+    """Expanding 1 x 1, depthwise and projecting 1 x 1 convolutions, with optional squeeze and excitation.
 
     There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). The depthwise convolution
     has `expanded` channels and the given `stride` and `kernel` size.
@@ -146,8 +146,8 @@ class InvertedResidual(nn.Module):
 class StagedNetwork(nn.Module):
     """A network of a stem, four stages, an expanding 1 x 1 convolution, global average pooling, and `head`.
 
-    Images must be at least 8 x 8. `widths` and `depths` are channels and number of blocks of each stage; the stem has
-    the width of the first. The last convolution increases the channels by the factor `widened`, unless that is 1.
+    Images must be at least 8 x 8. `widths` and `depths` are the numbers of channels and blocks of stages; the stem has
+    the width of the first stage. The last convolution multiplies the channels by `widened`; it is left out for 1.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
-    """Build a MobileNetV3 block: ReLU in the first two stages, then hard-swish; gates except in the second stage."""
+    """Build a MobileNetV3 block: ReLU in two stages, then hard-swish; no squeeze and excitation in the second."""
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)

@@ -67,7 +67,7 @@ class ConvNet(Classifier):
 
 @register_model("cnn")
 def cnn(input_shape: tuple[int, ...], classes: int, *, convolutions: int = 2, layers: int = 3) -> nn.Module:
-    """Return FedHeNN's homogeneous model: 2 convolutions, 3 fully connected layers; 307,842 parameters on CIFAR-10."""
+    """Return FedHeNN's CNN of 2 convolutions and 3 fully connected layers, with 307,842 parameters on CIFAR-10."""
     # 64 filters and 120 and 64 units are FedHeNN's; an image of 8 x 8 needs fewer.
     small = max(input_shape[1:], default=0) < 16
     filters, hidden = (32, (64, 32)) if small else (64, (120, 64))
@@ -83,7 +83,7 @@ for _convolutions, _layers in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3)):
 
 @register_model("lenet")
 def lenet(input_shape: tuple[int, ...], classes: int, *, filters: int = 20) -> nn.Module:
-    """Return FedMA's LeNet: 20 and 50 filters of 5 x 5, and a hidden layer of 500; 431,080 parameters on MNIST."""
+    """Return FedMA's LeNet: 20 and 50 filters of 5 x 5, a hidden layer of 500 units; 431,080 parameters on MNIST."""
     return ConvNet(input_shape, classes, (filters, filters * 5 // 2), (25 * filters,))
 
 

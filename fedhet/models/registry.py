@@ -122,7 +122,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def build_auxiliary(name: str, architectures: str, inputs: Tensor, classes: int) -> nn.Module:
-    """Build a model for inputs (n, ...): `name`, or the first of the `architectures`, or a small one for rows.
+    """Build model `name` or, if empty, the first of `architectures` or, if that cannot take vectors, a small model.
 
     Raises a `ModelError` if the model cannot take `inputs`.
     """
@@ -187,11 +187,11 @@ def _check_library(name: str) -> None:
 
 
 class HeadRead(ModelError, AttributeError):
-    """Raised if a network reads an attribute of its head after layers were inserted before the head."""
+    """Error of a network that reads an attribute of its head after layers were inserted before the head."""
 
 
 class Placed(nn.Sequential):
-    """A head with layers inserted before it. A network can call the module, but not read the head's attributes."""
+    """A head with layers inserted before it. Networks can call this module, but not read the head's attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name in nn.Linear.__constants__ or name in ("weight", "bias"):
@@ -200,7 +200,7 @@ class Placed(nn.Sequential):
 
 
 def place_before(model: nn.Module, name: str, layers: Mapping[str, nn.Module], width: int) -> nn.Module:
-    """Insert layers before the linear head of a model, in place, and return it with a new head of `width` inputs.
+    """Insert layers before a new linear head of `width` inputs in a model, in place, and return the model.
 
     `name` is the head's name, empty if the model is the head; `layers` map the representation (n, d) to (n, width).
     """
@@ -219,5 +219,5 @@ def pooled(model: nn.Module, width: int) -> nn.Module:
     """Insert adaptive average pooling to `width` features before the last `nn.Linear`, and return the model."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
-        raise ModelError(f"the model has no nn.Linear as head that could have width {width}: leave the width out")
+        raise ModelError(f"the model has no nn.Linear as head that could have width {width}: leave out :{width}")
     return place_before(model, names[-1], {"pooling": nn.AdaptiveAvgPool1d(width)}, width)

@@ -72,7 +72,7 @@ class Output:
 
 
 def _held(value: Any, title: str) -> Callable[[], object]:
-    """Return a function that returns a captured value, or raises a ModelError if it was changed in place meanwhile."""
+    """Return a function that returns `value`, or raises a ModelError if `value` has been changed in place since."""
     counted = isinstance(value, Tensor) and not value.is_inference()
     version = value._version if counted else 0
 
@@ -91,8 +91,7 @@ class _HeadReached(Exception):
 class Representation:
     """The representation of a network, `(n, d)` for n examples: by default the first input of its head.
 
-    If the attribute `places` is `tokens`, the representation is `(n, tokens, d)`; for `pixels`, it is averaged over
-    pixels.
+    If the attribute `places` is `tokens`, it is `(n, tokens, d)`; if `pixels`, it is averaged over pixels.
 
     Args:
         model: the network.
@@ -127,7 +126,7 @@ class Representation:
 
     @property
     def site(self) -> tuple[str, ...]:
-        """Identifier of the captured value, equal for all networks of one architecture."""
+        """Identifier of the value that `capture` captures, equal for all networks of one architecture."""
         return "input", self.head, self.places, self.what
 
     @property
@@ -177,7 +176,7 @@ class Representation:
 
     @contextmanager
     def _watched(self, *, stop: bool = False) -> Iterator[list[Any]]:
-        """Yield a list with the network's inputs by name, then the value (see `_held`), of the last forward pass."""
+        """Yield a list that receives the last forward pass's inputs by name, then the captured value (see `_held`)."""
         seen: list[Any] = []
 
         def start(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -194,7 +193,7 @@ class Representation:
             yield seen
 
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Return values (n, d) of texts from values (n, tokens, d), or the values themselves if they are not pooled.
+        """Return texts' `values` (n, tokens, d) pooled to (n, d), or unchanged if there is one for each token.
 
         `inputs` are the network's inputs by name. Padding is where `attention_mask` is 0 or, without one, where tokens
         are the `pad_token_id` of the network's config.
@@ -245,7 +244,7 @@ Capturing = Output | Representation
 
 
 def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a network by name or position; `Inputs` count as several arguments."""
+    """Return the arguments of a network by name or position, with each tensor of `Inputs` as an argument."""
     if len(args) == 1 and isinstance(args[0], Inputs):
         return args[0].parts
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
@@ -279,7 +278,7 @@ class RandomStream:
 
 @contextmanager
 def isolated(model: nn.Module, stream: RandomStream | None = None) -> Iterator[None]:
-    """Context manager in which forward passes change neither buffers nor, with `stream`, the global generators.
+    """Context manager in which forward passes leave buffers and, with `stream`, torch's global generators unchanged.
 
     Dropout draws from `stream`. Buffers are replaced by copies, so that autograd graphs remain valid.
     """
@@ -319,7 +318,7 @@ def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def fitted(transform: Callable[[Tensor], Tensor], dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    """Return a transform whose floating results are converted to `dtype`, such as a network's precision."""
+    """Return a function that applies `transform` and converts floating results to `dtype`, unless it is None."""
     if dtype is None or dtype == torch.float32:
         return transform
     return lambda inputs: in_precision(transform(inputs), dtype)

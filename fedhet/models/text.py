@@ -39,7 +39,7 @@ def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 class WordLSTM(nn.Module):
     """An LSTM with two fully connected layers (FedHeNN, section 4.1), with the widths of LEAF's code.
 
-    Texts (words,) pass through an embedding first; word vectors (words, width) are inputs of the LSTM.
+    Words of texts (words,) are embedded; word vectors (words, width) are passed to the LSTM directly.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):

@@ -34,15 +34,15 @@ class Outputs(ABC):
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Return outputs with the axis of class scores, or of the values of a prediction, moved to the end."""
+        """Return outputs with the axis of class scores or predicted values moved to the end."""
         return outputs
 
     def labels(self, labels: Tensor) -> Tensor:
-        """Convert labels to the form that methods use, such as int64 classes; labels that do not fit stay unchanged."""
+        """Convert labels to the form that methods use, such as int64 classes; other labels stay unchanged."""
         return labels
 
     def numbers(self, labels: Tensor, classes: int) -> int:
-        """Return the number of values of the metric, such as one for each class."""
+        """Return the number of values that the metric has, such as one for each class."""
         return 1
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Classification(Outputs):
 class Binary(Classification):
     """Binary classification: a logit, (n, 1) or (n,), labels (n,) of 0 and 1; binary cross entropy and accuracy.
 
-    Methods exchange a logit z as the scores (0, z) of two classes. Outputs can also be such scores, (n, 2).
+    Methods use a logit z as the scores (0, z) of two classes. Outputs can also be scores of two classes, (n, 2).
     """
 
     name = "binary"
@@ -141,7 +141,7 @@ class Binary(Classification):
 
 
 class NextCharacter(Classification):
-    """Prediction of the next character: logits (n, characters) and labels (n,), or with an axis of steps after n."""
+    """Prediction of the next character: logits (n, characters), labels (n,); or (n, steps, characters), (n, steps)."""
 
     name = "next-character"
     places = "tokens"
@@ -245,7 +245,7 @@ def _outside(labels: Tensor, classes: int) -> str:
 
 
 class Vectors(Outputs):
-    """Base class of kinds with an output for each label or target of an example; `entries` is PyTorch's loss."""
+    """Base class for one output per label or target of an example; `entries` is the elementwise loss of PyTorch."""
 
     entries: ClassVar[Callable[..., Tensor]]
 

@@ -65,29 +65,29 @@ class Score:
 
     @property
     def value(self) -> float:
-        """Metric as one number; nan if it is undefined."""
+        """The metric as one number; nan if it is undefined."""
         return self.metric.value
 
     @property
     def examples_behind(self) -> list[int] | None:
-        """Number of examples with which the IoU of each class is computed; None for other metrics."""
+        """Number of examples from which the IoU of each class is computed; None for other metrics."""
         if self.task.metric != "iou":
             return None
         behind: list[int] = torch.stack([batch[2] for batch in self.batches]).sum(0).tolist()
         return behind
 
     def __add__(self, other: "Score") -> "Score":
-        """Return the score of the predictions of both scores together."""
+        """Return the score of the predictions of `self` and `other` together."""
         batches = self.batches + other.batches
         return Score(self.task, self.loss_sum + other.loss_sum, self.count + other.count, batches)
 
 
 class Task:
-    """The kind of the networks' outputs and the training loss, which are the same for all clients.
+    """The kind of the networks' outputs and the training loss, which are equal for all clients.
 
         fedhet.run(settings, model=model, data=data, task=fedhet.Task(class_weights=[1, 5]))
 
-    Evaluations report the same loss, with a loss module in evaluation mode. Raises a ConfigError if an argument cannot
+    Evaluations report this loss, with a loss module in evaluation mode. Raises a ConfigError if an argument cannot
     be used.
 
     Args:
@@ -146,7 +146,7 @@ class Task:
 
     @property
     def plain(self) -> bool:
-        """Return whether the user has given neither a loss nor class weights."""
+        """Whether the user has given neither a loss nor class weights."""
         return self.own_loss is None and not self.class_weights
 
     def of(self, outputs: Tensor, labels: Tensor) -> "Task":
@@ -183,7 +183,7 @@ class Task:
             return Score(self, self.loss(outputs, labels) * count, count, (columns,))
 
     def _left_out(self, labels: Tensor) -> Tensor:
-        """Return a mask of the labels that the user's loss ignores; only classes can be ignored."""
+        """Return a mask of the labels that the user's loss ignores, which can only be classes."""
         ignored = self.ignored if self.outputs.meaning == "classes" else ()
         return torch.isin(labels.long(), torch.tensor(ignored, dtype=torch.int64, device=labels.device))
 
@@ -225,7 +225,7 @@ class Task:
                 got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
             raise ConfigError(f"the task's loss {name} returned {got}: return a differentiable mean over a batch")
         if not value.isfinite():
-            raise ConfigError(f"the task's loss {name} returned {value.item()} before any training: correct it")
+            raise ConfigError(f"the task's loss {name} returned {value.item()} before any training: make it finite")
         with torch.no_grad(), seeded(0, "loss"):
             again = self.loss(leaf, labels)
         with torch.no_grad():

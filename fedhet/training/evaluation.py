@@ -47,7 +47,7 @@ def forward(
         inputs: (n, ...) transformed examples.
         captures: values to capture inside the network, such as a layer's output, by name.
         until: if given, stop at the head and return the representation Phi (n, d) instead of outputs.
-        learns: whether to build an autograd graph.
+        learns: whether to build an autograd graph for the pass.
         stream: the random stream for dropout, in a pass that leaves the network's buffers unchanged.
         bf16: whether to compute in bfloat16 where `torch.autocast` does so; results are float32.
 
@@ -100,7 +100,7 @@ def evaluate(
         examples: the examples to evaluate.
         task: the task, which defines metric and loss.
         prepare: function that transforms raw inputs.
-        network: the network that `predict` runs, if `predict` is a function, for the choice of a batch size.
+        network: the network that the function `predict` calls, from which the batch size is chosen.
     """
     total = None
     if isinstance(predict, nn.Module):
@@ -187,7 +187,7 @@ def reestimate(
         model: the network; it is left in evaluation mode if it has such layers.
         inputs: (n, ...) raw examples; with fewer than two examples nothing changes.
         transform: function from raw inputs to the model's inputs.
-        chosen: function from the name of a layer's running mean to whether to re-estimate the layer; by default all.
+        chosen: function that maps the name of a running mean to whether to re-estimate its layer; by default all.
     """
     kinds = kinds_of(model)
     layers: list[_NormBase] = []

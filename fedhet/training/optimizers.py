@@ -26,7 +26,7 @@ class Optimisation:
         schedule: function from the completed fraction of the phase to the learning rate of a step.
         bf16: whether forward passes are computed in bfloat16; weights and losses are float32.
         least: minimum number of examples in a mini-batch; a smaller last batch is merged into the batch before it.
-        clip_gradients: maximum norm of the gradient of all parameters; 0 for no limit.
+        clip_gradients: maximum norm of the gradients of all parameters together; 0 for no limit.
     """
 
     optimizer: str = "sgd"
@@ -44,7 +44,7 @@ class Optimisation:
         return replace(self, learning_rate=rate, schedule=None) if rate else self
 
     def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
-        """Return a new optimiser for the parameters, or for `stacked` parameters of several networks."""
+        """Return a new optimiser for parameters, which can be `stacked` over networks along their first axis."""
         groups: list[dict[str, object]] = [{"params": parameters}]
         if self.weight_decay:
             groups = [
@@ -77,8 +77,7 @@ def learning_rate(schedule: str, largest: float, done: float) -> float:
 def eager(kind: type[Kind]) -> type[Kind]:
     """Return a subclass of a torch optimiser with the same computation, but without torch's compiler and profiler.
 
-    The wrappers that torch adds to its optimisers' methods import the compiler, which takes seconds, and profile each
-    step, which takes a third of a small network's step.
+    Importing the compiler takes seconds, and profiling takes a third of the time of a small network's step.
     """
     step = torch.no_grad()(_bare(kind.step))
     vars(step)["hooked"] = True  # torch takes its hooks to be there

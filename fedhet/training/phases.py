@@ -32,11 +32,11 @@ class Step:
         inputs: (n, ...) transformed examples on the device.
         labels: (n, ...) labels of the examples.
         rows: (n,) int64, positions of the examples in the phase's examples.
-        outputs: the network's outputs for the inputs.
+        outputs: the network's outputs for `inputs`.
         captured: the inner values that loss terms capture, by name; each (n, ...), part of the autograd graph.
         bf16: whether forward passes are computed in bfloat16.
         task: the task, which defines the loss.
-        further: number of examples outside of the mini-batch that loss terms have passed through the network.
+        further: number of examples that loss terms have passed through the network in addition to the mini-batch.
         weights: (n,) weights of the examples in means, 0 for padding; None for equal weights.
     """
 
@@ -92,9 +92,9 @@ class Term:
     Args:
         function: a function defined in a module, which reads nothing but the step and `constants`.
         draw: function from a step's number and number of examples to further keyword arguments of `function`, such as
-            drawn examples, or to None to skip the step.
+            randomly drawn examples, or to None to leave the term out of the step.
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
-        weighted: whether the function averages over examples by `Step.mean` only, so that mini-batches can be padded.
+        weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
         constants: tensors and containers of tensors, which can differ between clients, and other values.
     """
 
@@ -111,7 +111,7 @@ class Term:
         self.weighted = weighted
 
     def __call__(self, step: Step) -> Value:
-        """Return the term's value in a step; None if `draw` skips the step."""
+        """Return the term's value in a step, or None if `draw` leaves the term out."""
         drawn = self.draw(step.number, len(step.labels)) if self.draw else {}
         return None if drawn is None else self.function(step, **self.constants, **drawn)
 
@@ -148,7 +148,7 @@ class Phase:
 
     @cached_property
     def captures(self) -> dict[str, Capturing]:
-        """The values to capture inside the network in each step for the loss terms, by name."""
+        """Values to capture inside the network in each step for the loss terms, by name."""
         return {name: value for term in self.terms if isinstance(term, Term) for name, value in term.captures.items()}
 
 

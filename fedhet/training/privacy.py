@@ -93,7 +93,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Hidden:
-    """A stand-in for a batch's values, which loss terms must not read under differential privacy.
+    """A placeholder for a batch's values, which loss terms must not read under differential privacy.
 
     Attributes:
         loss: the batch's mean loss, a scalar without gradient.
@@ -111,5 +111,5 @@ class Hidden:
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise a ModelError when a torch function is called with the stand-in."""
+        """Raise a ModelError when a torch function is called with the placeholder."""
         cls(torch.zeros(()))._refuse()

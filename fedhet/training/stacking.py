@@ -12,7 +12,7 @@ _places: WeakKeyDictionary[nn.Module, list[tuple[dict[str, Any], str]]] = WeakKe
 
 
 def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return, for each parameter and buffer, the dictionary of its module that holds it, and its key there."""
+    """Return a pair for each parameter and buffer: the dict of its module that has it, and its key in the dict."""
     if model not in _places:  # finding them takes as long as a small network's forward pass
         arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
         _places[model] = [(each, key) for each in arrays for key, array in each.items() if array is not None]
@@ -20,9 +20,9 @@ def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
 
 
 def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
-    """Return a function that maps `function` over networks: its first argument is a list of their stacked arrays.
+    """Return `function`, which calls `model`, vectorised over networks by `torch.func.vmap`.
 
-    `dims` are the axes of the other arguments to map over (`in_dims` of `torch.func.vmap`).
+    The first argument of the result is a list of the networks' stacked arrays; `dims` are the `in_dims` of the others.
     """
     places = _places_of(model)
     before = [arrays[key] for arrays, key in places]
@@ -40,26 +40,26 @@ def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] 
 
 
 def arrays_of(model: nn.Module) -> list[Tensor]:
-    """Return a network's parameters and buffers; one that two modules share is listed twice."""
+    """Return a network's parameters and buffers; arrays that two modules share are listed twice."""
     return [arrays[key] for arrays, key in _places_of(model)]
 
 
 def linear_weights(model: nn.Module) -> list[bool]:
-    """Return which of `arrays_of(model)` are weights of `nn.Linear`.
+    """Return for each of `arrays_of(model)` whether it is the weight of an `nn.Linear`.
 
-    If these are stacked transposed, their gradients are contiguous and need not be copied.
+    Such weights are stacked transposed, so that their gradients are contiguous and need not be copied.
     """
     linear = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
     return [id(arrays) in linear and key == "weight" for arrays, key in _places_of(model)]
 
 
 def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]:
-    """Return the arrays, those that are `chosen` with their last two axes exchanged."""
+    """Return `arrays` with the last two axes exchanged where `chosen` is True."""
     return [each.mT if its else each for each, its in zip(arrays, chosen, strict=True)]
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Return nested containers with the tensors of all `values` stacked, and other values of the first."""
+    """Return nested containers like each of `values`, with tensors stacked, and other entries from the first."""
     first = values[0]
     if isinstance(first, dict):
         return {name: stack([each[name] for each in values]) for name in first}
@@ -69,7 +69,7 @@ def stack(values: Sequence[Any]) -> Any:
 
 
 def dims_of(value: Any) -> Any:
-    """Return the axes to map over (`in_dims`) for what `stack` returns: 0 for each tensor, None for other values."""
+    """Return `in_dims` of `torch.func.vmap` for a result of `stack`: 0 for each tensor, None for other entries."""
     if isinstance(value, dict):
         return {name: dims_of(each) for name, each in value.items()}
     return tuple(map(dims_of, value)) if isinstance(value, tuple) else 0 if isinstance(value, Tensor) else None
@@ -84,7 +84,7 @@ def clip(gradients: Sequence[Tensor], most: float) -> None:
 
 
 def first_of(count: int, leaves: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return stacked parameters of the first clients, in the same memory, and let the optimizer step only these."""
+    """Return views of the first `count` clients' parameters in `leaves`, and let the optimizer step only these."""
     chosen = {each: each.detach()[:count].requires_grad_() for each in leaves}
     for group in optimizer.param_groups:
         group["params"] = [chosen[each] for each in group["params"]]

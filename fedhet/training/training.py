@@ -94,8 +94,8 @@ def outcome(
 ) -> Trained:
     """Return the combined result of a phase and the phases before it; raise a ModelError if training diverged.
 
-    `examples` is their number, `losses` and `sizes` (numbers of examples) have an entry per step, `norm` is the largest
-    norm of a parameter after the last step, and `further` and `recorded` are as in `Step` and `Trained`.
+    `examples` is the number of examples, `losses` and `sizes` have the loss and batch size of each step, `norm` is the
+    largest norm of a parameter at the end; see `Step.further` and `Trained.recorded`.
     """
     _check_losses(losses, sizes, examples, norm, phase, first=not before.work.steps)
     mean = math.fsum(map(operator.mul, losses, sizes)) / sum(sizes)
@@ -129,7 +129,7 @@ def _passes(
 ) -> Iterator[Step]:
     """Yield a `Step` after the forward pass of each mini-batch; `batches` are index tensors.
 
-    With `privacy`, private gradients of the task's loss are also set, and the step does not disclose the mini-batch.
+    With `privacy`, private gradients of the task's loss are also set, and loss terms cannot read the mini-batch.
     """
 
     def of_task(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def _passes(
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
-    """Return the sum of the task's loss and the loss terms; add the values that terms record to `recorded`."""
+    """Return the sum of the task's loss and the loss terms; add other values that terms return to `recorded`."""
     if isinstance(step.outputs, Hidden):
         loss = step.outputs.loss
     else:
@@ -208,7 +208,7 @@ def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained
 def only_trained(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
 ) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters to train, with cleared gradients; all other parameters are frozen within the context."""
+    """Context manager that yields the parameters to train, without gradients, and freezes all other parameters."""
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
@@ -244,7 +244,7 @@ def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
 def mini_batches(
     model: nn.Module, phase: Phase, examples: Examples, generator: torch.Generator, privacy: Privacy | None
 ) -> tuple[Iterator[Tensor], int]:
-    """Return a phase's mini-batches of examples, as index tensors, and their number."""
+    """Return an iterator over the index tensors of a phase's mini-batches, and the number of mini-batches."""
     if examples.groups == ():
         return iter(()), 0
     size = phase.optimisation.batch_size

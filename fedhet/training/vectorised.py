@@ -42,7 +42,7 @@ MOST = 512
 
 @dataclass
 class Prediction:
-    """A function from inputs to `then` of each of the model's outputs, or of the representation `until` if given."""
+    """A function that applies `then` to the model's outputs for its inputs, or to the representation `until`."""
 
     model: nn.Module
     until: Representation | None = None
@@ -55,7 +55,7 @@ class Prediction:
 
 @dataclass(eq=False)
 class Training:
-    """One phase of a client's training, with the arguments of `train` and the seed of dropout; `alone`: in no batch."""
+    """A phase of a client's training, with the arguments of `train`; `seed` seeds dropout, `alone` excludes batches."""
 
     model: nn.Module
     phase: Phase
@@ -70,7 +70,7 @@ class Training:
     found: Trained | ModelError | None = None
 
     def result(self) -> Trained:
-        """Return the result of the phase, trained now if it was in no batch; raise a ModelError if it diverged."""
+        """Return the phase's result; train now if no batch did. Raises a ModelError if training diverged."""
         if self.found is None:
             seed_everything(self.seed)
             options: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
@@ -85,7 +85,7 @@ class Training:
         return self.examples if self.phase.examples is None else self.phase.examples
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for phases that can be trained in one batch; None if this one must train alone."""
+        """Return a key that is equal for phases that can share a batch; None if the phase cannot be batched."""
         phase, own = self.phase, self.phase.optimisation
         terms = [term for term in phase.terms if isinstance(term, Term) and term.weighted]
         alone = self.alone or self.privacy or phase.module or own.bf16 or own.schedule
@@ -108,14 +108,14 @@ class Evaluation:
     found: Score | None = None
 
     def result(self) -> Score | None:
-        """Return the score, computed now if it was in no batch; None if there are no examples."""
+        """Return the score, and compute it if no batch has; None if there are no examples."""
         if self.found is None:
             seed_everything(self.seed)
             self.found = evaluate(self.predict, self.examples, self.task, self.transform, self.model)
         return self.found
 
     def kind(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for evaluations that can be computed in one batch; None for a separate one."""
+        """Return a key that is equal for evaluations that can share a batch; None if this one cannot be batched."""
         count, prediction = len(self.examples), self.prediction
         if not prediction or not 0 < count <= MOST:
             return None
@@ -143,7 +143,7 @@ def _kind_of(model: nn.Module, examples: Examples, task: Task) -> tuple[Any, ...
 def compute_in_batches(computations: Sequence[Computation]) -> None:
     """Compute phases and evaluations in batches of networks with equal architectures and settings.
 
-    A computation that is in no batch, or in a batch that raises an exception, is left to its `result`.
+    Computations in no batch, or whose batch raises an exception, are performed by their `result` instead.
     """
     groups: dict[Any, list[Any]] = {}
     for each in computations if len(computations) > 1 else ():
@@ -228,7 +228,7 @@ def _padded(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield inputs, labels, rows and weights (clients, n, ...) of each step, for the clients that have this step.
 
-    `drawn` has the index tensors of each client's mini-batches. Smaller mini-batches are padded by weight 0.
+    `drawn` has the index tensors of each client's mini-batches, which are padded by examples of weight 0.
     """
     inputs = torch.cat([each.prepare(each.rows.inputs[:], None) for each in group])
     labels = torch.cat([each.rows.labels for each in group])
@@ -244,7 +244,7 @@ def _padded(
 def _loss(client: Training, number: int, terms: Sequence[Term], passed: list[int]) -> Callable[..., Any]:
     """Return a function from the terms' constants and a client's mini-batch to the loss and the recorded values.
 
-    Each call appends to `passed` how many examples outside of the mini-batch loss terms passed through the network.
+    Each call appends the number of further examples that loss terms passed through the network to `passed`.
     """
 
     def of_one(constants: Sequence[Mapping[str, Any]], inputs: Tensor, labels: Tensor, rows: Tensor, w: Tensor) -> Any:

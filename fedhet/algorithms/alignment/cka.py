@@ -125,7 +125,7 @@ def _unit(deviation: Tensor, original: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Return the Frobenius product `<x x^T, y y^T>`, computed from `x^T y` or both matrices, whichever is cheaper."""
+    """Return the Frobenius product `<x x^T, y y^T>`, computed from `x^T y` or from the two kernels, as is cheaper."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
@@ -197,7 +197,7 @@ def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
 
 
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
-    """Return CKA, a scalar, of two symmetric kernels `(L, L)`; with `debiased`, from U-centred kernels."""
+    """Return CKA, a scalar, of two symmetric kernels `(L, L)`, which are U-centred if `debiased`."""
     x, x_self = unit_kernel(x_kernel, debiased=debiased)
     y, y_self = unit_kernel(y_kernel, debiased=debiased)
     return ratio((x * y).sum(), x_self, y_self)
@@ -223,7 +223,7 @@ class Alignment:
         rows = alignment.rows()
         loss = task_loss + eta * alignment.distance(representation(rad[rows]), rows)
 
-    `rad` has the alignment examples (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
+    `rad` has the examples to align (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
     (0 for all) it uses the debiased estimate of CKA. The `target` is a matrix of features `(L, d)` or, for the kernel
     `"linear"`, a factor of the target kernel. `"procrustes"` always uses all examples; for `"rbf"`, mini-batches are
     fixed slices of the examples, whose kernels are computed once.

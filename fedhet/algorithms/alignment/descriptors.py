@@ -46,8 +46,8 @@ def describe(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return FedHARM's descriptors of images and the indices of their activations, both (n, k_b) for each block b.
 
-    `blocks` names the modules that end blocks, from shallow to deep, and `slots` has the numbers k_b of activations,
-    limited to the size of the block's output, in which (flattened) the indices lie. `labels` (n,) are by default the
+    `blocks` names the last modules of blocks, from shallow to deep. `slots` has the numbers k_b of activations, at most
+    the size of the block's output; indices are positions in the flattened output. `labels` (n,) are by default the
     predicted classes; `transform` converts raw images (n, ...) to the model's inputs. The model is left in evaluation
     mode. Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not
     finite.
@@ -60,7 +60,7 @@ def describe(
         for block, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
-                raise ModelError(f"gradients of block {blocks[block]!r} are not finite: training has diverged")
+                raise ModelError(f"gradients of block {blocks[block]!r} are not finite: lower the learning-rate")
             best = strongest(scores, min(slots[block], scores.shape[1]))
             values[block].append(output.flatten(1).gather(1, best))
             places[block].append(best.int())
@@ -77,7 +77,7 @@ def _differentiated(
         logits = torch.func.functional_call(model, constants, (inputs,))
         if logits.ndim != 2 or logits.shape[1] < 2:
             got = tuple(logits.shape)
-            raise ModelError(f"descriptors need outputs of shape ({len(inputs)}, classes), several classes, got {got}")
+            raise ModelError(f"descriptors need outputs of shape ({len(inputs)}, classes >= 2), got {got}")
         score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
         outputs = [leaves[name] for name in blocks]
         gradients = torch.autograd.grad(score, outputs)
@@ -106,14 +106,14 @@ def gathered(features: Tensor, places: Tensor) -> Tensor:
 
 
 def cosine(descriptors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return the cosine similarities (n,) of descriptors, (n, k_b) for each block b, over their common columns."""
+    """Return the cosine similarities (n,) of two descriptors, (n, k_b) for each block b, over their common columns."""
     blocks = zip(descriptors, others, strict=True)
     pairs = [(one[:, : other.shape[1]], other[:, : one.shape[1]]) for one, other in blocks]
     return F.cosine_similarity(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs], 1))
 
 
 def mean_descriptor(clients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the mean descriptors, (n, K_b) for each block b; a column is averaged over the clients that have it."""
+    """Return the mean descriptors, (n, K_b) for each block b; each column is the mean over the clients that sent it."""
     means = []
     for block in zip(*clients, strict=True):
         width = max(each.shape[1] for each in block)

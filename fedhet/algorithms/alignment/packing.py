@@ -29,11 +29,11 @@ def check_finite_features(features: Tensor, name: str) -> None:
     """Raise a ValueError unless features are (n, d), and a ModelError unless they are finite and at most `LARGEST`."""
     largest = float(check_features(features, name).abs().max())
     if not largest <= LARGEST:
-        raise ModelError(f"{name} must be finite and at most {LARGEST:.0e}, got {largest:.1e}: has training diverged?")
+        raise ModelError(f"{name} must be finite and at most {LARGEST:.0e}, got {largest:.1e}: lower the learning-rate")
 
 
 def pack(values: Tensor) -> Packed:
-    """Pack values (n, d) as `values` (float16) and `exponent` (int16 scalar): they are `values` * 2^`exponent`."""
+    """Pack values (n, d) as float16 `values` and a scalar int16 `exponent`, which mean `values` * 2^`exponent`."""
     array = values.detach().cpu().float().numpy()
     largest = float(np.abs(array).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest > 0 else 0  # which uses the range of float16 best

@@ -83,10 +83,10 @@ def check_posteriors(values: Tensor) -> None:
 
 
 def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tensor:
-    """Return Z `(L, k)`: k leading left singular vectors of all posteriors, unit rows; see `count_clusters`.
+    """Return Z `(L, k)`: the k leading left singular vectors of all posteriors, with rows of length 1.
 
-    Posteriors are `(L, C_i)` on the same L examples. Examples whose posteriors equal the mean have rows of zeros; if
-    all posteriors are constant, Z is one column of zeros.
+    Posteriors are `(L, C_i)` on the same L examples; `count_clusters` chooses k. Examples whose posteriors equal
+    the mean have rows of zeros; if all posteriors are constant, Z is one column of zeros.
     """
     parts = [centred(posteriors.double()) * (1 / len(sent)) ** 0.5 for posteriors in sent]
     eigenvalues, vectors = spectrum(torch.cat(parts, 1))
@@ -100,7 +100,7 @@ def cluster_rows(sent: Sequence[Tensor], *, generator: torch.Generator) -> Tenso
 def count_clusters(eigenvalues: Tensor, parts: Sequence[Tensor], generator: torch.Generator) -> int:
     """Return k, the number of directions on which clients agree more than by chance.
 
-    `parts` are the clients' centred posteriors `(L, C_i)`, and `eigenvalues` belong to their kernel, largest first.
+    `parts` are the clients' centred posteriors `(L, C_i)`, and `eigenvalues` of their kernel are in descending order.
     Parallel analysis (Horn, 1965) shuffles each client's rows, and counts the singular values above the largest one of
     the shuffled posteriors. k is at least the median number of classes, since the count is small early in training, and
     at most half of the number of singular values, since with all of them an example would resemble only itself.
@@ -135,7 +135,7 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """Return the mean of 1 - cosine over a batch's descriptors, or 1 - CKA of its representations to the target."""
+    """Return the mean of 1 - cosine of a batch's descriptors and the target, or 1 - CKA of representations and it."""
     if kind == "cosine":
         return 1 - cosine(parts, target).mean()
     (features,), (rows,) = parts, target

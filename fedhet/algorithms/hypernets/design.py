@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LayerType:
-    """A layer type: its arrays by role (``weight``), and the largest number of layers of the type in one network."""
+    """A layer type: its arrays by role, such as ``weight``, and the largest number of its layers in one network."""
 
     slots: Mapping[str, Slot]
     occurrences: int = 1
@@ -56,7 +56,7 @@ Catalogue = Mapping[str, LayerType]
 
 
 def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
-    """Return the layer types of several networks. A type has all arrays that any of its layers has."""
+    """Return the layer types of several networks. A type has the arrays of all of its layers."""
     slots: dict[str, dict[str, Slot]] = {}
     most: Counter[str] = Counter()
     for graph in graphs:
@@ -71,7 +71,7 @@ def catalogue(graphs: Iterable[LayerGraph]) -> Catalogue:
 
 
 def slots_of(node: LayerNode) -> dict[str, Slot]:
-    """Return the arrays of a layer to generate, which are its trained parameters, by role."""
+    """Return the arrays to generate for a layer by role, such as ``weight``: its trained parameters."""
     slots = {}
     for role, shape in node.shapes.items():
         if role in node.constants:
@@ -92,15 +92,14 @@ def slots_of(node: LayerNode) -> dict[str, Slot]:
 def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
     """Return the ratio of an array's standard deviation in a new network (`own`) to the result `rule` of `std_of`.
 
-    Return 1 if the two are similar, as for PyTorch's linear layers and convolutions, which have 0.41 of Kaiming's
-    standard deviation: the larger one keeps activations from vanishing.
+    The ratio is 1 if they are similar: PyTorch's default, 0.41 of Kaiming's, would let activations vanish.
     """
     ratio, margin = (own.std / rule if own else 1.0), prod(shape) ** -0.5
     return 1.0 if (1 - margin) / 3 < ratio < 1.5 * (1 + margin) else ratio
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """Return the initial standard deviation of weights of a layer type; the first axis of `shape` has the units.
+    """Return the initial standard deviation of weights of a layer type; `shape` is (units, ...).
 
     It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings as in PyTorch, and 0.02 for parameters outside
     layers, such as ViT's position embeddings.

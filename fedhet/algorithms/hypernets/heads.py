@@ -65,7 +65,7 @@ class Latents(nn.Module):
 
 
 class Dense(nn.Module):
-    """A head with weights s (sum_l z_l D_l + B): latent vector z, scale s, learned D_l and B (Litany et al., 2022)."""
+    """A head for weights s (sum_l z_l D_l + B): z latent vector, s scale, D_l and B learned (Litany et al., 2022)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Dense(nn.Module):
 
 
 class BaseLowRank(nn.Module):
-    """A head with weights s (4 B + U V): scale s, learned B, and U and V learned linear maps of latent vector z."""
+    """A head for weights s (4 B + U V): s scale, B learned, U and V learned linear maps of the latent vector z."""
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Vector(nn.Module):
 
 
 def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
-    """Return a new head of a kind for one array of a layer type."""
+    """Return a new head of a kind for the array `slot` of a layer type."""
     if slot.std is None:
         return Vector(slot)
     if kind == "dense":
@@ -127,11 +127,11 @@ def head(layer: LayerType, slot: Slot, kind: Head) -> nn.Module:
 
 @dataclass
 class Tiled:
-    """The layout of weight tiles that are decoded together (see `Tiles`).
+    """Tiles of weights that are decoded together (see `Tiles`), and the arrays that they form.
 
     Attributes:
         nodes: index of the layer of each tile.
-        places: encoded position of each tile in its array, PLACE numbers.
+        places: encoding of the position of each tile in its array, by PLACE numbers.
         signs: 1 or -1 for each tile, so that tiles of one array, which resemble each other, do not add up.
         arrays: name, index of the layer, `Slot`, and numbers of tiles along the axes, for each array.
     """
@@ -142,7 +142,7 @@ class Tiled:
     arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
-        """Add the tiles of an array of layer `node`; `grid` has numbers of tiles, and `role` is a role's index."""
+        """Add the tiles of an array of layer `node`; `grid` has numbers of tiles, `role` is its role's index."""
         for place in product(*map(range, grid)):
             numbers = (*place, *(0,) * (4 - len(place)), role)
             waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
@@ -154,7 +154,7 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
-    """Divide layers' arrays into tiles of the kinds `kernels` (filters), `matrices` and `vectors`; return the layouts.
+    """Divide layers' arrays into tiles of the kinds `kernels` (filters), `matrices` and `vectors`, by kind.
 
     `layers` have the name and the `Slot` of each of a layer's arrays, by role. Filters of size 1 are matrices.
     """
@@ -194,9 +194,9 @@ class Tiles(nn.Module):
     def forward(
         self, h: Tensor, rows: Mapping[str, Tiled], places: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and value of each generated array, from embeddings h (layers, width) and layouts (`tiling`).
+        """Yield the name and value of each array of `rows` (see `tiling`), from embeddings h (layers, width).
 
-        `places` has the nodes (tiles,) and positions (tiles, PLACE) of the layouts as tensors, such as `kernels-nodes`.
+        `places` has the attributes of `rows` as tensors by name, such as `kernels-nodes`.
         """
         nodes, scales = self.node(h), 1 + F.leaky_relu(self.scale(h)) @ self.factor
         middle = KERNEL // 2
@@ -215,7 +215,7 @@ class Tiles(nn.Module):
 
 
 def _laid(tiles: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """Join a grid of tiles, and crop the result to an array of this shape."""
+    """Join a `grid` of tiles, and crop the result to `shape`."""
     sides = (TILE, TILE, KERNEL, KERNEL)[: len(grid)]
     axes = [axis for place in range(len(grid)) for axis in (place, place + len(grid))]
     sizes = [count * side for count, side in zip(grid, sides, strict=True)]

@@ -58,7 +58,7 @@ class Embedding(nn.Module):
 
 
 def shape_features(node: LayerNode) -> list[float]:
-    """Return features of a layer of any type: its kind, and its sizes as logarithms, sines and cosines.
+    """Return features of a layer of any type: its kind, and logarithms, sines and cosines of its sizes.
 
     Sizes are the numbers of inputs and outputs, kernel size, stride and groups.
     """
@@ -81,7 +81,7 @@ class Reading:
     Attributes:
         known: type of each node, or None if the hypernetwork does not know the type.
         heads: names of an array in the layers of a type (None for a layer without it), by type and role.
-        rows: layout of arrays in tiles (see `tiling`).
+        rows: tiles of the arrays to generate (see `tiling`).
         names: names of the generated arrays.
         unknown: types of layers for which nothing is generated.
         tensors: indices and features, on the hypernetwork's device.
@@ -186,7 +186,7 @@ class GraphHypernetwork(nn.Module):
 class Written(nn.Module):
     """A network that runs with generated weights, so that training it trains the hypernetwork.
 
-    Parameters that are not generated, which are trained as well, and running statistics belong to `network`.
+    Other parameters, which are trained as well, and running statistics are those in `network`.
     """
 
     def __init__(self, hypernetwork: GraphHypernetwork, network: nn.Module, reading: Reading) -> None:

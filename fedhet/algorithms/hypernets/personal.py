@@ -5,7 +5,7 @@
 v_i is the embedding of client i, and a is its architecture. In the paper, the head of an architecture is a matrix with
 a row for each weight. Here weights are generated in chunks of c weights: row j of C_a (chunks x width) weights the
 features for chunk j, and W (width x c) is shared by all chunks and architectures. The scale s is fixed: Kaiming's
-sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for the weight of a normalisation and 0
+sqrt(2 / fan-in) for matrices and filters. Vectors start near b, which is 1 for weights of normalisation layers and 0
 otherwise. Embeddings start close to each other, because clients with distant embeddings hardly learn from one another.
 """
 
@@ -55,8 +55,8 @@ class PersonalHypernetwork:
     ) -> dict[str, Tensor]:
         """Generate the weights of a client's network, by name, as differentiable float32 tensors.
 
-        Clients whose networks have equal names and shapes of arrays share the parameters of one architecture. `starts`
-        has the offset and scale of arrays, by name, where they differ from `begin_of`.
+        Networks with equal names and `shapes` of arrays have one architecture. `starts` has the base b and scale s of
+        arrays by name, where they differ from the result of `begin_of`.
         """
         features = self._features(client)
         first = replace(self, tensors={})._features(client).detach() if starts else features
@@ -93,9 +93,9 @@ class PersonalHypernetwork:
 
 
 def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tuple[float, float]:
-    """Return the base b and the fixed scale s of an array; `own` is its mean and standard deviation in a new network.
+    """Return the base b and the fixed scale s of an array; `own`: mean and standard deviation in a new network.
 
-    For an array that is initially constant, b is the constant, and s a tenth of it or of Kaiming's scale.
+    For an array that is initially constant, b is the constant, and s a tenth of it, at least 0.01 of Kaiming's scale.
     """
     kaiming = math.sqrt(2 / math.prod(shape[1:])) if len(shape) > 1 else 1.0
     usual = float(len(shape) == 1 and name.endswith("weight")), kaiming if len(shape) > 1 else VECTORS
