@@ -104,7 +104,7 @@ def names() -> list[str]:
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build a model, initialised by torch's global generator; raises a `ModelError` if it cannot take such inputs.
+    """Build a model, initialised by torch's global generator; raises a `ModelError` if it cannot take these inputs.
 
     `name` is one of `names()`, `torchvision/NAME` or `timm/NAME`. With `:WIDTH` at the end, the representation is
     pooled to this width before the last `nn.Linear`. `input_shape` is (channels, height, width) of an image or
@@ -150,7 +150,7 @@ def expand(architectures: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def deal(architectures: str, how: str, clients: int, seed: int) -> tuple[str, ...]:
-    """Return the name of each client's model, from a comma-separated list (see `expand`), assigned by `spread`."""
+    """Return the name of each client's model, from a comma-separated list (see `expand`), assigned as in `spread`."""
     return spread(expand(architectures), how, clients, seed)
 
 

@@ -32,7 +32,7 @@ class CharLSTM(nn.Module):
 def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return FedMA's character LSTM for a vocabulary of `classes` characters."""
     if len(input_shape) != 1:
-        raise ModelError(f"the model needs texts (characters,), such as shakespeare's, not shape {input_shape}")
+        raise ModelError(f"the model needs texts (characters,), such as shakespeare, got inputs of shape {input_shape}")
     return CharLSTM(classes)
 
 

@@ -47,7 +47,7 @@ def forward(
         inputs: (n, ...) transformed examples.
         captures: values to capture inside the network, such as a layer's output, by name.
         until: if given, stop at the head and return the representation Phi (n, d) instead of outputs.
-        learns: whether to build an autograd graph for the pass.
+        learns: whether to build an autograd graph.
         stream: the random stream for dropout, in a pass that leaves the network's buffers unchanged.
         bf16: whether to compute in bfloat16 where `torch.autocast` does so; results are float32.
 

@@ -148,7 +148,7 @@ def _passes(
 
 
 def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
-    """Return the sum of the task's loss and the loss terms; add other values that terms return to `recorded`."""
+    """Return the sum of the task's loss and the loss terms; add the other values of loss terms to `recorded`."""
     if isinstance(step.outputs, Hidden):
         loss = step.outputs.loss
     else:

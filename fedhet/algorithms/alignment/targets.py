@@ -135,7 +135,7 @@ def target_of(kind: Kind, clients: Sequence[Sequence[Tensor]], *, generator: tor
 
 
 def distance_to_target(kind: Kind, parts: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """Return the mean of 1 - cosine of a batch's descriptors and the target, or 1 - CKA of representations and it."""
+    """Return the mean of 1 - cosine of descriptors and `target`, or 1 - CKA of representations and `target`."""
     if kind == "cosine":
         return 1 - cosine(parts, target).mean()
     (features,), (rows,) = parts, target

@@ -99,7 +99,7 @@ def scale_of(own: Start | None, rule: float, shape: Shape) -> float:
 
 
 def std_of(type: str, shape: Shape) -> float:
-    """Return the initial standard deviation of weights of a layer type; `shape` is (units, ...).
+    """Return the initial standard deviation of weights `shape` (units, ...) of a layer type.
 
     It is (2 / fan-in)^.5 (He et al., ICCV 2015), 1 for embeddings as in PyTorch, and 0.02 for parameters outside
     layers, such as ViT's position embeddings.

@@ -142,7 +142,7 @@ class Tiled:
     arrays: list[tuple[str, int, Slot, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, name: str, node: int, slot: Slot, grid: tuple[int, ...], role: int) -> None:
-        """Add the tiles of an array of layer `node`; `grid` has numbers of tiles, `role` is its role's index."""
+        """Add the tiles of an array of layer `node`; `grid` is its shape in tiles, `role` an index of roles."""
         for place in product(*map(range, grid)):
             numbers = (*place, *(0,) * (4 - len(place)), role)
             waves = [wave(each * frequency) for each in numbers for frequency in FREQUENCIES for wave in (sin, cos)]
@@ -154,7 +154,7 @@ class Tiled:
 
 
 def tiling(layers: Iterable[tuple[Mapping[str, str], Mapping[str, Slot]]]) -> dict[str, Tiled]:
-    """Divide layers' arrays into tiles of the kinds `kernels` (filters), `matrices` and `vectors`, by kind.
+    """Divide layers' arrays into tiles, by kind: `kernels` (filters), `matrices` and `vectors`.
 
     `layers` have the name and the `Slot` of each of a layer's arrays, by role. Filters of size 1 are matrices.
     """

@@ -93,7 +93,7 @@ class PersonalHypernetwork:
 
 
 def begin_of(name: str, shape: tuple[int, ...], own: Start | None = None) -> tuple[float, float]:
-    """Return the base b and the fixed scale s of an array; `own`: mean and standard deviation in a new network.
+    """Return base b and scale s of an array; `own` has mean and standard deviation of the array in a new network.
 
     For an array that is initially constant, b is the constant, and s a tenth of it, at least 0.01 of Kaiming's scale.
     """
