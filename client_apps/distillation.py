@@ -158,7 +158,7 @@ class Projected(Mutual[B]):
 
 
 class FML(Mutual[FMLOptions]):
-    """Trains the client's own network and the shared network by mutual distillation."""
+    """Trains the client's network and the shared network by mutual distillation."""
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         return [replace(phase, task_weight=self.options.alpha) for phase in super().phases(payload)]

@@ -84,7 +84,7 @@ class FedMRL(Projected[FedMRLOptions]):
         nested = self.options.width or small_width
         if isinstance(head := self.client.model.get_submodule(self.client.head), nn.modules.conv._ConvNd):
             kind = type(head).__name__
-            raise ModelError(f"fedmrl needs an nn.Linear as head, and {self.client.head!r} is a {kind}: replace it")
+            raise ModelError(f"fedmrl needs an nn.Linear as head, but {self.client.head!r} is a {kind}: replace it")
         heads = self.client.head, self.small_head
         pool = self.client.representation.pool
         pair = Fused(self.client.model, self.auxiliary, heads, (width, nested), dtype, pool)
@@ -114,7 +114,7 @@ def _resize(model: nn.Module, name: str, width: int) -> None:
     head = model.get_submodule(name)
     if not name or not isinstance(head, nn.Linear):
         raise ModelError(
-            f"fedmrl.width needs a shared network with an nn.Linear as head, not {type(head).__name__}: leave it out"
+            f"fedmrl.width needs an nn.Linear as head of the shared network, not {type(head).__name__}: leave it unset"
         )
     placed = nn.Linear(width, head.out_features, bias=head.bias is not None, dtype=head.weight.dtype)
     model.set_submodule(name, placed.to(head.weight.device))

@@ -1,9 +1,8 @@
 """FLHA-GHN and pFedHN, client side.
 
 In FLHA-GHN, a client trains a graph hypernetwork (GHN) that generates the weights of its network. All clients send
-arrays of the same names and sizes, which disclose nothing about an architecture, but a head for a layer type that a
-client does not use returns unchanged, so the server can learn the client's layer types. In pFedHN, the hypernetwork is
-at the server only.
+arrays with the same names and shapes, whatever their architectures. A client returns the heads of layer types that it
+does not use unchanged, so the server can infer its layer types. In pFedHN, only the server has the hypernetwork.
 """
 
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ REFINE_RATE = 0.001
 
 
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
-    """Trains the hypernetwork, which generates the network except for statistics and layers of unknown types."""
+    """Trains the hypernetwork that generates the client's network, except statistics and layers of unknown types."""
 
     can_be_batched = False
 
@@ -69,7 +68,11 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
             log.info("client %s: types of its layers: %s", name, ", ".join(types))  # which the server is not told
             raise ModelError(f"client {name}: no head of the hypernetwork fits its layers: set flha-ghn.head = tiled")
         if reading.unknown:
-            log.warning("client %s: layers of types without a head stay its own: %s", name, ", ".join(reading.unknown))
+            log.warning(
+                "client %s: layers without a head of their type keep its own weights: %s",
+                name,
+                ", ".join(reading.unknown),
+            )
         return Payload()
 
     def begin(self, payload: Payload) -> None:

@@ -81,7 +81,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             return
         if self.state.public_size < LEAST_ROWS:
             raise FedhetError(
-                f"the public dataset has {self.state.public_size} examples, and at least {LEAST_ROWS} are "
+                f"the public dataset has {self.state.public_size} examples, but at least {LEAST_ROWS} are "
                 "needed: set public-samples higher, or fedhenn.eta0 = 0 for no alignment"
             )
         if self._has_probe(reply):
@@ -159,7 +159,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
     def _check_rows(self, name: str, reply: Reply, rows: int) -> None:
         values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
         if len(values) != rows:
-            raise WireError(f"the client's {name} have {len(values)} rows, and {rows} were requested")
+            raise WireError(f"the client's {name} have {len(values)} rows, but {rows} were requested")
 
     # ---- report
 

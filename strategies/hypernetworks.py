@@ -78,7 +78,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
 
     def admit(self, reply: Reply) -> None:
         starts, known = reply.arrays.get("starts", {}), self.federation.specs.get(reply.client, reply.report.spec)
-        check(starts, dict.fromkeys(starts.keys() & known.keys(), ((2,), "float32")), "the starts of arrays")
+        check(starts, dict.fromkeys(starts.keys() & known.keys(), ((2,), "float32")), "the client's offsets and scales")
         if starts:
             self.state.starts = self.state.starts | {reply.client: starts}
 

@@ -234,7 +234,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
             if rounds < of_a_pass:
                 raise FedhetError(needs)
             if not self.run.round.number:  # warn once
-                log.warning("%s; the global model does not change in what is left over (%d)", needs, rounds % of_a_pass)
+                log.warning("%s; the last rounds (%d) do not change the global model", needs, rounds % of_a_pass)
         return rounds or self.options.passes * of_a_pass
 
     @property

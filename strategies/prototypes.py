@@ -11,7 +11,7 @@ where p is a client's prototype of class y, and the margin d is the largest dist
 classes, but at most tau. In FedGen (Zhu et al., ICML 2021), a generator G learns representations on which the clients'
 heads h_i agree, from noise e and classes y, drawn in proportion to the clients' examples:
 
-    L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)      equation 4, and diversity
+    L = CE(mean_i h_i(G(e, y)), y) + d exp(-mean_{j, k} |e_j - e_k|^2 |G_j - G_k|)   equation 4, diversity of weight d
 
 The mean score of linear heads is the score of the averaged head, which clients receive with the generator.
 """

@@ -117,7 +117,7 @@ def strategy(name: str) -> type[Any]:
 
 
 def client_side(name: str) -> type[Any]:
-    """Return a method's client side, a `fedhet.client.ClientSide`; references to unknown code are not imported."""
+    """Return a method's client side, a `fedhet.client.ClientSide`, without importing `package.module:name` or files."""
     return _side(method(name, trusted=False), "client")
 
 

@@ -91,5 +91,5 @@ def test_a_convolution_as_head(federate):
     def network(client):
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
-    with pytest.raises(FedhetError, match="fedmrl needs an nn.Linear as head, and '1' is a Conv2d: replace it"):
+    with pytest.raises(FedhetError, match="fedmrl needs an nn.Linear as head, but '1' is a Conv2d: replace it"):
         federate("fedmrl", model=network)

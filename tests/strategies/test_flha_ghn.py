@@ -115,7 +115,7 @@ def test_layers_of_unknown_types(federate, phases, caplog):
         )
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert "client 1: layers of types without a head stay its own: c32_32_k3_s1, l128_10" in caplog.text
+    assert "client 1: layers without a head of their type keep its own weights: c32_32_k3_s1, l128_10" in caplog.text
     (_, _, one), (_, _, other), (_, then, after), _ = phases
     for name in ("body.3.weight", "head.weight"):
         assert not torch.equal(one[name], other[name])
