@@ -159,7 +159,7 @@ def on_rad(
     stream: RandomStream,
     kind: tuple[Kernel, bool],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the weighted distance of the representations of `inputs` to their target, and the distance to record."""
+    """Return the distance between representations of `inputs` and their `target`, times `weight` and unweighted."""
     phi = step.represent(inputs, representation, stream)
     distance = distance_to(phi if tokens is None else of_tokens(phi, tokens), *target, kind=kind)
     return weight * distance, {"distance": distance}

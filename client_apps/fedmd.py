@@ -38,7 +38,7 @@ class Scores(ClientSide[Q]):
         return Payload(values={"classes": classes} | ({"tokens": tokens} if tokens > 1 else {}))
 
     def end(self, payload: Payload) -> Payload:
-        """Return scores of the rows that the server requests, and the mean distance to the received mean scores."""
+        """Return scores of the public examples that the server requests, and the mean distance to received scores."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
             rows = self._rows(payload.arrays["next-rows"])
@@ -57,7 +57,7 @@ class Scores(ClientSide[Q]):
         return stepped
 
     def digest(self, payload: Payload, epochs: int = 1) -> list[Phase]:
-        """Return the phase that learns the received mean scores; an empty list if none were received."""
+        """Return the phase that trains on received mean scores; an empty list if none were received."""
         arrays = payload.arrays
         if "mean" not in arrays:
             return []
@@ -73,7 +73,7 @@ class Scores(ClientSide[Q]):
 def match(
     step: Step, tokens: Tensor | None, distance: Callable[[Step, Tensor], Tensor]
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return the `distance` of outputs to received scores as a loss, and the same value to record."""
+    """Return the `distance` of outputs to received scores, as the loss and as a value to record."""
     outputs = step.task.outputs.scores(step.outputs)
     apart = distance(step, outputs if tokens is None else of_tokens(outputs, tokens[step.rows]))
     return apart, {"distance": apart}

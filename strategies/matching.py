@@ -204,7 +204,7 @@ class FedMAState(MatchedState):
         pass_: number of complete passes.
         step: index of the group that is matched next.
         holding: the clients that sent the last group, and keep their networks for the rest of the pass.
-        group: by group, the weights of its global units and its other averaged parameters (such as of norms), as sent.
+        group: by group, the weights of its global units and other averages (such as BatchNorm's), in the dtype sent.
         last: the output layer of the last complete pass.
     """
 
