@@ -342,7 +342,7 @@ def test_no_target_after_a_lost_round(run: Federate) -> None:
     ("settings", "message"),
     [
         ({"public-samples": 0}, "no public dataset to align on: set public-samples"),
-        ({"public-samples": 5}, "the public dataset has 5 examples, and at least 8"),
+        ({"public-samples": 5}, "the public dataset has 5 examples, but at least 8"),
     ],
 )
 def test_too_small_public_dataset(settings: dict[str, Any], message: str, run: Federate, tmp_path: Path) -> None:
@@ -357,6 +357,6 @@ PUBLIC = torch.randn(20, 4, generator=torch.Generator().manual_seed(9))
 
 def test_train_union_with_a_public_dataset() -> None:
     with pytest.raises(
-        ConfigError, match="'train-union' draws the alignment examples .* from the clients' training data: leave"
+        ConfigError, match="'train-union' draws the alignment examples .* from the clients' training data: set"
     ):
         FedHeNN(rad_source="train-union", public=PUBLIC)

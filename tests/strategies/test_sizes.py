@@ -327,7 +327,7 @@ def test_part_of_a_node(method, key, value, node, right, wrong, never):
         width(**{node: wrong})
     with pytest.raises(ConfigError, match=f"{key}: .*{never}.* is not a valid {node}"):
         configuration.resolve(settings | {f"{method}.{key}": f"1,{never}"})
-    with pytest.raises(ConfigError, match="initial weights of the whole"):
+    with pytest.raises(ConfigError, match="start from parts of one network"):
         configuration.resolve({"method": method, "shared-init": False})
 
 
