@@ -59,7 +59,7 @@ class UserCodeError(DataError, ModelError):
 
     @classmethod
     def of(cls, error: BaseException, doing: str, after: str = "") -> "UserCodeError":
-        """Create the error from a user's exception; `doing` (the activity) starts the message, and `after` ends it."""
+        """Create the error from a user's exception; the message starts with `doing` and ends with `after`."""
         own = _users(error)
         where = f" ({Path(own.filename).name}, line {own.lineno})" if own else ""
         return cls(f"{doing} raised {type(error).__name__}: {error}{where}{after}")

@@ -15,9 +15,12 @@ LEAST = 4
 
 
 class Batching(NamedTuple):
-    """Up to `size` messages to nodes with equal texts in `kinds` are handled in one call, those to nodes with "" alone.
+    """How messages are divided into batches, each of which is handled in one call.
 
-    Messages are divided into at least `number` batches if each has `LEAST` messages then.
+    Attributes:
+        kinds: the kind of each node's network; nodes of one kind share batches, and nodes with an empty text have none.
+        size: largest number of messages in a batch.
+        number: number of batches to make at least, as long as each has `LEAST` messages.
     """
 
     kinds: Sequence[str] = ()

@@ -242,7 +242,7 @@ def _federation(config: Config) -> list[str]:
 
 
 def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu: int) -> tuple[int, float]:
-    """Return a client's CPUs and share of a GPU: those of `client-resources`, or what the machine has for each.
+    """Return a client's CPUs and share of a GPU: from `client-resources` or, where these are 0, an equal share.
 
     `memory` is the machine's free memory in bytes, and `on_gpu` how many clients fit into the memory of a GPU.
     """

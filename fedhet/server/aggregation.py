@@ -67,9 +67,9 @@ class Aggregator:
     ) -> Mapping[str, Arrays]:
         """Return the clients' arrays, with updates clipped to `clip-norm` times the median norm.
 
-        Without `clip-norm`, only updates beyond `FURTHEST` are clipped, with a warning: no single client should ruin a
-        run. `starts` are the arrays from which each client started; an array that is missing there started from zero.
-        `scales` are factors of arrays in the norms, by client, 1 by default.
+        Without `clip-norm`, only updates beyond `FURTHEST` times the median are clipped, with a warning. `starts` are
+        the arrays from which each client started, by default zeros. `scales` are factors of arrays in the norms, by
+        client, 1 by default.
         """
         bound = _bound(self.run.config)
         if not groups or (not bound and len(groups) < 3):
@@ -90,7 +90,7 @@ class Aggregator:
         return self.once(keys, lambda: model if whole else {key: model[key] for key in keys if key in model})
 
     def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """Return the result of `make` in the dtype in which it is sent, cached under `key` until the model changes."""
+        """Return the result of `make` in the dtype `wire-dtype`, cached under `key` until the model changes."""
         if self._sent[0] is not self.run.state.model:
             self._sent = (self.run.state.model, {})
         sent = self._sent[1]
@@ -169,7 +169,7 @@ def cut_to_bound(
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
     """Clip updates (`models` minus `starts`) to `bound` times their median norm; return models and clipping records.
 
-    If `bound` is 0, updates beyond `FURTHEST` are clipped to the median norm.
+    If `bound` is 0, updates beyond `FURTHEST` times the median norm are clipped to the median norm.
 
     The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
     square root of their number of entries, so that networks of different sizes can be compared.
@@ -203,7 +203,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = MappingP
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return how far each client's arrays are from the nearest arrays of the same names that others sent."""
+    """Return, for each client, the sum over its arrays of the distance to the nearest client's array of that name."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():

@@ -67,7 +67,9 @@ class Federation:
         if (name := next(name for name in names if name not in self.nodes)) == claimed:
             return claimed
         if not plain_name(name):
-            raise FedhetError(f"the client's name {claimed} belongs to another node, and is too long for a number")
+            raise FedhetError(
+                f"the client's name {claimed} belongs to another node, and is too long for a number: shorten it"
+            )
         self.run.warn_once(
             f"node {node} takes part as client {name}, since another node has the name {claimed}: each node needs its "
             "own partition-id (or name)"

@@ -186,7 +186,7 @@ class Handshake:
         return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that the server has memory for a client's network, and let the client send a large one as proof."""
+        """Check that the server has memory for a client's network; a large one must be sent, not only claimed."""
         run, spec = self.run, reply.report.spec
         check_room(self.hooks.copies * bytes_of(spec), "the server needs memory for the client's network:")
         if not self.hooks.copies or bytes_of(spec) <= UNSEEN:
@@ -198,7 +198,7 @@ class Handshake:
             check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "the client's network")
             run.round.up[reply.client] += sent.payload.nbytes
             return
-        raise FedhetError("the client did not send its network, without which it is not admitted: see its log")
+        raise FedhetError("the client did not send its network, which is needed for its admission: see its log")
 
     def _admit(self, node: int, reply: Reply, *, joining: bool) -> None:
         run, report, claimed = self.run, reply.report, reply.client
@@ -315,7 +315,7 @@ def _comes_last(reply: Reply, count: int) -> bool:
 
 
 def most_alike_first(opened: Mapping[int, tuple[Hashable, Reply]], networks: str, *, averaged: bool) -> list[int]:
-    """Return nodes in the order of admission, so that the majority decides which clients fit.
+    """Return nodes in the order of their admission, the most frequent kind of client first.
 
     `opened` has each node's kind and reply. Clients of the most frequent kind come first; among them, if arrays are
     `averaged`, those with the most arrays of the most frequent dtype and, unless `networks` (`Traits.alike`) may have

@@ -102,7 +102,7 @@ class Hooks(Generic[P, S]):
         """Keep the values that the method needs from a client's first handshake, or raise an exception to refuse it."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return initial values for the shared arrays in `missing`; None (the default) to use clients' weights."""
+        """Return initial values of the shared arrays in `missing`, or None (the default) to use the clients'."""
         return None
 
     def first_model(self, reply: Reply) -> Arrays:
@@ -146,7 +146,7 @@ class Hooks(Generic[P, S]):
         whatever `aggregate_fit` cannot use, since an exception in `aggregate_fit` ends the run.
         """
         if self.federation.specs[reply.client] and "model" not in reply.arrays:
-            raise WireError("the client's reply has no model")
+            raise WireError("the client's reply has no model: check the client's mods and its own train function")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Update `state` from the valid replies of a round, in order of client name; return metrics for the history.

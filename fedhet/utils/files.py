@@ -232,7 +232,7 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def round_folder(round: int) -> str:
-    """Return the folder in `models/` with the models of a round (`save-every`), or for 0 with those of the last one."""
+    """Return the folder, below `models/`, of the models of a round (`save-every`); empty for 0, the last round."""
     return f"round-{round}" if round else ""
 
 
