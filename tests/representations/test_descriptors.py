@@ -83,7 +83,9 @@ def test_wrong_outputs() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     with torch.no_grad():
         model[1].weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match="gradients of block '0' are not finite: lower the learning-rate"):
+    with pytest.raises(
+        ValueError, match="gradients of block '0' are not finite: training has diverged, lower the learning-rate"
+    ):
         describe(model, ["0"], torch.randn(3, 4), None, [2], identity)
     with pytest.raises(ValueError, match=r"outputs of shape \(3, classes >= 2\), got \(3, 1\)"):
         describe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["0"], torch.randn(3, 4), None, [2], identity)

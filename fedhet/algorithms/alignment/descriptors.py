@@ -60,7 +60,9 @@ def describe(
         for block, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
-                raise ModelError(f"gradients of block {blocks[block]!r} are not finite: lower the learning-rate")
+                raise ModelError(
+                    f"gradients of block {blocks[block]!r} are not finite: training has diverged, lower the learning-rate"
+                )
             best = strongest(scores, min(slots[block], scores.shape[1]))
             values[block].append(output.flatten(1).gather(1, best))
             places[block].append(best.int())
