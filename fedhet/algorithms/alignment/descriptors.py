@@ -61,7 +61,7 @@ def describe(
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
                 raise ModelError(
-                    f"gradients of block {blocks[block]!r} are not finite: training has diverged, lower the learning-rate"
+                    f"gradients of block {blocks[block]!r} are not finite: training diverged, lower the learning-rate"
                 )
             best = strongest(scores, min(slots[block], scores.shape[1]))
             values[block].append(output.flatten(1).gather(1, best))
