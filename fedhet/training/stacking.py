@@ -83,12 +83,13 @@ def clip(gradients: Sequence[Tensor], most: float) -> None:
         each.mul_(factors.view(-1, *[1] * (each.ndim - 1)))
 
 
-def first_of(count: int, leaves: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return views of the first `count` clients' parameters in `leaves`, and let the optimizer step only these."""
-    chosen = {each: each.detach()[:count].requires_grad_() for each in leaves}
+def first_of(count: int, arrays: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return views of the first `count` clients' arrays, and let the optimizer step these in place of all clients'."""
+    chosen = {each: each.detach()[:count].requires_grad_(each.requires_grad) for each in arrays}
     for group in optimizer.param_groups:
+        for each in group["params"]:
+            state = optimizer.state.pop(each, {}).items()
+            kept = {n: x[:count] if isinstance(x, Tensor) and x.ndim else x for n, x in state}
+            optimizer.state[chosen[each]] = kept
         group["params"] = [chosen[each] for each in group["params"]]
-    for each, first in chosen.items():
-        state = optimizer.state.pop(each, {}).items()
-        optimizer.state[first] = {n: x[:count] if isinstance(x, Tensor) and x.ndim else x for n, x in state}
     return [*chosen.values()]

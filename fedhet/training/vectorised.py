@@ -186,19 +186,18 @@ def _train(group: Sequence[Training]) -> None:
         linear = linear_weights(model)
         held = [transposed(arrays_of(each.model), linear) for each in group]
         state = [torch.stack(each).detach() for each in zip(*held, strict=True)]
-        trained = [*compress(state, live)]
-        leaves = [each.detach().requires_grad_() for each in trained]
+        now = [each.detach().requires_grad_(trains) for each, trains in zip(state, live, strict=True)]
+        leaves = [*compress(now, live)]
         optimizer = phase.optimisation.build(leaves, stacked=True)
         for number, batch in enumerate(_padded(group, drawn, leaves[0].dtype)):
             active = len(batch[0])
             if active < len(leaves[0]):
-                leaves, terms = first_of(active, leaves, optimizer), []
+                now, terms = first_of(active, now, optimizer), []
+                leaves = [*compress(now, live)]
             if not terms or draws:
                 terms = _terms(group[:active], number, batch[3])
             constants, passed = tuple(term.constants for term in terms), list[int]()
             of_one = _loss(group[0], number, terms, passed)
-            unused = iter(leaves)
-            now = [next(unused) if trains else each[:active] for each, trains in zip(state, live, strict=True)]
             run = batched(model, of_one, (dims_of(constants), 0, 0, 0, 0))
             loss, values = run(transposed(now, linear), constants, *batch)
             loss.sum().backward()
@@ -211,6 +210,7 @@ def _train(group: Sequence[Training]) -> None:
             for place in range(active):
                 further[place] += passed[0]
                 record(recorded[place], {name: each[place] for name, each in values.items()})
+    trained = [*compress(state, live)]
     for place, arrays in enumerate(held):  # only now, since after an exception each client is trained alone
         torch._foreach_copy_([each.detach() for each in compress(arrays, live)], [each[place] for each in trained])
     norms = torch.stack([each.flatten(1).norm(dim=1) for each in trained]).amax(0).tolist()
