@@ -17,7 +17,7 @@ from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.algorithms.alignment.targets import compress
 from fedhet.client import ClientSide, LostState
 from fedhet.errors import DataError, ModelError
-from fedhet.messages import Arrays, Payload, to_tensor
+from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
 from fedhet.training import Loss, Step, Term, of_tokens
@@ -38,6 +38,8 @@ class PublicRows:
 def public_rows(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
     """Return the rows with numbers `rows` (n,) of examples `of`; row r is token r % tokens of example r // tokens."""
     rows = rows.long().to(of.device)
+    if not ((rows >= 0) & (rows < len(of) * tokens)).all():
+        raise WireError("the server's request has rows that are not in the public dataset: use one version of fedhet")
     return PublicRows(of[rows]) if tokens == 1 else PublicRows(of[rows // tokens], rows % tokens)
 
 
@@ -125,7 +127,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         return self.client.scores(rad.inputs, "probabilities", rad.tokens)
 
     def _part_of_target(self, rad: PublicRows) -> Arrays:
-        """Return the client's contribution to the next target, for the alignment examples (RAD)."""
+        """Return the posteriors or representations of the RAD from which the server computes the next target."""
         what = "outputs for the alignment examples (RAD)"
         if self.options.sent == "posteriors":
             return pack(finite(self.posteriors(rad), what))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedhet.client_apps.fedhenn import public_rows
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +22,7 @@ from fedhet.config.client_setup import ClientInfo
 from fedhet.config.configuration import resolve
 from fedhet.data import load
 from fedhet.errors import ConfigError, FedhetError
+from fedhet.messages import WireError
 from fedhet.models.representation import Representation
 from fedhet.results.history import Row, read_history
 from fedhet.training import read
@@ -360,3 +362,9 @@ def test_train_union_with_a_public_dataset() -> None:
         ConfigError, match="'train-union' draws the alignment examples .* from the clients' training data: set"
     ):
         FedHeNN(rad_source="train-union", public=PUBLIC)
+
+
+@pytest.mark.parametrize("row", [-1, 20])
+def test_rows_beyond_the_public_dataset(row: int) -> None:
+    with pytest.raises(WireError, match="rows that are not in the public dataset"):
+        public_rows(torch.tensor([0, row]), torch.zeros(10, 4), 2)
