@@ -194,7 +194,7 @@ class FD(ByClass[FDOptions]):
 
 
 def distillation(step: Step, row_of: Tensor, teacher: Tensor, weight: float) -> Tensor:
-    """Return the weighted mean cross entropy between `teacher[row_of[label]]` and predictions, where row_of >= 0."""
+    """Return `weight` times the mean cross entropy of predictions and `teacher[row_of[label]]`, over rows from 0."""
     rows = row_of[step.labels]
     known = (rows >= 0).to(step.outputs.dtype)
     entropies = -(teacher[rows] * F.log_softmax(step.task.outputs.scores(step.outputs), 1)).sum(1) * known

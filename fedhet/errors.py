@@ -37,7 +37,7 @@ class FedhetError(Exception):
 
 
 class Refused(FedhetError):
-    """An answer that a node refuses to give, for a reason that discloses nothing about its private data."""
+    """Raised if a node refuses a request; the message discloses nothing about its private data."""
 
 
 class ConfigError(FedhetError):

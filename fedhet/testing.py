@@ -146,7 +146,7 @@ class Case:
         return {key: value for key, value in chosen.items() if key not in idle}
 
     def config(self, changes: Mapping[str, Value] | None = None, **keys: Value) -> Config:
-        """Return the complete configuration of a run."""
+        """Return the configuration of a run with the case's settings, `changes` and `keys` (see `settings`)."""
         return configuration.resolve(self.settings(changes, **keys))
 
 

@@ -129,7 +129,7 @@ class FedDFState(ScoresState):
 
 
 class FedDF(Scores[declared.FedDFOptions, FedDFState]):
-    """Trains the global model at the server; with the key `teach`, clients then learn the global model's scores."""
+    """Distils the mean of the clients' logits into the global model; with `teach`, clients then learn its scores."""
 
     method = declared.feddf
     state_class = FedDFState

@@ -59,7 +59,7 @@ class ByClass(FederatedStrategy[P, C]):
 
     @property
     def way_out(self) -> str:
-        """What error messages advise if the vectors of clients differ in width."""
+        """Advice in error messages for clients whose vectors differ in width from others."""
         return f"set {self.method.name}.width, to which all representations are then projected"
 
     def payload_for(self, client: str) -> Payload:

@@ -51,8 +51,8 @@ class _Network:
 class Clients:
     """Creates the client for each message, and caches networks and data between messages.
 
-    Without user functions for model and data, clients have the configured architectures and data set. A task without
-    a name is inferred from labels and outputs.
+    Without user functions for model and data, clients have the configured architectures and data set. The task is
+    inferred from labels and outputs if it is not configured.
     """
 
     def __init__(self, model: ModelFunction | None, data: user_functions.DataFunction | None, task: Task) -> None:

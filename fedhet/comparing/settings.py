@@ -216,7 +216,7 @@ def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods' own keys from their presets of the same name as the preset in `base`, such as `digits`."""
+    """Return each method's own keys with the values in its preset that is named like the preset in `base`."""
     for_all, method_keys = _preset(str(base.get("preset", "")), base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."

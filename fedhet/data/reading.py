@@ -43,7 +43,7 @@ class LazyInputs:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """Read the inputs of some rows; see `pairs`."""
+        """Read the inputs of the rows `index`."""
         return self.pairs(index)[0]
 
     def pairs(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:

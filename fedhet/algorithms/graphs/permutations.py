@@ -50,7 +50,7 @@ class PermutationGroups:
     """The permutation groups of a network, in data-flow order.
 
     Attributes:
-        axes: segments of each axis of each array, by ``state_dict`` name.
+        axes: segments (see `axes.Segment`) of each axis of each array, by ``state_dict`` name.
         fixed: parameters of layers whose outputs are not hidden units, such as the output layer.
         tied: first name of each tied parameter, by its other names.
         needs: for each array that narrow networks lack, a group and its least width with which the array exists.
