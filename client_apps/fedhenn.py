@@ -8,20 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedhet.algorithms.alignment import Alignment, distance_to
 from fedhet.algorithms.alignment.cka import Kernel
 from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.algorithms.alignment.targets import compress
-from fedhet.client import ClientSide, LostState
+from fedhet.client import ClientSide
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
 from fedhet.training import Loss, Step, Term, of_tokens
-from fedhet.utils.randomness import numpy_generator, torch_generator
+from fedhet.utils.randomness import torch_generator
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
     """Trains with a penalty on the distance of representations to a target (Makhija et al., 2022, equations 5, 6)."""
 
     def handshake(self, payload: Payload) -> Payload:
-        """Return the representations of some public examples before the first round."""
         settings = self.options
         if settings.eta0 and settings.rad_source == "train-union" and self.client.own_data:
             raise DataError(
@@ -67,13 +65,8 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
                 "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)",
                 tokens=True,
             )
-        reply, tokens = self._probe(), self.client.tokens
-        reply.values |= {"tokens": tokens} if settings.eta0 and tokens > 1 else {}
-        return reply
-
-    def finish(self, payload: Payload) -> Payload:
-        """Return the representations, after the last round, of the public examples from the handshake."""
-        return self._probe()
+        tokens = self.client.tokens
+        return Payload(values={"tokens": tokens} if settings.eta0 and tokens > 1 else {})
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the term eta(t) d(Phi_i(X(t)), target) on batches of the alignment examples X(t) (RAD).
@@ -132,18 +125,6 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
         if self.options.sent == "posteriors":
             return pack(finite(self.posteriors(rad), what))
         return pack(compress(finite(self.represent(rad), what)))
-
-    def _probe(self) -> Payload:
-        if not self.options.probe or not self.options.eta0:
-            return Payload()
-        try:
-            public = self.client.public.inputs
-        except LostState:  # handshake and evaluation are valid without it
-            return Payload()
-        order = numpy_generator(self.client.config.seed, "probe").permutation(len(public))[: self.options.probe]
-        examples, tokens = torch.from_numpy(order), self.client.tokens
-        features = self.represent(public_rows(examples * tokens + examples % tokens, public, tokens))
-        return Payload({"probe": pack(compress(features))} if features.isfinite().all() else {})
 
     def represent(self, rows: PublicRows) -> Tensor:
         """Return the representations Phi (n, d) of rows of the public dataset, in evaluation mode."""

@@ -366,8 +366,6 @@ class FedHeNNKeys(Keys, total=False):
     """number of RAD examples per training step, at least 8; 0: all, as in the paper"""
     rad_every: int
     """number of steps between proximal terms, whose weight is multiplied by it"""
-    probe: int
-    """number of public examples for the CKA matrices of the report; 0: none"""
 
 class FedHeNN(FederatedStrategy[Any, Any]):
     def __init__(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedhet.algorithms.alignment import linear_cka
 from fedhet.algorithms.alignment.packing import pack, unpack
 from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_target
 from fedhet.config import client_setup
@@ -24,7 +23,7 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
-from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
+from fedhet.server import Common, FederatedStrategy, State
 from fedhet.utils.randomness import numpy_generator, torch_generator
 
 from ._common import distance_metric, packed_rows, public_rows, tokens_of
@@ -32,19 +31,14 @@ from ._common import distance_metric, packed_rows, public_rows, tokens_of
 
 @dataclass
 class FedHeNNState(State):
-    """The state of FedHeNN: the last target and, for the report, representations of some public examples.
+    """The state of FedHeNN: `target` is the packed target on the alignment examples (RAD) of round `target_round`.
 
-    Attributes:
-        target: the packed target on the alignment examples (RAD) of round `target_round`.
-        tokens: number of tokens of a public example; if above 1, a row of the RAD is one token.
-        before, after: each client's representation of some public examples, before and after training.
+    `tokens` is the number of tokens of a public example; if above 1, a row of the RAD is one token.
     """
 
     target: Arrays = field(default_factory=dict)
     target_round: int = 0
     tokens: int = 0
-    before: ArraysBy = field(default_factory=dict)
-    after: ArraysBy = field(default_factory=dict)
 
 
 class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
@@ -76,7 +70,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         return {"number of tokens per example": tokens} if self.options.eta0 else {}
 
     def admit(self, reply: Reply) -> None:
-        """Check that the public dataset is large enough, and keep the client's representations for the report."""
+        """Check that the public dataset is large enough."""
         if not self.options.eta0:
             return
         if self.state.public_size < LEAST_ROWS:
@@ -84,8 +78,6 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
                 f"the public dataset has {self.state.public_size} examples, but at least {LEAST_ROWS} are "
                 "needed: set public-samples higher, or fedhenn.eta0 = 0 for no alignment"
             )
-        if self._has_probe(reply):
-            self.state.before[reply.client] = reply.arrays["probe"]
         self.state.tokens = tokens_of(reply)
 
     # ---- a round
@@ -110,7 +102,10 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
         super().check_reply(reply)
         reply.values.number("distance", 0.0)
         if self.sent_name in reply.arrays or self._asks_for_next_rad(self.state.round + 1):
-            self._check_rows(self.sent_name, reply, len(self.rad(1)))
+            name, rows = self.sent_name, len(self.rad(1))
+            values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
+            if len(values) != rows:
+                raise WireError(f"the client's {name} have {len(values)} rows, but {rows} were requested")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average the weights if clients are homogeneous, and compute the target for the next round."""
@@ -150,32 +145,3 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             generator = torch_generator(self.config.seed, "parallel analysis", round)
             return pack(cluster_rows(peers, generator=generator))
         return pack(mean_target(peers))
-
-    def _has_probe(self, reply: Reply) -> bool:
-        if reply.arrays.get("probe"):
-            self._check_rows("probe", reply, min(self.options.probe, self.state.public_size))
-        return bool(reply.arrays.get("probe"))
-
-    def _check_rows(self, name: str, reply: Reply, rows: int) -> None:
-        values = packed_rows(reply, name, check_posteriors if name == "posteriors" else None)
-        if len(values) != rows:
-            raise WireError(f"the client's {name} have {len(values)} rows, but {rows} were requested")
-
-    # ---- report
-
-    def take_last(self, reply: Reply) -> None:
-        if self._has_probe(reply):
-            self.state.after[reply.client] = reply.arrays["probe"]
-
-    def matrices(self) -> dict[str, Any]:
-        """Return the pairwise CKA between clients on some public examples, before and after training."""
-        before, after = self.state.before, self.state.after
-        clients = [client for client in in_order(after) if client in before]
-        if not clients:
-            return {}
-        names = [self.state.clients[client].architecture for client in clients]
-        pairwise: dict[str, Any] = {}
-        for when, probes in (("before", before), ("after", after)):
-            features = [unpack(probes[client]) for client in clients]
-            pairwise[when] = [[float(linear_cka(one, other)) for other in features] for one in features]
-        return {"cka": {"clients": clients, "architectures": names, **pairwise}}

@@ -139,22 +139,6 @@ class MatchedStrategy(FederatedStrategy[M, T]):
             return None
         return resize(self.run.network_like(in_order(self.state.clients)[0]), self.state.model)
 
-    def matrices(self) -> dict[str, Any]:
-        """Return, for each layer, a matrix (clients, global units) that is 1 where a client has the unit."""
-        assigned = {client: self.state.assignments.get(client, {}) for client in in_order(self.state.clients)}
-        last = str(len(self.groups) - 1)
-        assigned = {client: by_group for client, by_group in assigned.items() if last in by_group}
-        if not assigned or not self.state.model:
-            return {}
-        layers = []
-        for group in self.groups:
-            members = [by_group[str(group.index)] for by_group in assigned.values()]
-            units = np.zeros((len(members), 1 + max(int(each.max()) for each in members)), dtype=int)
-            for row, each in zip(units, members, strict=True):
-                row[each] = 1
-            layers.append({"name": group.name, "units": units.tolist()})
-        return {"shared_filters": {"clients": list(assigned), "layers": layers}}
-
 
 class PFNM(MatchedStrategy[PFNMOptions, MatchedState]):
     """Matches all layers in one round, without training in between."""

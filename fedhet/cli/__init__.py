@@ -156,14 +156,11 @@ def new(
 def report(
     folders: arguments.Folders,
     out: Annotated[Path, arguments.place("The page about several runs.", "FILE")] = Path("comparison.html"),
-    method: arguments.Named = None,
 ) -> None:
     """Write report.html and figures for a run, or one page about several runs."""
     with _errors(everything_is_input=True):
         from fedhet.results.report import compare_folders, write_report
 
-        if method is not None:
-            registry.method(method)  # import it
         if len(folders) == 1:
             typer.echo(printable(str(write_report(folders[0]))))
         else:

@@ -216,7 +216,7 @@ class ClientSide(Generic[P]):
     - when a network is built: `adapt`, `head_of`;
     - before the first round: `handshake`;
     - for training: `begin`, evaluation before training, `phases` (with `terms`), `end`, evaluation after training;
-    - for evaluation: `begin`, evaluation of the received and the personal model; `finish` at the end of a run.
+    - for evaluation: `begin`, evaluation of the received and the personal model.
 
     Each evaluation calls `evaluate`, then `refine`.
     """
@@ -326,10 +326,6 @@ class ClientSide(Generic[P]):
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return the function, from inputs to outputs, that is evaluated, or None; for `when`, see `refine`."""
         return self.client.model
-
-    def finish(self, payload: Payload) -> Payload:
-        """Return what to send with the evaluation at the end of the run; by default nothing."""
-        return Payload()
 
     def personal(self) -> dict[str, Tensor]:
         """Return the tensors to save as the personal model at the end of a run; by default the client's network."""

@@ -75,11 +75,9 @@ def evaluate(job: Job) -> ClientWork[Payload]:
         if trained:
             load_state(client.model, weights)
         yield from measure(job, "trained")
-    if not client.request.final:
-        return Payload()
-    if _has_own_model(side):
+    if client.request.final and _has_own_model(side):
         client.store.write_model(job.scored or side.personal())
-    return side.finish(job.payload)
+    return Payload()
 
 
 def join(job: Job) -> ClientWork[Payload]:

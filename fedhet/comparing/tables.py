@@ -239,7 +239,7 @@ def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
 
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
     """Draw the personal accuracy of each variant by round: the mean over seeds, and the spread as a band."""
-    figure, (axes,) = new_figure(3.2)
+    figure, axes = new_figure(3.2)
     results = [result for result in results if result.outcomes]
     for position, result in enumerate(results):
         line = look(position)
@@ -255,7 +255,7 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
 
 def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
     """Draw each method's sorted gains of clients over training without exchange, or return None without gains."""
-    figure, (axes,) = new_figure(2.9)
+    figure, axes = new_figure(2.9)
     for position, result in enumerate(results):
         gains = sorted(gain for each in result.outcomes for gain in each.gains.values())
         if not gains:

@@ -14,17 +14,6 @@ METRICS, STRUCTURE = "metrics", "structure"
 widths, which are always sent."""
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure in the report of a run, drawn from matrices that the method records.
-
-    `figure` is `"package.module:function"`, which returns a matplotlib Figure for the matrices; imported when needed.
-    """
-
-    figure: str
-    caption: str
-
-
 ABSENT = "clients took no part"
 """Words of the warning about clients that took part in no round."""
 
@@ -146,7 +135,6 @@ class Method:
             `client_apps/` or, without one, `fedhet.client.ClientSide`, which trains on the client's examples.
         common: the paper's values of common keys.
         own: values for the user's own models and data that differ from `OWN_SETTINGS`.
-        drawings: figures of the report by the name of their matrices.
         trains: what clients train, such as a hypernetwork, if it is not their network. In a comparison such a method
             has its own optimizer and learning rate.
         family: the prefix of the method's keys: its name, or that of the method that it is a `variant` of.
@@ -159,7 +147,6 @@ class Method:
     client: str = ""
     common: Mapping[str, Value] = field(default_factory=dict, hash=False)
     own: Mapping[str, Value] = field(default_factory=dict, hash=False)
-    drawings: Mapping[str, Drawing] = field(default_factory=dict, hash=False)
     trains: str = ""
     family: str = ""
 

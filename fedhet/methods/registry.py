@@ -8,7 +8,6 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedhet.errors import ConfigError, nearest
-from fedhet.methods.method import Drawing, Method, Traits
+from fedhet.methods.method import Method, Traits
 from fedhet.utils.text import log
 
 if TYPE_CHECKING:
@@ -151,14 +150,6 @@ def _own_sides(which: str) -> dict[str, str]:
                 if each.lower() in names:
                     found[names[each.lower()]] = f"{package}.{path.stem}:{each}"
     return found
-
-
-def drawings(name: str) -> Mapping[str, Drawing]:
-    """Return the figures of a method's report by the name of their matrices; empty for an unknown method."""
-    try:
-        return method(name, trusted=False).drawings
-    except ConfigError:
-        return {}
 
 
 @cache

@@ -158,7 +158,6 @@ class RunFiles:
     rows: list[Row] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
     summary: dict[str, Any] | None = None
-    matrices: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def personal(self) -> Which | None:
@@ -236,7 +235,6 @@ def read_run(folder: Path | str) -> RunFiles:
         rows=read_history(folder),
         clients=read_clients(folder),
         summary=_read_json(folder / "summary.json"),
-        matrices=_read_json(folder / "matrices.json") or {},
     )
 
 

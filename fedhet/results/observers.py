@@ -31,7 +31,6 @@ class RunInfo:
         own_data: whether clients have the user's data, not the configured data set.
         devices: the different devices on which clients compute.
         test_on: the test sets in use (`Config.test_on`); empty before the handshake.
-        matrices: named matrices for the report, as JSON values; empty before the run is finished.
         privacy: epsilon and delta of Flower's differential privacy; empty without it.
         warnings: warnings about clients and settings so far.
     """
@@ -43,7 +42,6 @@ class RunInfo:
     own_data: bool = False
     devices: tuple[str, ...] = ()
     test_on: str = ""
-    matrices: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 

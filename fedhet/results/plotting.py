@@ -52,21 +52,20 @@ class PlainFigure(Figure):
         return to_svg(self, "figure", on_page=False)
 
 
-def new_figure(height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure, `height` inches high, and its axes from top to bottom."""
+def new_figure(height: float) -> tuple[Figure, Axes]:
+    """Return an empty figure, `height` inches high, and its axes."""
     figure = PlainFigure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
-    all_axes = list(figure.subplots(rows, squeeze=False).flat)
-    for axes in all_axes:
-        axes.set_facecolor("none")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(GRID)
-        axes.tick_params(color=GRID, labelcolor=INK, labelsize=9)
-        axes.xaxis.label.set_color(INK)
-        axes.yaxis.label.set_color(INK)
-        axes.grid(visible=True, color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-    return figure, all_axes
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
+    axes.tick_params(color=GRID, labelcolor=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    axes.grid(visible=True, color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
 
 
 def _lay_out(figure: Figure) -> None:
@@ -114,12 +113,6 @@ def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any)
     """Draw points as a line, with markers if there are few points; do nothing without points."""
     if points:
         axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
-
-
-def draw_image(axes: Axes, values: Any, **options: Any) -> Any:
-    """Draw a matrix as an image without a grid; return the image."""
-    axes.grid(visible=False)
-    return axes.imshow(values, **{"interpolation": "nearest", **options})
 
 
 def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:

@@ -137,10 +137,10 @@ class RunDirectory(Observer):
                     old.unlink()
 
     def finished(self, run: RunInfo) -> None:
-        """Write models, matrices, summary and report."""
+        """Write models, summary and report."""
         models.collect(self.folder, self.config.state_dir, run)
         self._write_summary(run, "completed")
-        self._show(run.matrices)
+        self._show()
         log.info("results are in %s", self.folder)
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
@@ -149,20 +149,19 @@ class RunDirectory(Observer):
             return
         reason = str(error) if isinstance(error, FedhetError) else f"{type(error).__name__}: {error}"
         self._write_summary(run, "failed", error=reason)
-        self._show({})
+        self._show()
 
     def _write_summary(self, run: RunInfo, status: str, **further: str) -> None:
         summary = summarised(read_history(self.folder), run, self.config)
         seconds = round(self.earlier_seconds + time.perf_counter() - self.started_at, 3)
         self._write("summary.json", {**summary, "engine": self.engine, "seconds": seconds, "status": status, **further})
 
-    def _show(self, matrices: Mapping[str, Any]) -> None:
-        """Write matrices and report; errors are logged as warnings, since these files are not needed for the result."""
+    def _show(self) -> None:
+        """Write the report; errors are logged as warnings, since the result does not need it."""
+        if not self.config.report:
+            return
         try:
-            if matrices:
-                self._write("matrices.json", matrices)
-            if self.config.report:
-                write_report(self.folder)
+            write_report(self.folder)
         except Exception as error:
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
@@ -214,7 +213,7 @@ class RunDirectory(Observer):
                 for path in ends:
                     path.unlink()
             self._restart(texts)
-            for name in ("summary.json", "matrices.json", "report.html"):
+            for name in ("summary.json", "report.html"):
                 (self.folder / name).unlink(missing_ok=True)
             models.remove_after(self.folder, complete)
 

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
-from fedhet.methods import registry
 from fedhet.results.history import RunFiles, last_round, read_run, showing
 from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import write_text
@@ -161,7 +160,7 @@ _BEFORE = " After local training: clients' models before a round's aggregation; 
 def write_report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/*.png` into the directory of a run, finished or not; return the page's path.
 
-    Raises a `FedhetError` if a file is damaged, or if the method is part of neither fedhet nor an installed package.
+    Raises a `FedhetError` if a file is damaged.
     """
     from fedhet.results.figures import run_figures
     from fedhet.results.plotting import save_png
@@ -169,12 +168,10 @@ def write_report(folder: Path | str) -> Path:
     run = read_run(folder)
     path = run.folder / "report.html"
     with showing(folder):
-        method, config = str(run.settings.get("method", "?")), run.folder / "config.toml"
-        drawings = registry.of_data(method, config).drawings if ":" in method else registry.drawings(method)
-        figures = run_figures(run, drawings)
+        figures = run_figures(run)
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
-        captions = _CAPTIONS | {name: drawing.caption for name, drawing in drawings.items()}
+        captions = dict(_CAPTIONS)
         if run.personal == "received" and run.accuracy("trained") is not None:
             captions["accuracy"] += _BEFORE
         content = {"lines": _status(run), "facts": _facts(run), "pictures": _pictures(figures, captions)}

@@ -43,15 +43,15 @@ class Reporter:
         self.evaluated: MetricRecord | None = None
         self._rows: list[dict[str, Any]] = []
 
-    def info(self, matrices: Mapping[str, Any] | None = None) -> RunInfo:
-        """Return the description of the run that observers receive; `matrices` are for the report."""
+    def info(self) -> RunInfo:
+        """Return the description of the run that observers receive."""
         run = self.run
         about = run.method.name, run.traits, run.state, run.metric, run.own_data, tuple(run.devices), run.config.test_on
-        return RunInfo(*about, matrices or {}, run.privacy.spent() if run.privacy else {}, (*run.told,))
+        return RunInfo(*about, run.privacy.spent() if run.privacy else {}, (*run.told,))
 
     @contextmanager
-    def watching(self, matrices: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-        """Context for a run; at its end, observers receive the outcome and the matrices for the report."""
+    def watching(self) -> Iterator[None]:
+        """Context for a run; at its end, observers receive the outcome."""
         try:
             yield
         except BaseException as error:  # also Ctrl-C
@@ -60,13 +60,8 @@ class Reporter:
             raise
         for line in verdict(self.run, self._rows):
             log.warning("%s", line)
-        drawn: Mapping[str, Any] = {}
-        try:
-            drawn = matrices()
-        except Exception as error:  # a failed picture does not fail the run
-            log.warning("the report lacks the method's matrices: %s: %s", type(error).__name__, error, exc_info=error)
         for observer in self.observers:
-            observer.finished(self.info(drawn))
+            observer.finished(self.info())
 
     def started(self) -> None:
         """Notify observers of the rounds that are about to run."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast
 
 from torch import nn
 
@@ -165,9 +165,6 @@ class Hooks(Generic[P, S]):
         """Return the size of a client's network in words, for the history; by default empty."""
         return ""
 
-    def take_last(self, reply: Reply) -> None:
-        """Check a client's reply to the evaluation after the last round, and keep the values that the method needs."""
-
     @property
     def makes_global_model(self) -> bool:
         """Whether the run creates a global model; by default, if clients share networks or the server trains one."""
@@ -191,10 +188,6 @@ class Hooks(Generic[P, S]):
             return None
         load_into(model.state_dict(), self.state.model)
         return model
-
-    def matrices(self) -> dict[str, Any]:
-        """Return matrices (JSON values) by name, from which the report draws the method's figures."""
-        return {}
 
     # ---- steps of a round
 

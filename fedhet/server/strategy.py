@@ -161,7 +161,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
     @contextmanager
     def _running(self, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
         """Context of a run, which begins with the handshake; it is recorded, and printed if `lines`."""
-        with self._recording(grid, lines), self.reporter.watching(self.matrices):
+        with self._recording(grid, lines), self.reporter.watching():
             self.run.take_initial(None if self.state.round else initial_arrays)
             self.handshake(grid)
             self.reporter.started()
@@ -226,7 +226,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         run, federation = self.run, self.federation
         run.round = Round(run.last_round + 1, final=True)
         self._handshake.admit()
-        replies = federation.exchange(self._evaluation(list(federation.nodes)), self.take_last)
+        replies = federation.exchange(self._evaluation(list(federation.nodes)))
         if not self.config.unseen_clients:
             return self.reporter.record(replies, {})
         known = dict(self.state.clients)

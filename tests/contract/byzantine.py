@@ -157,7 +157,6 @@ def attack(recording: Recording, examples: int, *, repeat: bool = True) -> Count
     @given(st.sampled_from(places), changes())
     def one(place: Place, change: Change) -> None:
         strategy = recording.after(place[0], {place: change})
-        strategy.matrices()
         admitted = not place[0] and place[3] in strategy.state.clients  # and perhaps refused later in the same round
         if any(called != name for name, called in strategy.federation.claimed.items()):  # another has the name, too
             found["taken"] += 1

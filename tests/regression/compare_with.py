@@ -116,9 +116,8 @@ def results(folder: Path) -> dict[str, Any]:
     values = dict(leaves("history.jsonl", [json.loads(line) | {"timing": None} for line in history]))
     with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
         values |= leaves("clients.csv", list(csv.DictReader(file)))
-    for name in ("summary.json", "matrices.json"):
-        if (folder / name).exists():
-            values |= leaves(name, json.loads((folder / name).read_text(encoding="utf-8")) | {"seconds": 0})
+    if (summary := folder / "summary.json").exists():
+        values |= leaves(summary.name, json.loads(summary.read_text(encoding="utf-8")) | {"seconds": 0})
     values["models"] = sorted(path.name for path in (folder / "models").glob("*.safetensors"))
     for path in (folder / "models").glob("*.safetensors"):
         values |= {f"models[{path.stem}].{name}": tensor for name, tensor in load_file(path).items()}

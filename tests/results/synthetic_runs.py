@@ -52,7 +52,6 @@ def write_run(
     evaluate_every: int = 1,
     failures: dict[int, list[dict[str, str]]] | None = None,
     status: str | None = "completed",
-    cka: bool = False,
     common: bool = False,
     unseen_clients: bool = False,
 ) -> Path:
@@ -136,13 +135,4 @@ def write_run(
         if status == "failed":
             summary["error"] = "3 of 10 clients replied, 5 are needed"
         (folder / "summary.json").write_text(json.dumps(summary))
-    if cka:
-        matrices = {
-            side: [[1.0 if i == j else base + rng.uniform(-0.1, 0.1) for j in range(clients)] for i in range(clients)]
-            for side, base in (("before", 0.35), ("after", 0.75))
-        }
-        dealt = [architectures[i % len(architectures)] for i in range(clients)]
-        (folder / "matrices.json").write_text(
-            json.dumps({"cka": {"clients": names, "architectures": dealt, **matrices}, "unheard-of": {}})
-        )
     return folder

@@ -3,14 +3,12 @@ import io
 import json
 import re
 from html.parser import HTMLParser
-from importlib import import_module
 from xml.etree import ElementTree
 
 import pytest
 from matplotlib.text import Text
 
 from fedhet.engines.running import RunResult
-from fedhet.methods import registry
 from fedhet.results.figures import run_figures
 from fedhet.results.history import read_run
 from fedhet.results.plotting import WIDTH
@@ -77,9 +75,9 @@ def test_content_of_a_report(make_run):
     hostile = "reply refused: <script>alert(1)</script> & layer 'fc' is not finite"
     failures = {n: [{"client": "7", "reason": hostile}, {"client": "10", "reason": hostile}] for n in (2, 3)}
     failures[4] = [{"client": "0", "reason": "no reply within 60 s"}]
-    folder = make_run(clients=20, rounds=8, cka=True, failures=failures, settings={"fedhenn.eta0": 0.01})
+    folder = make_run(clients=20, rounds=8, failures=failures, settings={"fedhenn.eta0": 0.01})
     page, text = report_of(folder)
-    assert page.figures == ["accuracy", "clients", "losses", "cka"]
+    assert page.figures == ["accuracy", "clients", "losses"]
     summary = json.loads((folder / "summary.json").read_text())
     for part in (
         "fedhenn on digits",
@@ -87,8 +85,6 @@ def test_content_of_a_report(make_run):
         f"{summary['personal_accuracy']['weighted']:.3f}",
         "after local training; as received, after the last aggregation, "
         f"{summary['received_accuracy']['weighted']:.3f}",
-        "before training",
-        "after training",
         "cnn-3-3 (4)",
     ):
         assert part in page.text
@@ -101,7 +97,7 @@ def test_content_of_a_report(make_run):
 
 
 def test_reports_are_self_contained(make_run):
-    page, text = report_of(make_run(cka=True))
+    page, text = report_of(make_run())
     assert all(link.startswith(("#", "data:")) for link in page.links)
     # The only addresses are the names of XML namespaces, which nobody fetches.
     assert set(re.findall(r"https?://[^\"\s]+", text)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}
@@ -118,10 +114,10 @@ def test_reports_are_self_contained(make_run):
 
 
 def test_reports_repeat_to_the_byte(make_run):
-    folder = make_run(cka=True)
+    folder = make_run()
     files = [
         folder / "report.html",
-        *(folder / "figures" / f"{name}.png" for name in ("accuracy", "clients", "cka", "losses")),
+        *(folder / "figures" / f"{name}.png" for name in ("accuracy", "clients", "losses")),
     ]
     write_report(folder)
     first = [file.read_bytes() for file in files]
@@ -138,8 +134,8 @@ WARDS = [f"ward-{number}-of-the-university-hospital-of-somewhere" for number in 
     [(30, ["torchvision/mobilenet_v3_small", *WARDS]), (10, [f"Sequential-{12010 + number}" for number in range(10)])],
 )
 def test_text_is_inside_figures(make_run, clients, names):
-    folder = make_run(clients=clients, rounds=3, cka=True, architectures=names)
-    for figure in run_figures(read_run(folder), registry.drawings("fedhenn")).values():
+    folder = make_run(clients=clients, rounds=3, architectures=names)
+    for figure in run_figures(read_run(folder)).values():
         figure.draw_without_rendering()
         assert figure.bbox.width == figure.dpi * WIDTH
         box = figure.get_tightbbox()  # in inches, of all that is drawn
@@ -183,15 +179,6 @@ def test_report_of_settings_only(make_run):
     assert "Unfinished" in page.text
 
 
-def test_drawings_exist():
-    drawings = [drawing for method in registry.methods() for drawing in registry.drawings(method).values()]
-    assert drawings
-    for drawing in drawings:
-        module, _, function = drawing.figure.partition(":")
-        assert callable(getattr(import_module(module), function))
-        assert drawing.caption
-
-
 ODD = (
     *("$^$", "$x$", "\x1b[31m", "a\x00b", "\u202egnp", "\ud800", "_", "|"),
     *('=HYPERLINK("http://x")', "[red]no[/]", "[/red]", ":smile:", "<script>alert(1)</script>", 'x" onload="alert(1)'),
@@ -212,9 +199,7 @@ def odd_run(make_run):
 
     names = [str(number) for number in range(len(ODD))]
     settings = {"dataset": "<script>$^$\x1b"}
-    folder = make_run(clients=len(ODD), rounds=2, cka=True, architectures=names, settings=settings)
-    path = folder / "matrices.json"
-    path.write_text(json.dumps(odd(json.loads(path.read_text()))))
+    folder = make_run(clients=len(ODD), rounds=2, architectures=names, settings=settings)
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     rows[1]["failures"] = [{"client": text, "reason": f"it said {text}"} for text in ODD]
     (folder / "history.jsonl").write_text("".join(json.dumps(odd(row)) + "\n" for row in rows))
@@ -244,7 +229,7 @@ def test_odd_text_stays_text(odd_run, tmp_path):
         assert "script" not in found.tags
         assert not [name for name in found.attributes if name.startswith("on")]
     page = Page(page.read_text(encoding="utf-8"))
-    assert {"accuracy", "clients", "cka", "losses"} == {*page.figures}
+    assert {"accuracy", "clients", "losses"} == {*page.figures}
     for name in ("$^$", "$x$", r"\x1b[31m", r"a\x00b", r"\u202egnp", "[/red]", "<script>alert(1)</script>"):
         words = "".join(page.text.split())  # long names are drawn in several lines
         assert f"{name}(1)" in words, "the figure of the clients by architecture"

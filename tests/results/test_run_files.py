@@ -7,7 +7,7 @@ from fedhet.utils.statistics import Metric, summarise
 
 
 def test_a_run_reads_back(make_run):
-    folder = make_run(rounds=3, clients=12, settings={"fedhenn.eta0": 0.1}, cka=True)
+    folder = make_run(rounds=3, clients=12, settings={"fedhenn.eta0": 0.1})
     run = read_run(folder)
     assert [r["round"] for r in run.rows] == [0, 1, 2, 3, 4]
     assert run.settings["fedhenn.eta0"] == 0.1

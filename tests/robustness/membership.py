@@ -35,7 +35,7 @@ COMMON = {
     "optimizer": "sgd",
     "momentum": 0.9,
 }
-PEERS = {"fedhenn.rad-size": CLIENTS * OWN + OTHERS, "fedhenn.rad-batch": 128, "fedhenn.probe": 0}
+PEERS = {"fedhenn.rad-size": CLIENTS * OWN + OTHERS, "fedhenn.rad-batch": 128}
 KINDS = {
     "weights": ("FedAvg", "model", {}),
     "features": ("FedHeNN", "features", PEERS | {"fedhenn.target": "kernel"}),

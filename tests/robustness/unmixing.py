@@ -34,7 +34,7 @@ UNITS = PublicDataset(torch.cat([*(1e3 * scale * torch.eye(64) for scale in SCAL
 LABELLED = PublicDataset(UNITS.inputs.repeat(10, 1) / 100, torch.arange(10).repeat_interleave(len(UNITS.inputs)))
 """The same once for each class, at scales where float32 tells improbable classes apart."""
 BLOCK = {"fedharm.blocks": "1", "fedharm.slots": "10", "optimizer": "sgd", "lr-schedule": "constant"}
-KERNELS = {"fedhenn.target": "kernel", "fedhenn.probe": 0, "representation": "1", "weight-decay": 0.0}
+KERNELS = {"fedhenn.target": "kernel", "representation": "1", "weight-decay": 0.0}
 """Settings with which the outputs of the last layer are sent as representations."""
 
 

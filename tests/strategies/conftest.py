@@ -1,7 +1,6 @@
 """Small runs of a method on digits, and what can be seen of them."""
 
 import copy
-import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -86,11 +85,6 @@ class Done(Run):
         strategy = registry.strategy(self.config.method_name)(self.config)
         strategy.state = self.state
         return strategy.global_model()
-
-    @property
-    def matrices(self):
-        """The matrices of the report."""
-        return json.loads((self.folder / "matrices.json").read_text())
 
     @property
     def failures(self):

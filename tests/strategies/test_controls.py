@@ -13,7 +13,7 @@ def control(method: str, name: str) -> str:
     return f"{configuration.run_configs() / method / 'controls.py'}:{name}"
 
 
-KERNEL = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
+KERNEL = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.schedule": "constant"}
 HARM = {
     **{"architectures": "cnn-1-1,mlp", "public_samples": 40, "closing_epochs": 2, "fedharm.alpha": 0.5},
     **{"fedharm.blocks": "body.1,body.2; body.2,body.4", "fedharm.slots": "24,12"},

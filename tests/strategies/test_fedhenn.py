@@ -47,7 +47,6 @@ TINY = {
     "closing-epochs": 0,
     "fedhenn.target": "kernel",
     "fedhenn.eta0": 0.3,
-    "fedhenn.probe": 0,
 }
 
 
@@ -219,7 +218,7 @@ def test_clients_with_different_labels_align(run: Federate) -> None:
         return Noisy(20 + 6 * int(client.name), len(label_sets[client.name]))
 
     public = digits.train.inputs[-100:].float() / 16
-    settings = {"rounds": 5, "local-epochs": 4, "public-samples": 0, "fedhenn.probe": 64, "fedhenn.rad-batch": 50}
+    settings = {"rounds": 5, "local-epochs": 4, "public-samples": 0, "fedhenn.rad-batch": 50}
     done = run(settings, "together", model=model, data=data)
     alone = run({**settings, "method": "local"}, "alone", model=model, data=data)
     assert not any(row["failures"] for row in done.rows)
@@ -293,20 +292,6 @@ def test_rarer_term_has_more_weight(run: Federate) -> None:
     rare = run({**one_step, "fedhenn.eta0": 0.2, "fedhenn.rad-every": 2}, "rare")
     for client in "012":
         torch.testing.assert_close(rare.kept(client, 2), often.kept(client, 2), rtol=0, atol=1e-6)
-
-
-def test_probe(run: Federate) -> None:
-    done = run({"fedhenn.probe": 64, "rounds": 6, "local-epochs": 2})
-    found = done.matrices["cka"]
-    assert found["clients"] == ["0", "1", "2"]
-    assert found["architectures"] == ["mlp", "cnn", "mlp"]
-    for when in ("before", "after"):
-        matrix = np.array(found[when])
-        np.testing.assert_allclose(matrix, matrix.T, atol=1e-6)
-        np.testing.assert_allclose(np.diag(matrix), 1, atol=1e-6)
-    features = [phi_of(done, done.network(client), public_of(done)) for client in "02"]
-    assert found["after"][0][2] == pytest.approx(float(linear_cka(*features)), abs=0.1)
-    assert not (run({}, "without").folder / "matrices.json").exists()
 
 
 # ---- what goes wrong

@@ -18,7 +18,7 @@ from fedhet.engines.running import run_locally
 from fedhet.results.history import read_history
 from fedhet.training import read
 
-OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.probe": 0, "fedhenn.schedule": "constant"}
+OWN = {"fedhenn.target": "kernel", "fedhenn.eta0": 0.3, "fedhenn.schedule": "constant"}
 SPECTRAL = {**OWN, "fedhenn.target": "spectral"}
 PRESETS = [
     *("fedhenn/digits", "fedhenn/sentiment140_heterogeneous", "fedhenn/cifar10_figure1"),
@@ -32,7 +32,7 @@ def test_frozen_network_has_distance_0(preset: str, stand_ins: str, tmp_path: Pa
     config = resolve({"preset": preset})
     frozen = {
         **{"clients": 1, "fraction-train": 1.0, "rounds": 2, "local-epochs": 1, "closing-epochs": 0},
-        **{"samples-per-client": 40, "learning-rate": 1e-12, "fedhenn.rad-size": 64, "fedhenn.probe": 0},
+        **{"samples-per-client": 40, "learning-rate": 1e-12, "fedhenn.rad-size": 64},
         **{"fedhenn.target": "kernel"},
         **({} if config.dataset == "digits" else {"data": stand_ins}),
         **({} if config.options.kernel == "procrustes" else {"fedhenn.rad-batch": 32}),

@@ -12,7 +12,6 @@ from fedhet import make_client_app, models
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
-from fedhet.results.figures import shared_filters_figure
 from fedhet.results.history import read_history
 from fedhet.training import Trained
 
@@ -81,17 +80,6 @@ def test_evaluation_between_passes(ordinary):
     evaluated = [row["round"] for row in ordinary.rows if row["received"]]
     assert evaluated == [GROUPS + 2, 2 * GROUPS + 3]
     assert [row["trained"] is not None for row in ordinary.rows] == [False, *[True] * 10, False]
-
-
-def test_report(ordinary):
-    matrices = json.loads((ordinary.folder / "matrices.json").read_text())
-    shared = matrices["shared_filters"]
-    assert shared["clients"] == ["0", "1", "2"]
-    assert [np.shape(layer["units"])[1] for layer in shared["layers"]] == [
-        len(ordinary.saved("global")[f"body.{index}.weight"]) for index in (0, 3, 7, 9)
-    ]
-    assert [np.sum(layer["units"], axis=1).tolist() for layer in shared["layers"]][1] == [32] * 3
-    assert shared_filters_figure(shared).axes
 
 
 def test_participants_of_a_pass(run, tmp_path):

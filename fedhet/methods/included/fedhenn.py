@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
-from fedhet.methods.method import METRICS, STRUCTURE, Drawing, Method, Traits
+from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
 from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import EVERYTHING, NOTHING
 
@@ -57,7 +57,6 @@ class FedHeNNOptions(Options):
         needs={"kernel": ("linear", "rbf")},
     )
     rad_every: int = option(1, "number of steps between proximal terms, whose weight is multiplied by it", at_least=1)
-    probe: int = option(256, "number of public examples for the CKA matrices of the report; 0: none", at_least=0)
 
     def __post_init__(self) -> None:
         """Set `eta0` and `schedule` to the defaults for `target` if they are not set; refuse contradictory keys."""
@@ -97,9 +96,7 @@ class FedHeNNOptions(Options):
 
 def traits(options: FedHeNNOptions) -> Traits:
     """Return the method's traits, given the values of its keys."""
-    sends = {"distance": METRICS, "tokens": STRUCTURE} | (
-        {"probe": "features"} if options.eta0 and options.probe else {}
-    )
+    sends = {"distance": METRICS, "tokens": STRUCTURE}
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,
@@ -125,12 +122,6 @@ fedhenn = Method(
         "momentum": 0.5,
         "weight-decay": 1e-4,
         "closing-epochs": 10,
-    },
-    drawings={
-        "cka": Drawing(
-            "fedhet.results.figures:cka_figure",
-            "Similarity (linear CKA, 0 to 1) of the representations of every two clients.",
-        )
     },
     own={"fedhenn.eta0": 1.0, "fedhenn.rad-every": 4},
 )

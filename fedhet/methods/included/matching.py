@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedhet.errors import ConfigError
-from fedhet.methods.method import STRUCTURE, Drawing, Method, Traits
+from fedhet.methods.method import STRUCTURE, Method, Traits
 from fedhet.methods.options import Config, Options, Value, option
 from fedhet.methods.sharing import Sharing
 
@@ -49,19 +49,11 @@ _common: dict[str, Value] = {
     "momentum": 0.9,
 }
 
-_drawings = {
-    "shared_filters": Drawing(
-        "fedhet.results.figures:shared_filters_figure",
-        "Which clients share which units of the global model, layer by layer (widths in brackets).",
-    )
-}
-
 pfnm = Method(
     "pfnm",
     _traits,
     PFNMOptions,
     common={**_common, "rounds": 1},
-    drawings=_drawings,
     own={"rounds": 1, "local-epochs": 100, "batch-norm": "re-estimate"},
 )
 
@@ -83,6 +75,5 @@ fedma = Method(
     _traits,
     FedMAOptions,
     common={**_common, "rounds": 0},
-    drawings=_drawings,
     own={"rounds": 0, "local-epochs": 20, "fedma.retrain-epochs": 10},
 )
