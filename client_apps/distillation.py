@@ -194,12 +194,12 @@ class FedKD(Projected[AuxiliaryOptions]):
         """Load the shared network, which the server may send as its change since the last message."""
         self.received = payload.arrays.get("model", {})
         if payload.values.get("change"):
-            self.lost, dtype = not self.client.memory, self.client.config.wire_dtype
+            self.lost = not self.client.memory
             kept = {
                 key.removeprefix(RECEIVED): each for key, each in self.client.memory.items() if key.startswith(RECEIVED)
             }
             change, spec, before = self.received, spec_of(self.shared()), to_arrays(kept)
-            self.received = {} if self.lost else unpack(change, before, spec, dtype, "the shared network's change")
+            self.received = {} if self.lost else unpack(change, before, spec, "the shared network's change")
         super().begin(Payload({"model": self.received}))
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
@@ -216,7 +216,7 @@ class FedKD(Projected[AuxiliaryOptions]):
             return Payload()
         client.memory |= {f"{RECEIVED}{name}": to_tensor(array) for name, array in self.received.items()}
         part = energy(client.request.round, client.config.rounds)
-        update = pack(to_arrays(self.shared()), self.received, part, client.config.wire_dtype)
+        update = pack(to_arrays(self.shared()), self.received, part)
         return Payload({"update": update}, reply.values)
 
 

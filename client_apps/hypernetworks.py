@@ -119,7 +119,7 @@ class PFedHN(ClientSide[PFedHNOptions]):
 
     def end(self, payload: Payload) -> Payload:
         delta = {key: tensor - self.start[key] for key, tensor in self.shared().items()}
-        return Payload({"delta": to_arrays(delta, self.client.config.wire_dtype)})
+        return Payload({"delta": to_arrays(delta)})
 
 
 @lru_cache(maxsize=8)

@@ -19,7 +19,7 @@ from fedhet.algorithms.graphs import PermutationGroups, cut_out, resizable_group
 from fedhet.algorithms.matching import due, groups_to_json, patch
 from fedhet.client import Client, ClientSide
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, cast, to_arrays
+from fedhet.messages import Arrays, Payload, to_arrays
 from fedhet.methods.included.matching import FedMAOptions, PFNMOptions
 from fedhet.training import Optimisation, Phase
 
@@ -189,5 +189,5 @@ class FedMA(Matched[FedMAOptions]):
         client.memory |= {f"model/{name}": tensor for name, tensor in client.tensors.items()}
         client.memory |= {f"assignment/{index}": torch.from_numpy(units.copy()) for index, units in self._own.items()}
         names = due(groups, step, statistics=client.config.batch_norm == "aggregate")
-        update = cast(to_arrays({name: client.tensors[name] for name in names}), client.config.wire_dtype)
+        update = to_arrays({name: client.tensors[name] for name in names})
         return Payload({"update": update} | (self.class_counts() if step == len(groups) else {}))

@@ -85,8 +85,8 @@ class ByClass(ClientSide[P]):
                 "(min-examples)",
                 *(self.client.name, few, self.client.least),
             )
-        means = {"means": sums / counts[:, None], "classes": classes, "counts": counts}
-        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()}, "float32")})
+        means = {"means": (sums / counts[:, None]).float(), "classes": classes, "counts": counts}
+        return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()})})
 
     def _vectors_of(self, inputs: Tensor | LazyInputs) -> Tensor:
         vectors = self.client.read(inputs, until=self.until)

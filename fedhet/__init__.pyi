@@ -105,8 +105,6 @@ class Keys(TypedDict, total=False):
     """fraction of Byzantine clients to tolerate"""
     clip_norm: float
     """maximum norm of a client's update as a multiple of the round's median; 0: only absurd updates are cut"""
-    wire_dtype: Literal["float32", "float16"]
-    """data type of weights in messages"""
     timeout: float
     """seconds to wait for the replies of a round"""
     min_clients: int

@@ -217,21 +217,19 @@ class FedKD(FederatedStrategy[declared.AuxiliaryOptions, FedKDState]):
     def check_reply(self, reply: Reply) -> None:
         """Convert the low-rank factors in a reply to an updated network; a client that lost its network sends none."""
         if "update" in reply.arrays:
-            spec, dtype = self.federation.specs[reply.client], self.config.wire_dtype
-            reply.arrays["update"] = factors.unpack(
-                reply.arrays["update"], self.state.model, spec, dtype, "the client's update"
-            )
+            spec, update = self.federation.specs[reply.client], reply.arrays["update"]
+            reply.arrays["update"] = factors.unpack(update, self.state.model, spec, "the client's update")
         elif reply.client not in self.state.holding or reply.report.lost_state < 0:
             raise WireError("the client's reply has no update of the shared network")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        state, dtype = self.state, self.config.wire_dtype
+        state = self.state
         models = {client: reply.arrays["update"] for client, reply in replies.items() if "update" in reply.arrays}
         state.holding = list(models)
         if models:
             mean = self.aggregator.average(models, {client: float(replies[client].examples) for client in models})
             spec = self.federation.specs[state.holding[0]]
-            state.update = factors.pack(mean, state.model, declared.energy(round, self.config.rounds), dtype)
+            state.update = factors.pack(mean, state.model, declared.energy(round, self.config.rounds))
             state.model = factors.apply(state.update, state.model, spec)
         return {}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhet.algorithms.hypernets import start
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
-from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, narrowed, to_arrays, to_tensor
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, to_arrays, to_tensor
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions, flha_ghn, pfedhn
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State
 from fedhet.training import eager
@@ -85,11 +85,10 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
     def payload_for(self, client: str) -> Payload:
         with torch.no_grad(), one_thread():
             written = self._written(self._hypernetwork(), client)
-        return Payload({"model": to_arrays(written, self.config.wire_dtype)})
+        return Payload({"model": to_arrays(written)})
 
     def check_reply(self, reply: Reply) -> None:
-        spec = narrowed(self.federation.specs[reply.client], self.config.wire_dtype)
-        check(reply.arrays.get("delta", {}), spec, "the client's change of weights")
+        check(reply.arrays.get("delta", {}), self.federation.specs[reply.client], "the client's change of weights")
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Take a step of Adam on the hypernetwork, with the mean or robust aggregate of one gradient per client."""

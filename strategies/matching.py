@@ -30,7 +30,7 @@ from fedhet.algorithms.matching import (
     match_networks,
 )
 from fedhet.errors import FedhetError
-from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, narrowed
+from fedhet.messages import Arrays, Payload, Reply, WireError, check
 from fedhet.methods.included.matching import FedMAOptions, PFNMOptions, fedma, pfnm
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.server.submodel import described, read_network
@@ -272,7 +272,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         shapes = self.groups.shapes([*sizes, *self.widths(client)[step:]])
         names = due(self.groups, step, statistics=self.config.batch_norm == "aggregate")
         spec = self.federation.specs[client]
-        expected = narrowed({name: (shapes[name], spec[name][1]) for name in names}, self.config.wire_dtype)
+        expected = {name: (shapes[name], spec[name][1]) for name in names}
         check(reply.arrays.get("update", {}), expected, f"the client's update for group {step}")
         if step == len(self.groups):
             self.check_classes(reply)
@@ -286,11 +286,9 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
             state.step = 0  # the pass begins again
             return {}
         updates = self.aggregator.clipped({client: reply.arrays["update"] for client, reply in there.items()})
-        wide = "float32" if self.config.wire_dtype == "float16" else ""
-        states = {client: cast(update, wide) for client, update in updates.items()}
         if state.step < len(self.groups):
-            return self._match(states)
-        self._finish(states, there)
+            return self._match(updates)
+        self._finish(updates, there)
         return {}
 
     def _match(self, states: Mapping[str, Arrays]) -> dict[str, float]:
@@ -302,7 +300,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         for client, known, assignment in zip(states, units, match.assignments, strict=True):
             self.keep_assignments(client, known | {step: assignment})
         parameters = {"rows": match.weights, **matched.carried}
-        state.group[str(step)] = cast({n: a.astype(np.float32) for n, a in parameters.items()}, self.config.wire_dtype)
+        state.group[str(step)] = {name: array.astype(np.float32) for name, array in parameters.items()}
         state.step = step + 1
         local, size = np.mean([len(assignment) for assignment in match.assignments]), len(match.counts)
         return {"group": float(step), "units": float(size), "growth": float(size / local)}
@@ -311,7 +309,7 @@ class FedMA(MatchedStrategy[FedMAOptions, FedMAState]):
         state = self.state
         rest = self.average_rest(list(states.values()), replies, [{} for _ in states], self.sizes)
         dtypes = self.dtypes(replies)
-        state.last = cast({name: array.astype(dtypes[name]) for name, array in rest.items()}, self.config.wire_dtype)
+        state.last = {name: array.astype(dtypes[name]) for name, array in rest.items()}
         settled = []
         for index in range(len(self.groups)):
             carried = dict(state.group[str(index)])

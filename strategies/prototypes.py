@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.messages import Arrays, Payload, Reply, WireError, cast, check, check_room, load_into, to_arrays
+from fedhet.messages import Arrays, Payload, Reply, WireError, check, check_room, load_into, to_arrays
 from fedhet.methods.included import prototypes as declared
 from fedhet.methods.options import Options
 from fedhet.models.generator import Generator, draw
@@ -225,7 +225,7 @@ class FedGH(Learner[declared.LearnerOptions]):
         return nn.Linear(self.state.width, self.state.outputs)
 
     def payload_for(self, client: str) -> Payload:
-        return Payload({"head": cast(self.state.learner, self.config.wire_dtype)})
+        return Payload({"head": {name: array.astype(np.float32) for name, array in self.state.learner.items()}})
 
 
 class Prototypes(nn.Module):
@@ -268,7 +268,7 @@ class FedTGP(Learner[declared.FedTGPOptions]):
         metrics = super().aggregate_fit(round, replies)
         network = self.learner()
         assert isinstance(network, Prototypes)
-        means = to_arrays({"means": network.prototypes()}, "float32")
+        means = to_arrays({"means": network.prototypes().float()})
         self.state.prototypes = {"classes": np.arange(self.state.outputs), **means}
         return metrics
 
@@ -302,7 +302,8 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
         """Return the averaged head and, once it is trained, the generator with the numbers of examples by class."""
         payload = super().payload_for(client)
         if self.state.generator:
-            payload.arrays["generator"] = cast(self.state.generator, self.config.wire_dtype)
+            _, dtype = self.federation.specs[client]["head.weight"]
+            payload.arrays["generator"] = {name: array.astype(dtype) for name, array in self.state.generator.items()}
             payload.arrays["classes"] = {"counts": self.counts.numpy()}
         return payload
 

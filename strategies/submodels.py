@@ -38,7 +38,7 @@ from torch import nn
 from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.algorithms.graphs.blocks import EXITS, Exits
 from fedhet.errors import FedhetError
-from fedhet.messages import Arrays, Payload, Reply, WireError, cast, load_into
+from fedhet.messages import Arrays, Payload, Reply, WireError, load_into
 from fedhet.methods.included import submodels as declared
 from fedhet.methods.included.submodels import A, B
 from fedhet.server import ArraysBy, Common, average_shared
@@ -138,7 +138,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         if not state.last:
             return payload
         last = state.last.get(str(_depth(self.federation.specs[client], blocks_of(state.network))), {})
-        return Payload({"model": payload.arrays["model"] | cast(last, self.config.wire_dtype)})
+        return Payload({"model": payload.arrays["model"] | last})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Average last blocks within each depth, and the arrays of earlier blocks over all clients that have them."""
@@ -250,7 +250,7 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
             return super().payload_for(client)
         head = {key: array for key, array in self.state.model.items() if not key.endswith((A, B))}
         groups = {"model": head, "products": self.state.products}
-        return Payload({name: cast(arrays, self.config.wire_dtype) for name, arrays in groups.items() if arrays})
+        return Payload({name: arrays for name, arrays in groups.items() if arrays})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Aggregate the adapters by the method's key `aggregate`, and average the head as in FedAvg."""

@@ -279,10 +279,8 @@ def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, r
             "public-data",
             "public-dataset = digits",
         ),
-        ({"method": "local", "wire-dtype": "float32"}, "wire-dtype", "method = local"),
         ({"method": "fedhenn", "shared-init": False}, "shared-init", "method = fedhenn"),
         ({"method": "fedmd", "batch-norm": "local"}, "batch-norm", "method = fedmd"),
-        ({"method": "fedproto", "wire-dtype": "float16"}, "wire-dtype", "method = fedproto"),
         ({"method": "fedhenn", "fedhenn.kernel": "linear"}, "fedhenn.kernel", "fedhenn.target = spectral"),
     ],
 )

@@ -289,9 +289,9 @@ class ClientSide(Generic[P]):
         return {key: tensors[name] for name, key in self.shared_names().items()}
 
     def share(self) -> Payload:
-        """Return a payload with the shared arrays, in the configured precision for sending."""
+        """Return a payload with the shared arrays."""
         shared = self.shared()
-        return Payload({"model": to_arrays(shared, self.client.config.wire_dtype)} if shared else {})
+        return Payload({"model": to_arrays(shared)} if shared else {})
 
     def handshake(self, payload: Payload) -> Payload:
         """Return what the method's server side needs to know about the client before the first round."""

@@ -114,7 +114,7 @@ def first(job: Job) -> Payload:
         return job.side.share()
     whole = job.build("all").state_dict()
     shared = {key: whole[name] for name, key in job.side.shared_names().items()}
-    return Payload({WHOLE: to_arrays(shared, job.client.config.wire_dtype)})
+    return Payload({WHOLE: to_arrays(shared)})
 
 
 # ---- the steps

@@ -83,8 +83,9 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
             f"{name} needs shared arrays of equal names and shapes, which differ under {method}: "
             "give all clients the same architecture"
         )
-    if whole := [key for key, (_, dtype) in specs[0].items() if not dtype.startswith("float")]:
-        raise ConfigError(f"{name} cannot clip the array {whole[0]}, which holds integers: set batch-norm = local")
+    for key, (_, dtype) in specs[0].items():
+        if dtype not in ("float32", "float64"):
+            raise ConfigError(f"{name} cannot clip {key}, which is {dtype}: set batch-norm = local for counters")
 
 
 def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:

@@ -7,12 +7,10 @@ from fedhet.messages.arrays import Spec as Spec
 from fedhet.messages.arrays import WireError as WireError
 from fedhet.messages.arrays import as_declared as as_declared
 from fedhet.messages.arrays import by_position as by_position
-from fedhet.messages.arrays import cast as cast
 from fedhet.messages.arrays import check as check
 from fedhet.messages.arrays import check_finite as check_finite
 from fedhet.messages.arrays import difference as difference
 from fedhet.messages.arrays import load_into as load_into
-from fedhet.messages.arrays import narrowed as narrowed
 from fedhet.messages.arrays import spec_of as spec_of
 from fedhet.messages.arrays import to_arrays as to_arrays
 from fedhet.messages.arrays import to_tensor as to_tensor

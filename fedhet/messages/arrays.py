@@ -40,26 +40,16 @@ class Payload:
         return sum(array.nbytes for group in self.arrays.values() for array in group.values())
 
 
-def to_arrays(tensors: Mapping[str, torch.Tensor], dtype: str = "") -> Arrays:
-    """Convert tensors to NumPy arrays, without a copy if possible; floats are cast to `dtype`, if given."""
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    """Convert tensors to NumPy arrays, without a copy if possible; bfloat16, which NumPy lacks, becomes float32."""
     there = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-    # NumPy has no bfloat16.
-    arrays = {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
-    return cast(arrays, dtype)
+    return {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in there.items()}
 
 
 def by_position(arrays: Arrays, names: Collection[str]) -> Arrays:
     """Rename arrays to `names`, in order, if they are named `0`, `1`, ..., as Flower names the arrays of a list."""
     listed = [*arrays] == [str(place) for place in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if listed else arrays
-
-
-def cast(arrays: Arrays, dtype: str) -> Arrays:
-    """Cast floating-point arrays to `dtype`, if given; arrays that have this dtype already are not copied."""
-    return {
-        name: array.astype(dtype, copy=False) if dtype and array.dtype.kind == "f" else array
-        for name, array in arrays.items()
-    }
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -111,11 +101,6 @@ def spec_of(tensors: Mapping[str, torch.Tensor]) -> Spec:
             raise ModelError(f"{name} has dtype {dtype}, which cannot be shared: cast it to one of {', '.join(DTYPES)}")
         spec[name] = (tuple(tensor.shape), dtype)
     return spec
-
-
-def narrowed(spec: Spec, dtype: str) -> Spec:
-    """Return a specification with its floating-point dtypes replaced by `dtype`, the precision for sending."""
-    return {name: (shape, dtype if DTYPES[stored].kind == "f" else stored) for name, (shape, stored) in spec.items()}
 
 
 def as_declared(arrays: Mapping[str, Any], specs: Iterable[Spec]) -> Arrays:

@@ -168,9 +168,6 @@ class Config:
         at_least=0,
         trait="bounded",
     )
-    wire_dtype: str = option(
-        "float32", "data type of weights in messages", choices=("float32", "float16"), trait="exchanges_weights"
-    )
     timeout: float = _server(3600.0, "seconds to wait for the replies of a round", above=0)
     min_clients: int = _server(1, "minimum number of clients to start a run and to complete a round", at_least=1)
     wait_for_clients: float = _server(0.0, "seconds to wait for clients before the first round", at_least=0)

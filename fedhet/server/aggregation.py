@@ -11,7 +11,6 @@ import torch
 
 from fedhet.flower.insides import aggregate_krum, aggregate_median, aggregate_trimmed_avg
 from fedhet.messages import Arrays, Spec
-from fedhet.messages import cast as cast_arrays
 from fedhet.methods.options import Config
 from fedhet.server.federation import Federation
 from fedhet.server.run import Run
@@ -83,19 +82,19 @@ class Aggregator:
         return clipped
 
     def part_of(self, client: str) -> Arrays:
-        """Return the shared arrays that a client has, in the dtype in which they are sent."""
+        """Return the shared arrays that a client has."""
         model, keys = self.run.state.model, tuple(self.federation.specs.get(client, ()))
         # The global model of a method that matches has other shapes than any client's, and the same names.
         whole = self.run.traits.whole
         return self.once(keys, lambda: model if whole else {key: model[key] for key in keys if key in model})
 
     def once(self, key: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """Return the result of `make` in the dtype `wire-dtype`, cached under `key` until the model changes."""
+        """Return the result of `make`, cached under `key` until the shared model changes."""
         if self._sent[0] is not self.run.state.model:
             self._sent = (self.run.state.model, {})
         sent = self._sent[1]
         if key not in sent:
-            sent[key] = cast_arrays(make(), self.run.config.wire_dtype)
+            sent[key] = make()
         return sent[key]
 
 

@@ -11,7 +11,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, sent_along, write_request
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
-from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite, narrowed
+from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
 from fedhet.server.run import Run, named
 from fedhet.utils.files import plain_name
 from fedhet.utils.machine import proof
@@ -213,7 +213,7 @@ class Federation:
             raise WireError("the client reports training, but was asked only to evaluate: report no loss or steps")
         for name, group in reply.arrays.items():
             if name == "model":
-                check(group, narrowed(self.specs[client], self.run.config.wire_dtype), "the client's model")
+                check(group, self.specs[client], "the client's model")
             else:
                 check_finite(group, f"the client's {name[:100]}")
 

@@ -158,8 +158,6 @@ class FlowerLoop(Hooks[P, S], Strategy):
                 name = type(self.private_wrapper).__name__
                 specs = [federation.specs[client] for client in federation.nodes]
                 check_wrapper(name, self.method.name, run.traits, specs, arrays)
-                if run.config.wire_dtype != "float32":
-                    raise ConfigError(f"{name} needs wire-dtype = float32, not {run.config.wire_dtype}")
                 if any(set(payload.arrays) != {"model"} or payload.values for payload in payloads.values()):
                     raise ConfigError(f"{name} needs a method whose clients receive only the model: use fedavg")
             evaluate = run.evaluates(server_round)

@@ -12,7 +12,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import Encoder, MessageType, name_in, read_reply
 from fedhet.flower.insides import simulated
 from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
-from fedhet.messages.arrays import bytes_of, difference, narrowed
+from fedhet.messages.arrays import bytes_of, difference
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
 from fedhet.methods.keys import OwnPart
 from fedhet.results.state import ClientRecord
@@ -195,7 +195,7 @@ class Handshake:
         messages = [federation.message(MessageType.QUERY, node, Encoder()(Payload()), request)]
         for _, message in federation.by_node(federation.send(messages)):
             sent = read_reply(message)
-            check(sent.arrays.get("model", {}), narrowed(spec, run.config.wire_dtype), "the client's network")
+            check(sent.arrays.get("model", {}), spec, "the client's network")
             run.round.up[reply.client] += sent.payload.nbytes
             return
         raise FedhetError("the client did not send its network, which is needed for its admission: see its log")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedhet.algorithms.graphs import PermutationGroups, entries_of, widths_of
 from fedhet.algorithms.matching import groups_from_json
-from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check, narrowed
+from fedhet.messages import Arrays, Payload, Reply, Spec, WireError, check
 from fedhet.messages.protocol import WHOLE
 from fedhet.methods.included.submodels import SubmodelOptions
 from fedhet.methods.sharing import Units
@@ -67,7 +67,7 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         groups = read_network(self.state.network)
         shapes, spec = groups.shapes(groups.widths), self.federation.specs[reply.client]
         expected = {name: (shapes[name], dtype) for name, (_, dtype) in spec.items()}
-        check(reply.arrays[WHOLE], narrowed(expected, self.config.wire_dtype), "the client's whole network")
+        check(reply.arrays[WHOLE], expected, "the client's whole network")
         return reply.arrays[WHOLE]
 
     # ---- a round

@@ -48,7 +48,6 @@ def test_flowers_wrappers_clip_and_add_noise(tiny, kind, method):
     [
         (lambda: fedhet.FedProto(), {}, "which fedproto does not have: use fedavg"),
         (lambda: fedhet.FedRep(), {"0": 1, "2": 1}, r"must be the arrays that clients of fedrep .*leave out 2.weight"),
-        (lambda: fedhet.FedAvg(wire_dtype="float16"), {"0": 1, "2": 1}, "needs wire-dtype = float32"),
     ],
 )
 def test_unsuitable_wrappers_are_refused_before_training(tiny, around, strategy, arrays, why):

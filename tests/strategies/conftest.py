@@ -1,7 +1,7 @@
 """Small runs of a method on digits, and what can be seen of them."""
 
 import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from fedhet.config.client_setup import ClientInfo
 from fedhet.flower import decode
 from fedhet.flower.grid import LocalGrid
 from fedhet.methods import registry
-from fedhet.methods.options import Config
 from fedhet.results.history import read_clients
 from fedhet.results.observers import Observer
 from fedhet.server.app import serve
@@ -33,13 +32,6 @@ SETTINGS = {
     "fraction-train": 1.0,
     "device": "cpu",  # tests compare to the last bit, and tensors of clients with those of the test
 }
-
-
-@pytest.fixture
-def float64_travels(monkeypatch):
-    """`wire-dtype` may be float64, so that what is averaged is compared to more digits than float32 has."""
-    key = next(each for each in fields(Config) if each.name == "wire_dtype")
-    monkeypatch.setattr(key, "metadata", {**key.metadata, "choices": ("float64",)})
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ SETTINGS = UNLIKE | AT_ONCE
 
 
 @pytest.fixture
-def double(monkeypatch, float64_travels):
+def double(monkeypatch):
     """Weights travel in float64, and a small network of that dtype has a name."""
     monkeypatch.setitem(models._BUILDERS, "small-float64", lambda input_shape, classes: tanh_network(9, classes))
 
@@ -43,7 +43,7 @@ ALPHA, BETA = 0.6, 0.3
 
 def test_three_rounds_of_fml_by_hand(federate, double):
     keys = {"fml.shared-model": "small-float64", "fml.alpha": ALPHA, "fml.beta": BETA}
-    done = federate("fml", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys})
+    done = federate("fml", model=own_network, **{**SETTINGS, **keys})
     assert done.failures == []
     shared = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
@@ -96,7 +96,7 @@ def as_arrays(state):
 def test_three_rounds_of_fedkd_by_hand(federate, double, who, monkeypatch):
     monkeypatch.setattr(distillation, "FIRST", 0.6)
     monkeypatch.setattr(distillation, "LAST", 0.9)
-    done = federate("fedkd", model=own_network, **SETTINGS, wire_dtype="float64", **KEYS, **WHO[who])
+    done = federate("fedkd", model=own_network, **SETTINGS, **KEYS, **WHO[who])
     assert done.failures == []
     shared = done.received[1, "0"]["model"]
     mine = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
@@ -175,7 +175,7 @@ def stepped_together(states, velocities, loss):
 )
 def test_three_rounds_of_fedmrl_by_hand(federate, double, width, who):
     keys = {"fedmrl.shared-model": "small-float64", "fedmrl.width": width}
-    done = federate("fedmrl", model=own_network, **{**SETTINGS, "wire_dtype": "float64", **keys, **WHO[who]})
+    done = federate("fedmrl", model=own_network, **{**SETTINGS, **keys, **WHO[who]})
     assert done.failures == []
     width = width or 9
     shared = {name: torch.from_numpy(array) for name, array in done.received[1, "0"]["model"].items()}

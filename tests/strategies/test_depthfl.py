@@ -17,7 +17,6 @@ from tests.strategies.by_hand import THREE, WHO, assert_equal, examples_of, roun
 DEPTHS = {"0": 3, "1": 2, "2": 1}
 SAME = THREE | {
     "batch_norm": "re-estimate",
-    "wire_dtype": "float64",
     "depthfl.depths": "3,2,1",
     "depthfl.blocks": "one,two",
 }
@@ -60,7 +59,7 @@ def has(depth, name):
 
 
 @pytest.fixture
-def deep(federate, float64_travels):
+def deep(federate):
     """Runs DepthFL with clients of three depths, all in float64."""
 
     def deep(**settings):

@@ -81,9 +81,9 @@ def client_trained(done, client, round, state, generator, counts):
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_three_rounds_by_hand(federate, float64_travels, who):
+def test_three_rounds_by_hand(federate, who):
     keys = {f"fedgen.{name}": value for name, value in KEYS.items()}
-    done = federate("fedgen", model=own_network, wire_dtype="float64", **SETTINGS, **keys, **WHO[who])
+    done = federate("fedgen", model=own_network, **SETTINGS, **keys, **WHO[who])
     assert done.failures == []
     own = {client: live(own_network(done.info(client)).state_dict()) for client in "012"}
     labels = torch.cat([client_setup.data_of(done.info(client)).train.labels for client in own])

@@ -13,7 +13,7 @@ from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import FedhetError
 from tests.strategies.by_hand import THREE, assert_equal
 
-SAME = THREE | {"wire_dtype": "float64", "clients": 4}
+SAME = THREE | {"clients": 4}
 
 
 class Stack(nn.Module):
@@ -38,7 +38,7 @@ def of_stack(state, inputs, depth):
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_rounds_follow_the_paper(fraction, federate, float64_travels):
+def test_rounds_follow_the_paper(fraction, federate):
     beta, names = 0.3, ("weight", "bias")
     settings = {"inclusivefl.blocks": "layers.0,layers.1", "inclusivefl.momentum": beta, "inclusivefl.depths": "3,2,1"}
     settings |= {"fraction_train": fraction, "evaluate_every": 1}

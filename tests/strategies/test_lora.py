@@ -81,8 +81,8 @@ def factored(product, rank):
 @pytest.mark.parametrize(
     ("aggregate", "who"), [("truncate", "all"), ("truncate", "two"), ("svd", "all"), ("stack", "two")]
 )
-def test_rounds_follow_the_papers(federate, float64_travels, aggregate, who):
-    keys = {"lora.aggregate": aggregate, "lora.train-head": True, "wire_dtype": "float64"}
+def test_rounds_follow_the_papers(federate, aggregate, who):
+    keys = {"lora.aggregate": aggregate, "lora.train-head": True}
     done = federate("lora", model=network, **SAME, **keys, **WHO[who])
     assert done.failures == []
     seed = done.config.seed

@@ -94,11 +94,10 @@ def first(own, whole):
 
 
 @pytest.fixture
-def sized(federate, float64_travels):
+def sized(federate):
     """Runs a method with clients of unlike widths, all in float64; gives the run and the data of each client."""
 
     def sized(method, **settings):
-        settings["wire_dtype"] = "float64"
         widths = {f"{method}.widths": ",".join(map(str, WIDTHS.values()))}
         done = federate(method, model=lambda client: Small().double(), **{**SAME, **widths, **settings})
         transform = client_setup.dataset_of(done.config).transform

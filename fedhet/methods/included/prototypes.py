@@ -81,8 +81,6 @@ fd = Method(
 class LearnerOptions(WidthOptions):
     """Configuration keys of methods whose server trains a network on clients' mean representations, such as FedGH."""
 
-    uses = ("wire-dtype",)  # of the head
-
     server_epochs: ClassVar[int] = 1
     """Number of epochs per round in which the server trains."""
 
