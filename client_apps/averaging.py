@@ -20,7 +20,7 @@ class FedProx(ClientSide[FedProxOptions]):
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         start = [parameter.detach().clone() for parameter in self.client.model.parameters()]
-        return (Term(proximal, weighted=True, mu=self.options.mu, start=start),)
+        return (Term(proximal, weighted=True, public=True, mu=self.options.mu, start=start),)
 
 
 def proximal(step: Step, mu: float, start: Sequence[Tensor]) -> Tensor:

@@ -90,7 +90,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
 
         weight, phi = eta * settings.rad_every, client.representation
         own = {"weight": weight, "representation": phi, "stream": stream, "kind": alignment.kind}
-        return (Term(on_rad, draw=drawn, weighted=True, **own),)
+        return (Term(on_rad, draw=drawn, weighted=True, public=True, **own),)
 
     def end(self, payload: Payload) -> Payload:
         """Return shared weights, the mean distance to the target, and outputs for the next alignment examples."""

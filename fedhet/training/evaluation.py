@@ -1,20 +1,26 @@
 """Forward passes, and computations in evaluation mode: outputs, metrics and BatchNorm's statistics."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs, spans
 from fedhet.errors import ModelError
 from fedhet.models.copies import kinds_of
-from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
+from fedhet.models.representation import Capturing, RandomStream, Representation, in_precision, isolated, precision
 from fedhet.tasks import Score, Task
 from fedhet.utils.randomness import seeded
+
+Transform = Callable[[Tensor], Tensor]
 
 BATCH = 1024
 """Number of examples in a batch of an evaluation."""
@@ -85,11 +91,24 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     return any(each.training or each.running_mean is None for each in layers)
 
 
+@dataclass
+class Prediction:
+    """A function that applies `then` to the model's outputs for its inputs, or to the representation `until`."""
+
+    model: nn.Module
+    until: Representation | None = None
+    then: Transform = lambda outputs: outputs
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the predictions for transformed inputs."""
+        return self.then(forward(self.model, inputs, until=self.until, learns=False)[0])
+
+
 def evaluate(
-    predict: Callable[[Tensor], Tensor],
+    predict: Transform,
     examples: Examples,
     task: Task,
-    prepare: Callable[[Tensor], Tensor],
+    prepare: Transform,
     network: nn.Module | None = None,
 ) -> Score | None:
     """Return the metric and the loss of predictions for all examples, or None if there are no examples.
@@ -117,7 +136,7 @@ def evaluate(
 def read(
     model: nn.Module,
     inputs: Tensor | LazyInputs,
-    transform: Callable[[Tensor], Tensor],
+    transform: Transform,
     *,
     until: Representation | None = None,
     rows: int = BATCH,
@@ -141,9 +160,7 @@ def read(
     return torch.cat(values)
 
 
-def rows_at_once(
-    model: object, inputs: Tensor | LazyInputs, transform: Callable[[Tensor], Tensor], most: int = BATCH
-) -> int:
+def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transform, most: int = BATCH) -> int:
     """Return the batch size for an evaluation: `most`, or less if activations would need more than `MEMORY` bytes.
 
     Memory is estimated from a forward pass of two examples, as three times the largest output of a module.
@@ -175,7 +192,7 @@ def of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
 def reestimate(
     model: nn.Module,
     inputs: Tensor | LazyInputs,
-    transform: Callable[[Tensor], Tensor],
+    transform: Transform,
     chosen: Callable[[str], bool] = lambda name: True,
 ) -> None:
     """Re-estimate running statistics of BatchNorm and InstanceNorm as means over batches, weighted by batch size.
@@ -218,3 +235,23 @@ def reestimate(
     for layer in layers:
         assert layer.running_var is not None
         layer.running_var[layer.running_var == 0] = 1
+
+
+def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
+    """Return the number of multiply-adds of linear layers and convolutions in a forward pass of `inputs`.
+
+    Return infinity for a network with dropout, BatchNorm, or parameters in layers of another type.
+    """
+    works: list[float] = []
+
+    def count(module: nn.Module, _args: object, output: Tensor) -> None:
+        works.append(module.get_parameter("weight")[0].numel() * output.numel())
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, nn.Linear | _ConvNd):
+                hooks.enter_context(module.register_forward_hook(count))
+            elif isinstance(module, _BatchNorm | _DropoutNd) or module._parameters:
+                return math.inf
+        forward(model, in_precision(inputs, precision(model)), learns=False, stream=RandomStream(0))
+    return sum(works)

@@ -1,24 +1,120 @@
-"""The phases of a client's training with their loss terms, the steps that terms receive, and the result.
+"""The phases of a client's training: their optimisers and loss terms, the steps that terms receive, and the result.
 
 A method's local training is a list of `Phase`s: FedAvg has one, FedRep trains the head, then the body. A regulariser is
 a loss term: a function of the current `Step` that returns a scalar to add to the task's loss.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.data import Examples
 from fedhet.models.representation import Capturing, RandomStream, Representation
 from fedhet.tasks import Task
-from fedhet.training.distillation import soft_divergence
 from fedhet.training.evaluation import forward
-from fedhet.training.optimizers import Optimisation
 from fedhet.utils.statistics import Work
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """The optimiser, batch size and learning rate of a training phase.
+
+    Attributes:
+        optimizer: sgd, adam, amsgrad (Adam with the largest second moment so far: Reddi et al., 2018) or adamw.
+        learning_rate: the learning rate, constant over the phase unless there is a schedule.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of matrices and filters; biases and normalisation have none.
+        batch_size: number of examples in a mini-batch.
+        schedule: function from the completed fraction of the phase to the learning rate of a step.
+        bf16: whether forward passes are computed in bfloat16; weights and losses are float32.
+        least: minimum number of examples in a mini-batch; a smaller last batch is merged into the batch before it.
+        clip_gradients: maximum norm of the gradients of all parameters together; 0 for no limit.
+    """
+
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    schedule: Callable[[float], float] | None = None
+    bf16: bool = False
+    least: int = 1
+    clip_gradients: float = 0.0
+
+    def at(self, rate: float) -> "Optimisation":
+        """Return a copy with the constant learning rate `rate`, or this object if `rate` is 0."""
+        return replace(self, learning_rate=rate, schedule=None) if rate else self
+
+    def build(self, parameters: Sequence[Tensor], *, stacked: bool = False) -> torch.optim.Optimizer:
+        """Return a new optimiser for parameters, which can be `stacked` over networks along their first axis."""
+        groups: list[dict[str, object]] = [{"params": parameters}]
+        if self.weight_decay:
+            groups = [
+                {"params": [p for p in parameters if p.ndim > 1 + stacked], "weight_decay": self.weight_decay},
+                {"params": [p for p in parameters if p.ndim <= 1 + stacked]},
+            ]
+        if self.optimizer == "sgd":
+            return eager(torch.optim.SGD)(groups, lr=self.learning_rate, momentum=self.momentum, fused=True)
+        kind = eager(torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam)
+        return kind(groups, lr=self.learning_rate, weight_decay=0.0, amsgrad=self.optimizer == "amsgrad", fused=True)
+
+
+def learning_rate(schedule: str, largest: float, done: float) -> float:
+    """Return the learning rate of a schedule after the fraction `done` of the run.
+
+    `constant` stays at `largest`; `linear` and `cosine` decrease to zero; `one-cycle` (Smith and Topin, 2018) increases
+    along a cosine from `largest` / 25 to `largest` at 0.3 of the run, then decreases along a cosine to `largest` / 100.
+    """
+    done = min(max(done, 0.0), 1.0)
+    falling = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}
+    if schedule in falling:
+        return largest * falling[schedule]
+    peak = 0.3
+    start, end = (largest / 25, largest) if done < peak else (largest, largest / 100)
+    place = done / peak if done < peak else (done - peak) / (1 - peak)
+    return end + (start - end) * (1 + math.cos(math.pi * place)) / 2
+
+
+@cache
+def eager(kind: type[Kind]) -> type[Kind]:
+    """Return a subclass of a torch optimiser with the same computation, but without torch's compiler and profiler.
+
+    Importing the compiler takes seconds, and profiling takes a third of the time of a small network's step.
+    """
+    step = torch.no_grad()(_bare(kind.step))
+    vars(step)["hooked"] = True  # torch takes its hooks to be there
+    return type(kind.__name__, (kind,), {"add_param_group": _bare(kind.add_param_group), "step": step})
+
+
+def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
+    def others(function: Callable[..., Any]) -> bool:
+        module = getattr(function, "__globals__", {}).get("__name__", "")  # a wrapper's `__module__` is what it wraps
+        return not module.startswith("torch.")
+
+    return inspect.unwrap(method, stop=others)
+
+
+def soft_divergence(outputs: Tensor, wanted: Tensor, temperature: float, *, many_labels: bool = False) -> Tensor:
+    """Return the mean KL(softmax(wanted / T) || softmax(outputs / T)) of logits (n, ..., classes) at `temperature` T.
+
+    `wanted` is detached. With `many_labels`, each output is the logit of a separate label, and divergences are averaged
+    over labels. Gradients scale with 1 / temperature^2, for which the caller must compensate.
+    """
+    outputs, wanted = outputs / temperature, wanted.detach() / temperature
+    divergences = partial(F.kl_div, log_target=True, reduction="none")
+    if not many_labels:
+        return divergences(outputs.log_softmax(-1), wanted.log_softmax(-1)).sum(-1).mean()
+    held, lacked = (divergences(F.logsigmoid(sign * outputs), F.logsigmoid(sign * wanted)).mean() for sign in (1, -1))
+    return held + lacked
 
 
 @dataclass(slots=True)
@@ -95,6 +191,7 @@ class Term:
             randomly drawn examples, or to None to leave the term out of the step.
         captures: values to capture inside the network in each step, by their names in `Step.captured`.
         weighted: whether the function averages over examples only by `Step.mean`, so that padding is ignored.
+        public: whether the function reads neither the step's examples nor what the network computes from them.
         constants: tensors and containers of tensors, which can differ between clients, and other values.
     """
 
@@ -105,10 +202,11 @@ class Term:
         draw: Callable[[int, int], Mapping[str, Any] | None] | None = None,
         captures: Mapping[str, Capturing] | None = None,
         weighted: bool = False,
+        public: bool = False,
         **constants: Any,
     ) -> None:
         self.function, self.draw, self.captures, self.constants = function, draw, captures or {}, constants
-        self.weighted = weighted
+        self.weighted, self.public = weighted, public
 
     def __call__(self, step: Step) -> Value:
         """Return the term's value in a step, or None if `draw` leaves the term out."""

@@ -1,24 +1,105 @@
-"""The training loop of all methods."""
+"""The training loop of all methods, with example-level differential privacy (DP-SGD).
+
+DP-SGD (Abadi et al., CCS 2016, algorithm 1, with Poisson sampling): each example's gradient is clipped, and noise is
+added to the sum of the gradients.
+"""
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, count, islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
 from torch.utils.checkpoint import CheckpointError
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.tasks import LARGEST, Task
 from fedhet.training.evaluation import forward, uses_batch_statistics
-from fedhet.training.phases import Phase, Step, Trained
-from fedhet.training.privacy import Hidden, Privacy
+from fedhet.training.phases import Phase, Step, Term, Trained
 from fedhet.utils.machine import brought
 from fedhet.utils.statistics import Work
+
+AT_ONCE = 64
+"""Number of examples whose gradients are computed at once."""
+
+
+@dataclass
+class Privacy:
+    """The settings of a client's differentially private training.
+
+    Attributes:
+        noise: standard deviation of the noise, as a multiple of `clip`.
+        clip: largest Euclidean norm of the gradient of one example.
+        spend: function that takes the sampling rate and the number of steps before a phase, and returns epsilon; raises
+            an error if the privacy budget does not allow the phase.
+        generator: draws examples and noise, on the CPU.
+        epsilon: the privacy budget spent so far.
+    """
+
+    noise: float
+    clip: float
+    spend: Callable[[float, int], float]
+    generator: torch.Generator
+    epsilon: float = 0.0
+
+    def rows(self, count: int, size: int, steps: int) -> Iterator[Tensor]:
+        """Return an iterator over `steps` batches of row numbers; each of `count` rows has probability size / count.
+
+        The privacy budget of all steps is charged in this call.
+        """
+        rate = min(size / count, 1.0)
+        self.epsilon = self.spend(rate, steps)
+        draws = (torch.rand(count, generator=self.generator) < rate for _ in range(steps))
+        return (drawn.nonzero().flatten() for drawn in draws)
+
+    def backward(
+        self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor, size: int
+    ) -> Tensor:
+        """Set the private gradients of all parameters that require gradients; return the mean loss, without noise.
+
+        A gradient is the sum of the examples' clipped gradients and the noise, divided by `size`.
+
+        Args:
+            model: the network, without layers that normalise over examples.
+            loss: function of outputs (1, ...) and labels (1, ...) that returns a scalar.
+            inputs: (n, ...) transformed examples; n may be 0.
+            labels: (n, ...) labels of the examples.
+            size: expected number of examples in a batch.
+
+        Raises:
+            ModelError: the gradients of single examples cannot be computed.
+        """
+        live = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        total, mean = {name: torch.zeros_like(each) for name, each in live.items()}, torch.zeros(())
+
+        def of_one(parameters: Mapping[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+            outputs = functional_call(model, {**parameters}, (example[None],))
+            return loss(outputs, label[None])
+
+        gradients_of = vmap(grad_and_value(of_one), in_dims=(None, 0, 0), randomness="different")
+        values = {name: each.detach() for name, each in live.items()}
+        for some, some_labels in zip(inputs.split(AT_ONCE), labels.split(AT_ONCE), strict=True) if len(inputs) else ():
+            try:
+                gradients, losses = gradients_of(values, some, some_labels)
+            except RuntimeError as error:
+                raise ModelError(
+                    f"dp-noise needs the gradient of each example, and torch.func cannot compute it for this "
+                    f"{model._get_name()} ({error}): use another network or leave dp-noise out"
+                ) from error
+            norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
+            scale = (self.clip / norms.clamp_min(self.clip)).nan_to_num()
+            for name, each in gradients.items():
+                total[name] += torch.tensordot(scale, each.nan_to_num(), 1)
+            mean = mean + losses.sum() / len(inputs)
+        for name, parameter in live.items():
+            noise = torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
+            parameter.grad = (total[name] + self.noise * self.clip * noise.to(parameter.device)) / size
+        return mean.detach()
 
 
 def train(
@@ -42,36 +123,45 @@ def train(
         prepare: function that transforms raw inputs, and augments them if it is given a generator.
         generator: draws the order of examples and the augmentation. Dropout draws from torch's global generator.
         before: the combined result of the phases before this one.
-        privacy: settings of example-level differential privacy, under which loss terms may not read the batch.
+        privacy: settings of example-level differential privacy, under which all loss terms must be `public`.
 
     Raises:
-        ModelError: the phase trains none of the model's parameters, or continues a phase that trained other parameters;
-            training diverged, or the first loss is not finite.
+        ModelError: the phase trains none of the model's parameters; training diverged, or the first loss is not finite.
     """
-    private, before = phase.examples is None, before or Trained()
+    augmenting = generator if phase.examples is None or phase.augmented else None
     model, examples = phase.module or model, phase.examples or examples
+    how, before = phase.optimisation, before or Trained()
     rows, total = mini_batches(model.train(), phase, examples, generator, privacy)
-    named, schedule = dict(model.named_parameters()), phase.optimisation.schedule
-    augmenting = generator if private or phase.augmented else None
-    losses: list[Tensor] = []
-    sizes: list[int] = []
+    named, losses, sizes = dict(model.named_parameters()), list[Tensor](), list[int]()
     recorded, further = dict(before.recorded), 0
-    with only_trained(model, named, phase.trains) as parameters:
-        optimizer = _optimizer(phase, parameters, before)
-        steps = _passes(model, named, phase, examples, task, lambda inputs: prepare(inputs, augmenting), rows, privacy)
-        for step in steps:
-            loss = loss_of(step, phase, recorded)
+
+    def of_task(outputs: Tensor, labels: Tensor) -> Tensor:
+        return phase.task_weight * task.loss(outputs, labels)
+
+    with only_trained(model, phase.trains) as parameters:
+        optimizer = before.optimizer if phase.continues and before.optimizer else how.build(parameters)
+        for number, index in enumerate(rows):
+            inputs, labels = examples.at(index)
+            inputs = prepare(inputs, augmenting) if len(index) else inputs
+            if privacy is None:
+                outputs, captured = forward(model, inputs, phase.captures, bf16=how.bf16)
+                step = Step(number, model, named, inputs, labels, index, outputs, captured, how.bf16, task)
+                loss = loss_of(step, phase, recorded)
+            else:
+                private = privacy.backward(model, of_task, inputs, labels, how.batch_size)
+                step = Step(number, model, named, inputs, labels, index, private, bf16=how.bf16, task=task)
+                loss = loss_of(step, phase, recorded, private)
             if privacy is None or loss.requires_grad:  # or its gradients are set already
                 _backward(loss)
-            if phase.optimisation.clip_gradients:
-                nn.utils.clip_grad_norm_(parameters, phase.optimisation.clip_gradients)
-            if schedule is not None:
+            if how.clip_gradients:
+                nn.utils.clip_grad_norm_(parameters, how.clip_gradients)
+            if how.schedule is not None:
                 for group in optimizer.param_groups:
-                    group["lr"] = schedule(step.number / total)
+                    group["lr"] = how.schedule(number / total)
             optimizer.step()
-            _forget_gradients(parameters)
+            forget_gradients(parameters)
             losses.append(loss.detach())  # read at the end: reading makes a GPU wait
-            sizes.append(phase.optimisation.batch_size if privacy else step.rows.numel())
+            sizes.append(how.batch_size if privacy else index.numel())
             further += step.further
     if not losses:
         return before
@@ -97,7 +187,17 @@ def outcome(
     `examples` is the number of examples, `losses` and `sizes` have the loss and batch size of each step, `norm` is the
     largest norm of a parameter at the end; see `Step.further` and `Trained.recorded`.
     """
-    _check_losses(losses, sizes, examples, norm, phase, first=not before.work.steps)
+    if not before.work.steps and not math.isfinite(losses[0]):
+        raise ModelError(
+            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: check "
+            "whether the network or the augmentation returns values that are not finite"
+        )
+    step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
+    if step or not norm <= LARGEST:
+        epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
+        sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
+        rate = phase.optimisation.learning_rate
+        raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
     mean = math.fsum(map(operator.mul, losses, sizes)) / sum(sizes)
     epochs = phase.epochs if not phase.steps else sum(sizes) / examples
     steps = len(losses)
@@ -117,44 +217,14 @@ def _backward(loss: Tensor) -> None:
         ) from error
 
 
-def _passes(
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    phase: Phase,
-    examples: Examples,
-    task: Task,
-    prepare: Callable[[Tensor], Tensor],
-    batches: Iterable[Tensor],
-    privacy: Privacy | None,
-) -> Iterator[Step]:
-    """Yield a `Step` after the forward pass of each mini-batch; `batches` are index tensors.
+def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]], loss: Tensor | None = None) -> Tensor:
+    """Return the sum of the task's `loss` and the loss terms; add the other values of loss terms to `recorded`.
 
-    With `privacy`, private gradients of the task's loss are also set, and loss terms cannot read the mini-batch.
+    By default, the task's loss is computed from the step's outputs.
     """
-
-    def of_task(outputs: Tensor, labels: Tensor) -> Tensor:
-        return phase.task_weight * task.loss(outputs, labels)
-
-    for number, index in enumerate(batches):
-        inputs, labels = examples.at(index)
-        inputs = prepare(inputs) if len(index) else inputs
-        if privacy is not None:
-            mean = privacy.backward(model, of_task, inputs, labels, phase.optimisation.batch_size)
-            hidden: Any = Hidden(mean)
-            yield Step(number, model, parameters, hidden, hidden, hidden, hidden, hidden, phase.optimisation.bf16, task)
-            continue
-        outputs, captured = forward(model, inputs, phase.captures, bf16=phase.optimisation.bf16)
-        yield Step(number, model, parameters, inputs, labels, index, outputs, captured, phase.optimisation.bf16, task)
-
-
-def loss_of(step: Step, phase: Phase, recorded: dict[str, tuple[Tensor, int]]) -> Tensor:
-    """Return the sum of the task's loss and the loss terms; add the other values of loss terms to `recorded`."""
-    if isinstance(step.outputs, Hidden):
-        loss = step.outputs.loss
-    else:
+    if loss is None:
         loss = step.loss(step.outputs) if phase.task_weight else 0 * step.outputs.sum()
-        if phase.task_weight != 1:
-            loss = phase.task_weight * loss
+        loss = loss if phase.task_weight == 1 else phase.task_weight * loss
     for term in phase.terms:
         value = term(step)
         if isinstance(value, tuple):
@@ -172,51 +242,17 @@ def record(recorded: dict[str, tuple[Tensor, int]], values: Mapping[str, Tensor]
         recorded[name] = (total + each.detach(), steps + 1)
 
 
-def _check_losses(
-    losses: list[float], sizes: list[int], examples: int, norm: float, phase: Phase, *, first: bool
-) -> None:
-    """Raise `ModelError` if losses or the largest norm of a parameter show that training diverged.
-
-    If this is the client's `first` phase in the round, a first loss that is not finite has its own message.
-    """
-    if first and not math.isfinite(losses[0]):
-        raise ModelError(
-            f"the loss of the first step is {losses[0]:.3g}, before training has changed a weight: check "
-            "whether the network or the augmentation returns values that are not finite"
-        )
-    step = next((number for number, loss in enumerate(losses, 1) if not abs(loss) <= LARGEST), None)
-    if step is None and norm <= LARGEST:
-        return
-    epoch = math.ceil(sum(sizes[: step or len(sizes)]) / examples)
-    sign = f"the loss is {losses[step - 1]:.3g}" if step else f"weights have a norm of {norm:.3g}"
-    rate = phase.optimisation.learning_rate
-    raise ModelError(f"training diverged in epoch {epoch}, {sign}: a lower learning-rate than {rate:g} may help")
-
-
-def _optimizer(phase: Phase, parameters: Sequence[nn.Parameter], before: Trained) -> torch.optim.Optimizer:
-    if not phase.continues or before.optimizer is None:
-        return phase.optimisation.build(parameters)
-    stepped = {id(parameter) for group in before.optimizer.param_groups for parameter in group["params"]}
-    if stepped != {id(parameter) for parameter in parameters}:
-        raise ModelError(
-            "a training phase that continues the previous phase must train the same parameters: set continues=False"
-        )
-    return before.optimizer
-
-
 @contextmanager
-def only_trained(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], trains: Callable[[str], bool] | None
-) -> Iterator[list[nn.Parameter]]:
+def only_trained(model: nn.Module, trains: Callable[[str], bool] | None) -> Iterator[list[nn.Parameter]]:
     """Context manager that yields the parameters to train, without gradients, and freezes all other parameters."""
-    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     live = [parameter for name, parameter in trainable.items() if trains is None or trains(name)]
     if not live:
         raise ModelError(
             f"a training phase has no parameters to train: it selects none of the {len(trainable)} trainable "
             f"parameters of {model._get_name()}; set requires_grad, or select others in `trains`"
         )
-    _forget_gradients(live)
+    forget_gradients(live)
     if trains is None:
         yield live
         return
@@ -235,8 +271,8 @@ def only_trained(
         model.train()
 
 
-def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    # Optimizer.zero_grad without its profiling, which is a tenth of a small network's step.
+def forget_gradients(parameters: Sequence[Tensor]) -> None:
+    """Remove gradients, as `Optimizer.zero_grad` without its profiling, a tenth of a small network's step."""
     for parameter in parameters:
         parameter.grad = None
 
@@ -253,6 +289,11 @@ def mini_batches(
         least = max(least, 1 + uses_batch_statistics(model))
     total = phase.steps or phase.epochs * len(_ends(len(examples), size, least))
     if privacy is not None:
+        if not all(isinstance(term, Term) and term.public for term in phase.terms):
+            raise ModelError(
+                "dp-noise protects the task's loss only, and this method has a loss term that reads the client's "
+                "examples: choose another method, such as fedavg, fedprox, fedrep or fedhenn"
+            )
         return privacy.rows(len(examples), size, total), total
     device = examples.labels.device
     if examples.groups is None:

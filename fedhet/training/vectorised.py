@@ -8,49 +8,37 @@ One forward pass, one backward pass and one step of an optimiser train all netwo
 clients, and optimisers work elementwise. Mini-batches are padded to the same size by examples of weight 0.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
+from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map
 
 from fedhet.data import Examples
 from fedhet.errors import ModelError
-from fedhet.models.representation import RandomStream, Representation, in_precision, precision
 from fedhet.tasks import Score, Task
-from fedhet.training.evaluation import evaluate, forward
+from fedhet.training.evaluation import Prediction, Transform, evaluate, forward
 from fedhet.training.phases import Phase, Step, Term, Trained
-from fedhet.training.privacy import Privacy
-from fedhet.training.stacking import arrays_of, batched, clip, dims_of, first_of, linear_weights, stack, transposed
-from fedhet.training.training import loss_of, mini_batches, only_trained, outcome, record, train
+from fedhet.training.training import (
+    Privacy,
+    loss_of,
+    mini_batches,
+    only_trained,
+    outcome,
+    record,
+    train,
+)
 from fedhet.utils.randomness import seed_everything
 from fedhet.utils.text import log
 
-Transform = Callable[[Tensor], Tensor]
-
 MOST = 512
 """Largest number of test examples of a client whose network is evaluated in a batch with other networks."""
-
-
-@dataclass
-class Prediction:
-    """A function that applies `then` to the model's outputs for its inputs, or to the representation `until`."""
-
-    model: nn.Module
-    until: Representation | None = None
-    then: Transform = lambda outputs: outputs
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the predictions for transformed inputs."""
-        return self.then(forward(self.model, inputs, until=self.until, learns=False)[0])
 
 
 @dataclass(eq=False)
@@ -73,8 +61,8 @@ class Training:
         """Return the phase's result; train now if no batch did. Raises a ModelError if training diverged."""
         if self.found is None:
             seed_everything(self.seed)
-            options: dict[str, Any] = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
-            self.found = train(self.model, self.phase, self.examples, self.task, self.prepare, **options)
+            own = {"generator": self.generator, "before": self.before, "privacy": self.privacy}
+            self.found = train(self.model, self.phase, self.examples, self.task, self.prepare, **own)
         if isinstance(self.found, ModelError):
             raise self.found
         return self.found
@@ -82,7 +70,7 @@ class Training:
     @property
     def rows(self) -> Examples:
         """The examples to train on: the phase's own or, by default, the client's."""
-        return self.examples if self.phase.examples is None else self.phase.examples
+        return self.phase.examples or self.examples
 
     def kind(self) -> tuple[Any, ...] | None:
         """Return a key that is equal for phases that can share a batch; None if the phase cannot be batched."""
@@ -181,7 +169,7 @@ def _train(group: Sequence[Training]) -> None:
     losses, recorded = list[Tensor](), [dict(each.before.recorded) for each in group]
     further, terms = [0] * len(group), list[Term]()
     draws = any(isinstance(term, Term) and term.draw for term in phase.terms)
-    with only_trained(model, dict(model.named_parameters()), phase.trains):
+    with only_trained(model, phase.trains):
         live = [isinstance(each, nn.Parameter) and each.requires_grad for each in arrays_of(model)]
         linear = linear_weights(model)
         held = [transposed(arrays_of(each.model), linear) for each in group]
@@ -198,7 +186,8 @@ def _train(group: Sequence[Training]) -> None:
                 terms = _terms(group[:active], number, batch[3])
             constants, passed = tuple(term.constants for term in terms), list[int]()
             of_one = _loss(group[0], number, terms, passed)
-            run = batched(model, of_one, (dims_of(constants), 0, 0, 0, 0))
+            dims = tree_map(lambda each: 0 if isinstance(each, Tensor) else None, constants)
+            run = batched(model, of_one, (dims, 0, 0, 0, 0))
             loss, values = run(transposed(now, linear), constants, *batch)
             loss.sum().backward()
             if phase.optimisation.clip_gradients:
@@ -275,21 +264,78 @@ def _terms(group: Sequence[Training], number: int, weights: Tensor) -> list[Term
     return terms
 
 
-def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
-    """Return the number of multiply-adds of linear layers and convolutions in a forward pass of `inputs`.
+# ---- arrays of several networks, stacked along a new first axis: (clients, ...)
 
-    Return infinity for a network with dropout, BatchNorm, or parameters in layers of another type.
+_places: WeakKeyDictionary[nn.Module, list[tuple[dict[str, Any], str]]] = WeakKeyDictionary()
+
+
+def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Return a pair for each parameter and buffer: the dict of its module that has it, and its key in the dict."""
+    if model not in _places:  # finding them takes as long as a small network's forward pass
+        arrays = (arrays for module in model.modules() for arrays in (module._parameters, module._buffers))
+        _places[model] = [(each, key) for each in arrays for key, array in each.items() if array is not None]
+    return _places[model]
+
+
+def batched(model: nn.Module, function: Callable[..., Any], dims: Sequence[Any] = (0,)) -> Callable[..., Any]:
+    """Return `function`, which calls `model`, vectorised over networks by `torch.func.vmap`.
+
+    The first argument of the result is a list of the networks' stacked arrays; `dims` are the `in_dims` of the others.
     """
-    works: list[float] = []
+    places = _places_of(model)
+    before = [arrays[key] for arrays, key in places]
 
-    def count(module: nn.Module, _args: object, output: Tensor) -> None:
-        works.append(module.get_parameter("weight")[0].numel() * output.numel())
+    def of_one(state: Sequence[Tensor], *args: Any) -> Any:
+        try:
+            for (arrays, key), each in zip(places, state, strict=True):
+                arrays[key] = each
+            return function(*args)
+        finally:
+            for (arrays, key), each in zip(places, before, strict=True):
+                arrays[key] = each
 
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, nn.Linear | _ConvNd):
-                hooks.enter_context(module.register_forward_hook(count))
-            elif isinstance(module, _BatchNorm | _DropoutNd) or module._parameters:
-                return math.inf
-        forward(model, in_precision(inputs, precision(model)), learns=False, stream=RandomStream(0))
-    return sum(works)
+    return vmap(of_one, in_dims=(0, *dims), randomness="error")
+
+
+def arrays_of(model: nn.Module) -> list[Tensor]:
+    """Return a network's parameters and buffers; arrays that two modules share are listed twice."""
+    return [arrays[key] for arrays, key in _places_of(model)]
+
+
+def linear_weights(model: nn.Module) -> list[bool]:
+    """Return for each of `arrays_of(model)` whether it is the weight of an `nn.Linear`.
+
+    Such weights are stacked transposed, so that their gradients are contiguous and need not be copied.
+    """
+    linear = {id(module._parameters) for module in model.modules() if type(module) is nn.Linear}
+    return [id(arrays) in linear and key == "weight" for arrays, key in _places_of(model)]
+
+
+def transposed(arrays: Sequence[Tensor], chosen: Sequence[bool]) -> list[Tensor]:
+    """Return `arrays` with the last two axes exchanged where `chosen` is True."""
+    return [each.mT if its else each for each, its in zip(arrays, chosen, strict=True)]
+
+
+def stack(values: Sequence[Any]) -> Any:
+    """Return nested containers like each of `values`, with tensors stacked, and other entries from the first."""
+    return tree_map(lambda *each: torch.stack(each) if isinstance(each[0], Tensor) else each[0], *values)
+
+
+def clip(gradients: Sequence[Tensor], most: float) -> None:
+    """Scale each client's gradients in place to a norm of at most `most`, as `nn.utils.clip_grad_norm_` does."""
+    norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients]).norm(dim=0)
+    factors = (most / (norms + 1e-6)).clamp(max=1.0)
+    for each in gradients:
+        each.mul_(factors.view(-1, *[1] * (each.ndim - 1)))
+
+
+def first_of(count: int, arrays: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return views of the first `count` clients' arrays, and let the optimizer step these in place of all clients'."""
+    chosen = {each: each.detach()[:count].requires_grad_(each.requires_grad) for each in arrays}
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            state = optimizer.state.pop(each, {}).items()
+            kept = {n: x[:count] if isinstance(x, Tensor) and x.ndim else x for n, x in state}
+            optimizer.state[chosen[each]] = kept
+        group["params"] = [chosen[each] for each in group["params"]]
+    return [*chosen.values()]

@@ -13,12 +13,14 @@ from fedhet.client.app import make_client_app
 from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, NodeSecret, epsilon_of
 from fedhet.config import configuration
+from fedhet.data import Examples
 from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.flower import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.results.history import read_clients, read_history
-from fedhet.training.privacy import Privacy
+from fedhet.tasks import Task
+from fedhet.training import Optimisation, Phase, Privacy, Term, train
 from tests.robustness.reading import Victim, correlation, linear, nearest
 from tests.robustness.unmixing import unmixed
 
@@ -144,6 +146,16 @@ def test_loss_terms_must_not_read_examples(tmp_path, caplog) -> None:
     other = Victim(0, tmp_path, {"method": "fedprox"}, network=linear, **NODE)
     sent = Payload({"model": to_arrays(linear().state_dict())})
     assert other.ask("train", sent, Request(round=1, epochs=1)) is not None, other.refusals
+
+
+def test_loss_terms_on_public_examples_are_served() -> None:
+    model, examples = linear(), Examples(torch.zeros(20, 1, 8, 8), torch.zeros(20).long())
+    drawn = Term(lambda step, x: step.parameters["1.bias"].sum() * x, draw=lambda *_: {"x": 5.0}, public=True)
+    phase = Phase(1, Optimisation(learning_rate=1.0, batch_size=10), terms=(drawn,), task_weight=0.0)
+    before = model[1].bias.detach().clone()
+    options = {"generator": torch.Generator(), "privacy": privacy(0.0, 1.0)}
+    train(model, phase, examples, Task("classification"), lambda inputs, _: inputs, **options)
+    torch.testing.assert_close(model[1].bias, before - 2 * 5.0)
 
 
 @pytest.mark.parametrize("node", [{"dp-noise": 1.0}, {"dp-clip": 1.0}, {"dp-epsilon": 3.0}, {"dp-noise": "much"}])

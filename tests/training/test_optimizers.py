@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.training.optimizers import eager
+from fedhet.training import eager
 
 
 def stepped(kind, **keys):
