@@ -20,6 +20,7 @@ from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError
 from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_refusal, write_reply
+from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
@@ -34,9 +35,6 @@ from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.randomness import seeded
 from fedhet.utils.statistics import Work
 from fedhet.utils.text import log, log_once, traceback_in_file
-
-ANSWER_ALL = "answer_all"
-"""Attribute of a ClientApp: functions that handle several messages, by type of message; they return exceptions."""
 
 Answer = Callable[[Job], ClientWork[Payload]]
 """Does a client's work for a message, and returns the payload of the reply."""

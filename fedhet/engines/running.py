@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,15 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedhet import models
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
-from fedhet.engines.batches import ONE_BY_ONE, Batching, BatchingGrid
 from fedhet.engines.children import RUN
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.flower import ClientApp
@@ -36,20 +31,12 @@ from fedhet.results.tables import headline
 from fedhet.server.app import serve
 from fedhet.server.run import new_folder
 from fedhet.tasks import Task
-from fedhet.training import multiply_adds
 from fedhet.utils import text
 from fedhet.utils.files import check_place
 from fedhet.utils.machine import cores, device_of, process_restored, room_on
-from fedhet.utils.randomness import seeded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-BATCH = 20
-"""Number of clients in a batch by default."""
-
-MOST = 10_000_000
-"""Multiply-adds of a client's training step up to which a batch of clients takes less time on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +227,8 @@ def run_locally(
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
-    batching = _batching(config, device)
+    batch_size = _batch_size(config)
+    architectures = client_setup.architectures(config, config.clients) if batch_size > 1 else ()
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
         stack.enter_context(process_restored())
@@ -251,16 +239,17 @@ def run_locally(
             workers_grid = WorkerGrid(
                 app,
                 config.clients,
-                batching,
+                architectures=architectures,
+                batch_size=batch_size,
                 workers=workers,
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
                 datasets=(config.dataset, config.public_dataset) if functions.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
-            grid: BatchingGrid = stack.enter_context(workers_grid)
+            grid: LocalGrid = stack.enter_context(workers_grid)
         else:
-            grid = BatchingGrid(app, config.clients, batching)
+            grid = LocalGrid(app, config.clients, architectures=architectures, batch_size=batch_size)
         serve(
             config,
             grid,
@@ -273,21 +262,12 @@ def run_locally(
         )
 
 
-def _batching(config: Config, device: torch.device) -> Batching:
-    """Return how to batch clients by architecture: if the method allows it and, with `auto`, their steps are small."""
+def _batch_size(config: Config) -> int:
+    """Return how many clients with the same architecture are trained in one batch (`client-batching`)."""
     chosen = config.client_batching
-    if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
-        raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
-    if chosen == "off" or not registry.client_side(config.method_name).can_be_batched:
-        return ONE_BY_ONE
-    names, dataset = client_setup.architectures(config, config.clients), client_setup.dataset_of(config)
-    most = MOST / config.batch_size if chosen == "auto" and device.type == "cpu" else sys.float_info.max
-    with seeded(0, "batches"):
-        built = {name: models.build(name, dataset.input_shape, dataset.classes) for name in {*names}}
-        example = dataset.transform(dataset.train.inputs[:1])
-        small = {name for name, model in built.items() if multiply_adds(model, example) <= most}
-    kinds = [name if name in small else "" for name in names]
-    return Batching(kinds, BATCH, cores()) if chosen == "auto" else Batching(kinds, int(chosen))
+    if chosen != "off" and not (chosen.isdecimal() and int(chosen) > 1):
+        raise ConfigError(f"client-batching must be off, or a number of at least 2, not {chosen!r}")
+    return int(chosen) if chosen != "off" and registry.client_side(config.method_name).can_be_batched else 1
 
 
 def shake_hands(

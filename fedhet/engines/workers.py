@@ -9,19 +9,23 @@ import logging
 import math
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedhet import data
-from fedhet.engines.batches import ONE_BY_ONE, Batching, BatchingGrid, answer
-from fedhet.engines.children import SHARES, Child, ChildError, SharedMessage, prepare, receive, send
-from fedhet.flower import ClientApp, Context, Message, MessageType
-from fedhet.flower.insides import be_server, colour_terminals_only, failure, identify
+from fedhet.engines import children
+from fedhet.engines.children import Child
+from fedhet.flower import ClientApp, Message, MessageType
+from fedhet.flower.grid import LocalGrid, answer
+from fedhet.flower.insides import be_server, colour_terminals_only, failure
 from fedhet.methods import registry
 from fedhet.utils.text import log
 
@@ -32,7 +36,7 @@ AHEAD = 2
 """Number of replies per worker that may wait until they are fetched, since replies may be large."""
 
 
-class WorkerGrid(BatchingGrid):
+class WorkerGrid(LocalGrid):
     """A Flower Grid that answers messages by calling a ClientApp in worker processes.
 
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
@@ -50,28 +54,30 @@ class WorkerGrid(BatchingGrid):
         self,
         client_app: ClientApp,
         clients: int,
-        batching: Batching = ONE_BY_ONE,
         *,
+        architectures: Sequence[str] = (),
+        batch_size: int = 1,
         workers: int,
         timeout: float,
         at_once: bool = False,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(client_app, clients, batching)
+        super().__init__(client_app, clients, architectures=architectures, batch_size=batch_size)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
         if at_once:
             self.patience = 0.0
-        self._recipe: SharedMessage | None = None
-        self._team: list[tuple[Worker, threading.Thread]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
+        self._threads: list[threading.Thread] = []  # one for each worker
+        self._children: list[Child] = []
         self._took_over = self._closed = False
-        self._failed = 0  # workers that ended as they started
+        self._failed: list[str] = []  # why workers did not start
         self._spent = 0.0
-        self._seconds: dict[int, float] = {}  # time of each node's last messages
-        self._had_by: dict[int, Worker] = {}  # node by node
+        self._seconds: dict[int, float] = {}  # the longest time that a node's messages took
+        self._had_by: dict[int, Child] = {}  # node by node
         self._changed = threading.Condition()  # guards what follows, and the messages that wait
         self._wanted: Sequence[str] = ()
-        self._under_way: dict[str, Message] = {}
+        self._under_way: set[str] = set()
 
     def __enter__(self) -> "WorkerGrid":
         return self
@@ -80,13 +86,11 @@ class WorkerGrid(BatchingGrid):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for worker, thread in self._team:
-            worker.child.process.kill()
+        for child in [*self._children]:
+            child.process.kill()
+        for thread in self._threads:
             thread.join()
-            worker.child.end()
-        self._team = []
-        if self._recipe:
-            self._recipe.close()
+        self._folder.cleanup()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages until a worker is free or this process pulls their replies; return their ids."""
@@ -113,32 +117,30 @@ class WorkerGrid(BatchingGrid):
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not wanted or any(key in self._done for key in wanted), timeout=1.0)
                 return [self._done.pop(key) for key in wanted if key in self._done]
-            messages, started = self._taken(here), time.monotonic()
-        self._handle_batch(messages)
-        self._note(messages.values(), started)
-        return [self._done.pop(key) for key in wanted if key in messages]
+            batch, started = self._taken(here), time.monotonic()
+        self._handle(batch)
+        self._note(batch, started)
+        return [self._done.pop(message.metadata.message_id) for message in batch]
 
-    def _note(self, messages: Collection[Message], started: float) -> None:
-        """Record the time that nodes took for messages; a new value is at least half of the recorded one."""
+    def _note(self, batch: Sequence[Message], started: float) -> None:
+        """Record the time that a batch took."""
         seconds = time.monotonic() - started
-        for message in messages:
-            if message.metadata.message_type == MessageType.TRAIN:
-                self._spent += seconds / len(messages)
-            node = message.metadata.dst_node_id
-            self._seconds[node] = max(seconds, 0.5 * self._seconds.get(node, 0.0))
+        if batch[0].metadata.message_type == MessageType.TRAIN:
+            self._spent += seconds
+        for node in (message.metadata.dst_node_id for message in batch):
+            self._seconds[node] = max(seconds, self._seconds.get(node, 0.0))
 
     # ---- workers
 
     def _start_when_due(self) -> None:
         """Start workers when training in this process has exceeded the time set in `patience`."""
-        due = not self._team and self._number > 1 and math.isfinite(self.patience)
+        due = not self._threads and self._number > 1 and math.isfinite(self.patience)
         if due and not self._seconds:  # with the first message
-            prepare()
+            children.prepare()
         if due and self._spent >= self.patience:
             self._start()
-        if self._team and self._failed == len(self._team):
-            exit_code = self._team[0][0].child.process.exitcode
-            self._alone(f"worker processes end at their start, with exit code {exit_code}")
+        if self._threads and len(self._failed) == len(self._threads):
+            self._alone(f"worker processes cannot start ({self._failed[0]})")
 
     def _start(self) -> None:
         if self._room:
@@ -147,134 +149,113 @@ class WorkerGrid(BatchingGrid):
             log.info("clients stay in one process: the GPU has no room, or no use, for several")
             return
         try:
-            self._recipe = recipe(self._client_app, self._datasets)
+            recipe = self._write_recipe()
         except Exception as error:  # whatever a user's functions hold
             self._alone(f"the client app cannot be copied ({error})")
             return
-        workers = [Worker(self._recipe) for _ in range(self._number)]
-        self._team = [(each, threading.Thread(target=self._serve, args=(each,), daemon=True)) for each in workers]
-        for _, thread in self._team:
+        arguments = recipe, dict(os.environ), logging.getLogger("flwr").level
+        for _ in range(self._number):
+            self._threads.append(threading.Thread(target=self._serve, args=arguments, daemon=True))
+        for thread in self._threads:
             thread.start()
         if not self.patience:  # the first message waits
             with self._changed:
-                self._changed.wait_for(lambda: self._took_over or self._failed == len(workers))
+                self._changed.wait_for(lambda: self._took_over or len(self._failed) == len(self._threads))
+
+    def _write_recipe(self) -> str:
+        """Write what workers need to a file, whose tensors they share in memory, and return its path."""
+        loaded = {key: dataset for key, dataset in data.LOADED.items() if key[0] in self._datasets}
+        content = self._client_app, registry.registered(), loaded, torch.get_default_dtype()
+        path = Path(self._folder.name, "recipe")
+        torch.save(content, path, pickle_module=children, pickle_protocol=5)
+        return str(path)
 
     def _alone(self, reason: str) -> None:
-        self._number, self._team, self._took_over = 1, [], False
+        self._number, self._threads, self._took_over = 1, [], False
         log.warning("clients run one after the other: %s", reason)
 
-    def _serve(self, worker: "Worker") -> None:
-        """Pass messages to a worker, one after the other, until the grid is closed; restart the worker if it fails."""
+    def _serve(self, *arguments: Any) -> None:
+        """Start a worker, and pass messages to it until the grid is closed; if it ends, start another one."""
         while not self._closed:
-            ready = worker.wait()
-            with self._changed:
-                self._took_over |= ready
-                self._failed += not ready
-                self._changed.notify_all()
-            if not ready:
+            try:
+                child = Child(_work, *arguments, name="fedhet worker")
+                self._children.append(child)
+                child.receive()
+            except Exception as error:  # else the run would wait for this thread
+                with self._changed:
+                    self._failed.append(str(error))
+                    self._changed.notify_all()
                 return
-            while (keys := self._next(worker)) and self._handled_by(worker, keys):
+            with self._changed:
+                self._took_over = True
+                self._changed.notify_all()
+            while (batch := self._next(child)) and self._handled_by(child, batch):
                 pass
-            if not self._closed:
-                worker.start()
+            child.end()
+            self._children.remove(child)
 
-    def _handled_by(self, worker: "Worker", keys: Sequence[str]) -> bool:
-        """Pass the messages with the ids `keys` to a worker; return False if its process ends.
+    def _handled_by(self, child: Child, batch: Sequence[Message]) -> bool:
+        """Pass a batch to a worker; return False if its process ends or exceeds the timeout.
 
         In this case, a single message gets an error as its reply, and several messages wait again, one by one.
         """
-        messages, started = [self._under_way[key] for key in keys], time.monotonic()
-        nodes, replies, lives = [message.metadata.dst_node_id for message in messages], list[Message](), True
+        started, replies = time.monotonic(), list[Message]()
+        nodes = [message.metadata.dst_node_id for message in batch]
         try:
-            pairs = [(message, self._contexts[node]) for message, node in zip(messages, nodes, strict=True)]
-            replies, contexts = worker.handle(pairs, self._timeout * len(messages))
+            child.send([(message, self._contexts[node]) for message, node in zip(batch, nodes, strict=True)])
+            replies, contexts = child.receive(self._timeout * len(batch))
+            lives = True
             self._contexts.update(zip(nodes, contexts, strict=True))
-            self._note(messages, started)
+            self._note(batch, started)
         except Exception as error:  # another one than a ChildError would end this thread, and the run would wait
-            replies, lives = [failure(messages[0], str(error))] if len(messages) == 1 else [], False
-            worker.child.end()
-        for reply in replies:
-            identify(reply, self._ids)
+            lives = False
+            if len(batch) == 1:
+                replies = [failure(batch[0], str(error))]
         with self._changed:
-            under_way = {key: self._under_way.pop(key) for key in keys}
-            self._done.update(zip(keys, replies, strict=False))
-            if not replies:
-                self._waiting |= under_way
-                self._batch_of |= {key: (key,) for key in keys}
+            keys = [message.metadata.message_id for message in batch]
+            self._under_way.difference_update(keys)
+            if replies:
+                self._complete(batch, replies)
+            else:
+                self._waiting |= {key: [message] for key, message in zip(keys, batch, strict=True)}
             self._changed.notify_all()
         return lives
 
-    def _next(self, worker: "Worker") -> list[str]:
-        """Wait for messages that a worker should handle together, and return their ids; empty if the grid is closed."""
+    def _next(self, child: Child) -> list[Message]:
+        """Wait for messages that a worker should handle together, and return them; empty if the grid is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._candidates())
             if self._closed:
                 return []
-            key = max(self._candidates(), key=lambda key: self._preference(worker, self._waiting[key]))
-            messages = self._taken(key)
-            self._under_way |= messages
-            self._had_by |= {message.metadata.dst_node_id: worker for message in messages.values()}
-            return [*messages]
+            batch = self._taken(max(self._candidates(), key=lambda key: self._preference(child, self._waiting[key][0])))
+            self._under_way.update(message.metadata.message_id for message in batch)
+            self._had_by |= {message.metadata.dst_node_id: child for message in batch}
+            return batch
 
     def _candidates(self) -> list[str]:
         """Return ids of unsent messages: the awaited ones or, if none and few are done or under way, all."""
         room = AHEAD * self._number - len(self._done) - len(self._under_way)
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 
-    def _preference(self, worker: "Worker", message: Message) -> tuple[bool, float]:
+    def _preference(self, child: Child, message: Message) -> tuple[bool, float]:
         node = message.metadata.dst_node_id
-        return self._had_by.get(node, worker) is worker, self._seconds.get(node, float("inf"))
+        return self._had_by.get(node, child) is child, self._seconds.get(node, float("inf"))
 
 
-class Worker:
-    """A child process that handles clients' messages; its first message is the `recipe`. It can be restarted."""
-
-    def __init__(self, recipe: SharedMessage) -> None:
-        self._recipe = recipe
-        self.start()
-
-    def start(self) -> None:
-        """Start the process and send it the recipe."""
-        level = logging.getLogger("flwr").level
-        self.child = Child(_work, dict(os.environ), level, name="fedhet worker")
-        self.child.send(self._recipe)
-
-    def wait(self) -> bool:
-        """Wait until the process is ready; return False if it ended instead."""
-        try:
-            return bool(self.child.receive())
-        except ChildError:
-            return False
-
-    def handle(
-        self, messages: Sequence[tuple[Message, Context]], timeout: float
-    ) -> tuple[list[Message], list[Context]]:
-        """Return replies and the nodes' new contexts; raise a ChildError after `timeout` s or if the process ends."""
-        self.child.send(messages)
-        replies: tuple[list[Message], list[Context]] = self.child.receive(timeout)
-        return replies
-
-
-def recipe(app: ClientApp, datasets: Collection[str]) -> SharedMessage:
-    """Return the workers' first message: ClientApp, registered methods, loaded data sets and torch's default dtype."""
-    loaded = {key: dataset for key, dataset in data.LOADED.items() if SHARES and key[0] in datasets}
-    return SharedMessage((app, registry.registered(), loaded, torch.get_default_dtype()))
-
-
-def _work(connection: Connection, environment: Mapping[str, str], level: int) -> None:
+def _work(connection: Connection, recipe: str, environment: Mapping[str, str], level: int) -> None:
     """Handle messages to clients until the parent process ends."""
     os.environ.update(environment)  # the fork server may have started before these were set
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run's process, which ends this one
     logging.getLogger("flwr").setLevel(level)
     colour_terminals_only()
-    app, methods, datasets, dtype = receive(connection)
+    app, methods, datasets, dtype = torch.load(recipe, mmap=True, weights_only=False)
     torch.set_default_dtype(dtype)
     for method in methods:
         registry.register(method)
     data.LOADED.update(datasets)
     be_server()
     logged: set[str] = set()
-    send(connection, True)
+    children.send(connection, True)
     while True:
-        messages = receive(connection)
-        send(connection, (answer(app, messages, logged), [context for _, context in messages]))
+        messages = children.receive(connection)
+        children.send(connection, (answer(app, messages, logged), [context for _, context in messages]))

@@ -5,7 +5,9 @@ client raises.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -17,16 +19,29 @@ from fedhet.utils.text import log
 
 FIRST_NODE = 100
 
+ANSWER_ALL = "answer_all"
+"""Attribute of a ClientApp: functions that handle several messages, by type of message; they return exceptions."""
+
 
 class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
-    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`.
+    There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`. Up to
+    `batch_size` messages for nodes with the same of the `architectures` are handled in one call, so that these networks
+    can be trained in one batch.
     """
 
-    def __init__(self, client_app: ClientApp, clients: int, node_config: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        client_app: ClientApp,
+        clients: int,
+        node_config: Mapping[str, str] | None = None,
+        *,
+        architectures: Sequence[str] = (),
+        batch_size: int = 1,
+    ) -> None:
         be_server()
-        self._client_app = client_app
+        self._client_app, self._architectures, self._batch_size = client_app, architectures, batch_size
         self._contexts = {
             FIRST_NODE + index: Context(
                 run_id=RUN_ID,
@@ -38,7 +53,8 @@ class LocalGrid(Grid):
             for index in range(clients)
         }
         self._ids = itertools.count(1)
-        self._waiting: dict[str, Message] = {}
+        self._waiting: dict[str, list[Message]] = {}  # the batch of each message, by the message's id
+        self._done: dict[str, Message] = {}  # replies by the message's id
         self._logged: set[str] = set()
 
     @property
@@ -60,41 +76,71 @@ class LocalGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages and return their ids; a message is handled when its reply is pulled."""
-        pushed = {}
+        """Store messages in batches and return their ids; a message is handled when its reply is pulled."""
+        pushed, groups = [], defaultdict[tuple[str, str], list[Message]](list)
         for message in messages:
-            pushed[identify(message, self._ids)] = message
+            pushed.append(identify(message, self._ids))
             # Each client gets records of its own; the bytes of arrays, which are read-only, are not copied.
             arrays = {name: filled(ArrayRecord(), record) for name, record in message.content.array_records.items()}
             message.content = RecordDict({**message.content, **arrays})
-        self._waiting |= pushed
-        return [*pushed]
+            node = message.metadata.dst_node_id - FIRST_NODE
+            architecture = self._architectures[node] if self._architectures else ""
+            groups[message.metadata.message_type, architecture].append(message)
+        for group in groups.values():
+            worthwhile = len(group) >= min(4, self._batch_size)
+            number = ceil(len(group) / self._batch_size) if worthwhile else len(group)
+            for batch in (group[first::number] for first in range(number)):
+                self._waiting |= {message.metadata.message_id: batch for message in batch}
+        return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Handle the stored messages with these ids, and return the replies."""
-        return [self._handle(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
+        """Handle the stored messages with these ids, batch by batch, and return the replies."""
+        keys = [*message_ids]
+        for key in keys:
+            if key in self._waiting:
+                self._handle(self._taken(key))
+        return [self._done.pop(key) for key in keys if key in self._done]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Handle messages and return the replies; `timeout` is ignored."""
         # A list, as Flower's grids return: its wrappers with adaptive clipping read the replies twice.
         return [reply for key in self.push_messages(messages) for reply in self.pull_messages([key])]
 
-    def _handle(self, message: Message) -> Message:
-        reply = call_app(self._client_app, message, self._contexts[message.metadata.dst_node_id], self._logged)
-        identify(reply, self._ids)
-        return reply
+    def _taken(self, key: str) -> list[Message]:
+        """Remove the batch with the message `key` from the waiting messages, and return it."""
+        batch = self._waiting[key]
+        for message in batch:
+            del self._waiting[message.metadata.message_id]
+        return batch
+
+    def _handle(self, batch: Sequence[Message]) -> None:
+        pairs = [(message, self._contexts[message.metadata.dst_node_id]) for message in batch]
+        self._complete(batch, answer(self._client_app, pairs, self._logged))
+
+    def _complete(self, batch: Sequence[Message], replies: Sequence[Message]) -> None:
+        for message, reply in zip(batch, replies, strict=True):
+            identify(reply, self._ids)
+            self._done[message.metadata.message_id] = reply
 
 
-def call_app(app: ClientApp, message: Message, context: Context, logged: set[str]) -> Message:
-    """Call the ClientApp and return its reply; an exception that it raises becomes an error reply (see `checked`)."""
+def answer(app: ClientApp, messages: Sequence[tuple[Message, Context]], logged: set[str]) -> list[Message]:
+    """Return a ClientApp's replies to a batch of messages, with an error reply for each exception.
+
+    Exceptions are logged unless their text is in `logged`.
+    """
+    answer_all = getattr(app, ANSWER_ALL, {}).get(messages[0][0].metadata.message_type) if len(messages) > 1 else None
+    replies = answer_all(messages) if answer_all else [_reply(app, *each) for each in messages]
+    return [_checked(*each, reply, logged) for each, reply in zip(messages, replies, strict=True)]
+
+
+def _reply(app: ClientApp, message: Message, context: Context) -> Message | BaseException:
     try:
         return app(message, context)
     except (Exception, SystemExit) as error:  # a user's code may call sys.exit
-        return checked(message, context, error, logged)
+        return error
 
 
-def checked(message: Message, context: Context, reply: Message | BaseException, logged: set[str]) -> Message:
-    """Return a reply, or an error reply in place of an exception, which is logged unless its text is in `logged`."""
+def _checked(message: Message, context: Context, reply: Message | BaseException, logged: set[str]) -> Message:
     if isinstance(reply, Message):
         return reply
     reason = f"{type(reply).__name__}: {reply}"

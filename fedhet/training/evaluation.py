@@ -1,6 +1,5 @@
 """Forward passes, and computations in evaluation mode: outputs, metrics and BatchNorm's statistics."""
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,14 +8,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedhet.data import Examples
 from fedhet.data.reading import LazyInputs, spans
 from fedhet.errors import ModelError
 from fedhet.models.copies import kinds_of
-from fedhet.models.representation import Capturing, RandomStream, Representation, in_precision, isolated, precision
+from fedhet.models.representation import Capturing, RandomStream, Representation, isolated
 from fedhet.tasks import Score, Task
 from fedhet.utils.randomness import seeded
 
@@ -235,23 +232,3 @@ def reestimate(
     for layer in layers:
         assert layer.running_var is not None
         layer.running_var[layer.running_var == 0] = 1
-
-
-def multiply_adds(model: nn.Module, inputs: Tensor) -> float:
-    """Return the number of multiply-adds of linear layers and convolutions in a forward pass of `inputs`.
-
-    Return infinity for a network with dropout, BatchNorm, or parameters in layers of another type.
-    """
-    works: list[float] = []
-
-    def count(module: nn.Module, _args: object, output: Tensor) -> None:
-        works.append(module.get_parameter("weight")[0].numel() * output.numel())
-
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, nn.Linear | _ConvNd):
-                hooks.enter_context(module.register_forward_hook(count))
-            elif isinstance(module, _BatchNorm | _DropoutNd) or module._parameters:
-                return math.inf
-        forward(model, in_precision(inputs, precision(model)), learns=False, stream=RandomStream(0))
-    return sum(works)

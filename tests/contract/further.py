@@ -9,7 +9,6 @@ import pytest
 
 from fedhet.config import configuration
 from fedhet.engines import running as local
-from fedhet.engines.batches import BatchingGrid
 from fedhet.flower import (
     STYPE,
     Array,
@@ -25,7 +24,7 @@ from fedhet.flower import (
     write_reply,
     write_request,
 )
-from fedhet.flower.grid import FIRST_NODE
+from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.messages import to_tensor
 from fedhet.testing import (
     Case,
@@ -128,7 +127,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
     ) -> None:
         crash = Tampering(before=raising(at([2, 3], "1"), RuntimeError("out of order")))
         expected = run(tmp_path / "expected", case.settings(rounds=4), app=crash)
-        monkeypatch.setattr(local, "BatchingGrid", dropping(FIRST_NODE + 1, [2, 3]))
+        monkeypatch.setattr(local, "LocalGrid", dropping(FIRST_NODE + 1, [2, 3]))
         done = run(tmp_path / "run", case.settings(rounds=4))
         assert "no reply within" in done.row(2)["failures"][0]["reason"]
         assert_same_but_for_the_fault(done, expected)
@@ -153,11 +152,11 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert not [row["lost_state"] for row in done.rows if "lost_state" in row]
 
 
-def dropping(node: int, rounds: Iterable[int]) -> type[BatchingGrid]:
+def dropping(node: int, rounds: Iterable[int]) -> type[LocalGrid]:
     """A grid that loses what a node answers to the training messages of some rounds."""
     hits = [(number, "train") for number in rounds]
 
-    class Dropping(BatchingGrid):
+    class Dropping(LocalGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
             keys = list(super().push_messages(messages))

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from fedhet.config import configuration
-from fedhet.engines import running
 from fedhet.engines.running import run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import ConfigError
@@ -54,14 +53,6 @@ def test_any_number_of_workers_gives_the_same_bytes_resumed_or_not(tmp_path, mon
         run_locally(configured(workers=1, client_batching="4"), tmp_path / "killed", observers=[Killed()])
     assert run(tmp_path / "killed", resume=True, workers=2, client_batching="4") == one
     assert one != run(tmp_path / "off", workers=1, client_batching="off"), "batches round differently"
-
-
-def test_a_number_gives_the_same_bytes_on_a_machine_with_more_cores(tmp_path, monkeypatch):
-    done = []
-    for count in (1, 2):
-        monkeypatch.setattr(running, "cores", lambda count=count: count)
-        done.append(run(tmp_path / str(count), workers=1, client_batching="8"))
-    assert done[0] == done[1]
 
 
 @pytest.mark.parametrize("value", ["1", "none", "-2"])
