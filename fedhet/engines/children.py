@@ -30,16 +30,13 @@ from fedhet.errors import FedhetError
 # times slower than with one thread each.
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-FAREWELL = 1.0
-"""Seconds for a child to end after it has closed its connection."""
-
 RUN = "fedhet run"
 """Name of a process that carries out one of several runs."""
 
 LONGEST_FOLDER = 70
 """Length of a temporary folder's path up to which a socket fits in; systems allow paths of about 104 characters."""
 
-_starting = threading.Lock()  # several threads start processes, which changes the environment for a moment
+_lock = threading.Lock()  # several threads start processes, which changes the environment for a moment
 _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server")
 
 
@@ -54,11 +51,11 @@ class Child:
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
-        with _starting:
+        with _lock:
             context: Any = prepare()
             self.connection, there = context.Pipe(duplex=True)
             self.process = context.Process(target=_run, args=(function, there, *arguments), name=name, daemon=True)
-            with _without_main(), _one_thread(), _without_interrupts():
+            with _starting():
                 self.process.start()
             there.close()
 
@@ -75,7 +72,7 @@ class Child:
         try:
             return receive(self.connection)
         except Exception as error:  # whatever it was, nothing more can be read from the process
-            self.process.join(FAREWELL)
+            self.process.join(1.0)
             self.end()
             raise ChildError(f"the process ended with exit code {self.process.exitcode}") from error
 
@@ -92,7 +89,7 @@ def prepare(*modules: str) -> BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED, *modules])
-    with _one_thread(), _without_interrupts():
+    with _starting():
         _server().ensure_running()
     return context
 
@@ -102,19 +99,20 @@ def _server() -> Any:
     """Return the fork server, which ends with this process; its socket is in /tmp if TMPDIR is too long for one."""
     from multiprocessing.forkserver import _forkserver
 
+    server: Any = _forkserver
     if len(before := tempfile.gettempdir()) > LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"  # `get_temp_dir` makes a private folder in it
         get_temp_dir()
         tempfile.tempdir = before
 
     def end() -> None:
-        if _forkserver._forkserver_pid is not None:
+        if server._forkserver_pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
-            _forkserver._stop()
+                os.kill(server._forkserver_pid, signal.SIGKILL)
+            server._stop()
 
     Finalize(None, end, exitpriority=-1)  # after the children, and before the folder of its socket is removed (-100)
-    return _forkserver
+    return server
 
 
 def _run(function: Callable[..., None], connection: Connection, *arguments: Any) -> None:
@@ -132,43 +130,27 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = {name: os.environ.pop(name, None) for name in _THREAD_LIMITS}
+def _starting() -> Iterator[None]:
+    """Context in which a process starts with one thread, ignoring Ctrl-C, and without importing this one's script."""
+    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in _THREAD_LIMITS}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    sys.modules["__main__"] = ModuleType("__main__")
     os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
     try:
         yield
     finally:
+        sys.modules["__main__"] = main
         for name, value in before.items():
             del os.environ[name]
             if value is not None:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Context in which processes are started that ignore Ctrl-C, since their parent ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    main: Any = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+        if in_main_thread:
+            signal.signal(signal.SIGINT, interrupt)
 
 
 def send(connection: Connection, content: object) -> None:
-    """Send an object, pickled by cloudpickle; the next one may be sent after a reply."""
+    """Send an object, pickled by cloudpickle; another one may be sent only after a reply."""
     if sys.platform == "win32":
         connection.send_bytes(cloudpickle.dumps(content))
         return

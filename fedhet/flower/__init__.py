@@ -15,8 +15,13 @@ from flwr.serverapp import ServerApp as ServerApp
 from flwr.serverapp.strategy import Result as Result
 from flwr.serverapp.strategy import Strategy as Strategy
 
+from fedhet.flower.messages import STYPE as STYPE
 from fedhet.flower.messages import AppError as AppError
+from fedhet.flower.messages import Encoder as Encoder
 from fedhet.flower.messages import ask_app as ask_app
+from fedhet.flower.messages import decode as decode
+from fedhet.flower.messages import decode_arrays as decode_arrays
+from fedhet.flower.messages import encode_arrays as encode_arrays
 from fedhet.flower.messages import is_request as is_request
 from fedhet.flower.messages import name_in as name_in
 from fedhet.flower.messages import read_reply as read_reply
@@ -25,8 +30,3 @@ from fedhet.flower.messages import sent_along as sent_along
 from fedhet.flower.messages import write_refusal as write_refusal
 from fedhet.flower.messages import write_reply as write_reply
 from fedhet.flower.messages import write_request as write_request
-from fedhet.flower.records import STYPE as STYPE
-from fedhet.flower.records import Encoder as Encoder
-from fedhet.flower.records import decode as decode
-from fedhet.flower.records import decode_arrays as decode_arrays
-from fedhet.flower.records import encode_arrays as encode_arrays

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedCl
 
 from fedhet.errors import ConfigError
 from fedhet.flower.insides import PrivateWrapper
-from fedhet.flower.records import decode_arrays, encode_arrays
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.messages import Arrays, Reply, Spec
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.utils.text import log

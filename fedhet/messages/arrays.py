@@ -1,6 +1,6 @@
 """Payloads (named groups of arrays, and plain values), and checks of names, shapes and dtypes of arrays.
 
-`fedhet.flower.records` converts payloads to records of Flower messages and back.
+`fedhet.flower.messages` converts payloads to records of Flower messages and back.
 """
 
 import math

@@ -8,8 +8,8 @@ from typing import Any
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import ArrayRecord, ConfigRecord, Grid, Message, MessageType, MetricRecord, Result, Strategy
 from fedhet.flower.insides import PrivateWrapper, private_wrapper_of
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.flower.privacy import check_wrapper
-from fedhet.flower.records import decode_arrays, encode_arrays
 from fedhet.messages import Reply
 from fedhet.server.reporter import metric_record, own_metrics, statistics
 from fedhet.server.round import Hooks, P, S

@@ -15,7 +15,7 @@ import fedhet
 from fedhet.errors import ConfigError
 from fedhet.flower import privacy
 from fedhet.flower.grid import LocalGrid
-from fedhet.flower.records import decode_arrays
+from fedhet.flower.messages import decode_arrays
 from fedhet.methods import registry
 from fedhet.results.report import write_report
 from fedhet.testing import Run
