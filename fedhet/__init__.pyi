@@ -69,10 +69,6 @@ class Keys(TypedDict, total=False):
     """width and height of resized images; 0: unchanged"""
     public_samples: int
     """number of training examples held out as the public dataset"""
-    public_dataset: str
-    """data set of the public examples; empty: the clients' data set"""
-    public_data: str
-    """folder with the files of public-dataset"""
     test_split: Literal["given", "drawn"]
     """test examples: those of the data, or drawn at random from all examples"""
     test_share: float

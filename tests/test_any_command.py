@@ -70,7 +70,7 @@ NAMES = {
 
 def value(key: str) -> Text:
     """Junk for a key, or what it takes."""
-    if key in ("out", "state-dir", "data", "public-data"):
+    if key in ("out", "state-dir", "data"):
         return PLACE
     good = st.sampled_from([*TAKES.get(key, ["text"]), *NAMES.get(key, ())])
     number = st.integers(-2, LARGE).map(str) | st.floats(-1, 2, width=16).map(str)

@@ -273,12 +273,7 @@ def test_a_presets_key_without_effect_is_reset(settings, key, reason, default, r
         ({"byzantine": 0.2}, "byzantine", "aggregation = mean"),
         ({"byzantine": 0.2, "aggregation": "median"}, "byzantine", "aggregation = median"),
         ({"unseen-epochs": 10}, "unseen-epochs", "unseen-clients = 0"),
-        ({"public-data": "here", "public-dataset": "mnist"}, "public-data", "public-samples = 0"),
-        (
-            {"public-data": "here", "public-dataset": "digits", "public-samples": 9},
-            "public-data",
-            "public-dataset = digits",
-        ),
+        ({"data": "here"}, "data", "dataset = digits"),
         ({"method": "fedhenn", "shared-init": False}, "shared-init", "method = fedhenn"),
         ({"method": "fedmd", "batch-norm": "local"}, "batch-norm", "method = fedmd"),
         ({"method": "fedhenn", "fedhenn.kernel": "linear"}, "fedhenn.kernel", "fedhenn.target = spectral"),

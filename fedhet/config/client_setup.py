@@ -111,11 +111,8 @@ def data_of(client: ClientInfo) -> ClientData:
 
 
 def public_dataset(config: Config) -> PublicDataset | None:
-    """Return the public dataset, held out of `dataset` or from `public-dataset`; None if `public-samples` is 0."""
-    if not config.public_samples:
-        return None
-    keys = _data_keys(config)
-    return _elsewhere(keys) if config.public_dataset else _split(keys, config.clients, config.seed).public
+    """Return the public dataset, held out of `dataset`; None if `public-samples` is 0."""
+    return _split(_data_keys(config), config.clients, config.seed).public if config.public_samples else None
 
 
 def public_dataset_for(method: str, need: str, public: PublicDataset | None) -> PublicDataset | None:
@@ -256,7 +253,7 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
         clients=clients,
         seed=keys.seed,
         partition_seed=seed,
-        public_samples=0 if keys.public_dataset else keys.public_samples,
+        public_samples=keys.public_samples,
         validation=keys.validation if keys.validation_on == "common" else 0.0,
         classes_per_client=keys.classes_per_client,
         alpha=keys.alpha,
@@ -264,12 +261,6 @@ def _split(keys: Config, clients: int, seed: int) -> Split:
         halved_clients=keys.halved_clients,
         test_share=keys.test_share,
     )
-
-
-@lru_cache(maxsize=4)
-def _elsewhere(keys: Config) -> PublicDataset:
-    other = data.load(keys.public_dataset, keys.public_data or None)
-    return data.public_dataset_of(other, dataset_of(keys), keys.public_samples, keys.seed)
 
 
 @lru_cache(maxsize=2048)

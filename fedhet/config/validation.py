@@ -21,9 +21,6 @@ SUPPLIED: dict[OwnPart, str] = {
 }
 """Descriptions of what a user passes."""
 
-FOLDERS = {"data": "dataset", "public-data": "public-dataset"}
-"""Keys of folders, and the keys that name the data sets in these folders."""
-
 
 def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
     """Return a message for each unknown name (of a data set, partition, model, log or device) and each contradiction.
@@ -38,8 +35,6 @@ def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         ("dataset", config.dataset, [*data.names(), OWN]),
         ("partition", config.partition, data.partitions()),
     ]
-    if config.public_dataset:
-        named.append(("public-dataset", config.public_dataset, data.names()))
     problems = [nearest(key, name, known) for key, name, known in named if name not in known]
     problems += _problem(lambda: check_device_name(config.device))
     if not numbers:
@@ -95,8 +90,8 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
             found[key] = Reason("method", f"method = {config.method_name}")
         elif key == "augment" and not data.augments(config.dataset):
             found[key] = Reason("dataset", f"dataset = {config.dataset}")
-        elif (of := FOLDERS.get(key)) and data.needs_no_folder(str(flat[of])):
-            found[key] = Reason(of, f"{of} = {flat[of]}")
+        elif key == "data" and data.needs_no_folder(config.dataset):
+            found[key] = Reason("dataset", f"dataset = {config.dataset}")
         else:
             prefix = key.removesuffix(key.rpartition(".")[2])
             for name, wanted in spec.metadata["needs"].items():

@@ -19,7 +19,6 @@ from fedhet.data.registry import needs_no_folder as needs_no_folder
 from fedhet.data.registry import register_dataset as register_dataset
 from fedhet.data.split import Split as Split
 from fedhet.data.split import hold_out as hold_out
-from fedhet.data.split import public_dataset_of as public_dataset_of
 from fedhet.data.split import split as split
 from fedhet.data.split import with_drawn_test_part as with_drawn_test_part
 from fedhet.data.split import with_drawn_test_set as with_drawn_test_set

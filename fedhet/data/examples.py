@@ -171,7 +171,6 @@ class DataSet:
         augment: returns random variants of raw images, of the same shape and dtype, given a generator.
         groups: owners of the examples, for the partition `natural`.
         together: owners whose examples the partition `iid` keeps together, such as patients.
-        white: raw value of a white pixel, for images.
     """
 
     name: str
@@ -184,7 +183,6 @@ class DataSet:
     augment: Augment | None = None
     groups: Owners | None = None
     together: Owners | None = None
-    white: int = 255
 
 
 class Normalise:

@@ -46,12 +46,11 @@ def _images(
     transform: Transform,
     *,
     augment: Augment | None = None,
-    white: int = 255,
     classes: int = 10,
 ) -> DataSet:
     (train, test), task = parts, Task("classification")
     shape = tuple(train.inputs[:1].shape[1:])
-    return DataSet(name, train, test, classes, task, shape, transform, augment=augment, white=white)
+    return DataSet(name, train, test, classes, task, shape, transform, augment=augment)
 
 
 @register_dataset("digits", included=True)
@@ -70,7 +69,7 @@ def digits(folder: Path | None) -> DataSet:
     occurrence = torch.nn.functional.one_hot(examples.labels).cumsum(0).gather(1, examples.labels[:, None])[:, 0]
     test = occurrence % 5 == 0
     parts = [examples.subset(torch.nonzero(part)[:, 0]) for part in (~test, test)]
-    return _images("digits", parts, Normalise(16.0), white=16)
+    return _images("digits", parts, Normalise(16.0))
 
 
 @register_dataset("mnist")

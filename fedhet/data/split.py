@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.data.examples import ClientData, DataSet, Examples, Indices, Owners, PublicDataset
@@ -41,31 +40,6 @@ def hold_out(dataset: DataSet, size: int, seed: int) -> tuple[Indices, Indices]:
 
 def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
-
-
-def public_dataset_of(other: DataSet, dataset: DataSet, size: int, seed: int) -> PublicDataset:
-    """Return a public dataset of `size` training images of the data set `other`, drawn by class with the seed.
-
-    The images are converted to the size, channels and range of those in `dataset`, and keep their labels if both data
-    sets have the same task and number of classes. Raises a `DataError` if a data set has no images.
-    """
-    for each in (dataset, other):
-        if len(each.input_shape) != 3:
-            raise DataError(
-                f"{each.name} has no images, which public-dataset = {other.name} needs: use image data sets"
-            )
-    held = other.train.subset(hold_out(other, size, seed)[0])
-    like = dataset.train.inputs[:1]
-    _, channels, height, width = like.shape
-    images = held.inputs[:].to(torch.float32) * (dataset.white / other.white)
-    if images.shape[1] != channels:
-        images = images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
-    if images.shape[2:] != (height, width):
-        images = F.interpolate(images, size=(height, width), mode="bilinear", antialias=True)
-    if not like.is_floating_point():
-        images = images.round().clamp(0, dataset.white)
-    alike = (other.classes, other.task.name) == (dataset.classes, dataset.task.name)
-    return PublicDataset(images.to(like.dtype), held.labels if alike else None)
 
 
 def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> DataSet:

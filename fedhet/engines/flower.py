@@ -213,8 +213,7 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
         settings[configuration.EXTRA] = to_toml(method_keys)
     if simulated:
         settings["state-dir"] = str(Path(config.state_dir).resolve()) if config.state_dir else str(folder / "state")
-        for key in ("data", "public-data"):
-            settings[key] = str(Path(str(settings[key])).expanduser().resolve()) if settings[key] else ""
+        settings["data"] = str(Path(config.data).expanduser().resolve()) if config.data else ""
         return settings
     del settings["state-dir"]  # a node's own
     return settings if "clients" in config.chosen else {k: v for k, v in settings.items() if k != "clients"}

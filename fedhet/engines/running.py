@@ -244,7 +244,7 @@ def run_locally(
                 workers=workers,
                 timeout=config.timeout,
                 at_once=config.timeout < Config().timeout,
-                datasets=(config.dataset, config.public_dataset) if functions.data is None else (),
+                datasets=(config.dataset,) if functions.data is None else (),
                 room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
             )
             grid: LocalGrid = stack.enter_context(workers_grid)

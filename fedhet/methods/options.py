@@ -24,7 +24,6 @@ OWN = "own"
 _split = partial(option, about="data", at_node=True)
 _files = partial(_split, replaced_by=("data", "model"))  # without models, these are made for the data set's examples
 _dealt = partial(_split, replaced_by=("data",))
-_public = partial(option, about="data", replaced_by=("data",))
 _optimiser = partial(option, about="optimiser")
 _output = partial(option, about="output")
 _server = partial(option, about="server", resumable=True)
@@ -106,12 +105,6 @@ class Config:
     augment: bool = option(False, "augment training batches as the data set defines", replaced_by=("data",))
     input_size: int = _files(0, "width and height of resized images; 0: unchanged", at_least=0, at_most=2048)
     public_samples: int = _dealt(0, "number of training examples held out as the public dataset", at_least=0)
-    public_dataset: str = _public(
-        "", "data set of the public examples; empty: the clients' data set", needs={"public-samples": ()}
-    )
-    public_data: str = _public(
-        "", "folder with the files of public-dataset", resumable=True, path=True, needs={"public-dataset": ()}
-    )
     test_split: str = _split(
         "given", "test examples: those of the data, or drawn at random from all examples", choices=("given", "drawn")
     )

@@ -141,10 +141,9 @@ class Page:
     def settings(self, comparison: Comparison, data: Path) -> dict[str, Any]:
         """Return the settings for all methods of a comparison, with the folder of the data set's files."""
         preset = read(run_configs() / f"{comparison.preset}.toml") if comparison.preset else {}
-        place = "public-data" if "public-dataset" in comparison.set else "data"
-        settings = {**preset, **comparison.set, place: str(data)}
+        settings = {**preset, **comparison.set, "data": str(data)}
         own = ("model", "data") if comparison.client_setup else ()
-        settings[place] = resolve({"preset": "", **settings}, strict=False, supplied=own).flat()[place]  # digits: ""
+        settings["data"] = resolve({"preset": "", **settings}, strict=False, supplied=own).data  # digits: ""
         return {"preset": "", **{key: value for key, value in settings.items() if value != ""}}
 
     def run(self, name: str, data: Path, runs: Path, jobs: int | None = None) -> None:

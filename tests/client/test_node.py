@@ -140,9 +140,9 @@ def test_hostile_names_in_requests(field, federate, monkeypatch):
 
 def test_server_paths_of_data_and_presets(tmp_path, in_a_run):
     (tmp_path / "secret.toml").write_text('password = "1234"')
-    chosen = {"method": "fedmd", "public-samples": 9, "public-dataset": "mnist", "public-data": str(tmp_path)}
-    assert configuration.at_node(json.dumps(chosen), (), here=True).public_data == str(tmp_path)
-    assert configuration.at_node(json.dumps(chosen), (), here=False).public_data == ""
+    chosen = {"method": "fedmd", "public-samples": 9, "dataset": "mnist", "data": str(tmp_path)}
+    assert configuration.at_node(json.dumps(chosen), (), here=True).data == str(tmp_path)
+    assert configuration.at_node(json.dumps(chosen), (), here=False).data == ""
     out = os.path.relpath(tmp_path / "secret", configuration.run_configs())
     with pytest.raises(ConfigError) as told:
         configuration.at_node(json.dumps({"preset": out}), (), here=False)

@@ -337,24 +337,16 @@ def test_notes_stay_at_the_node(federate, elsewhere, caplog):
 # ---- what a server cannot make a node do
 
 
-@pytest.mark.parametrize("method", ["local", "fedmd"])
-def test_no_downloads_at_nodes(method, monkeypatch):
+def test_no_downloads_at_nodes(monkeypatch):
     def download(**_):
         raise AssertionError("was downloaded")
 
     monkeypatch.setattr(pytest.importorskip("torchvision.datasets"), "MNIST", download)
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
-    settings = {"method": method, "dataset": "mnist"}
-    if method == "fedmd":
-        settings |= {"dataset": "digits", "public-samples": 9, "public-dataset": "mnist"}
-    reply = asked(LocalGrid(make_client_app(), 2), "query", settings, "handshake")
-    if method == "local":
-        assert "the reason is in its node's log" in str(reply.content["report"]["refusal"])
-        with (
-            datasets.files.nothing_downloaded(),
-            pytest.raises(DataError, match="nodes do not download: set data"),
-        ):
-            datasets.load("mnist")
+    reply = asked(LocalGrid(make_client_app(), 2), "query", {"method": "local", "dataset": "mnist"}, "handshake")
+    assert "the reason is in its node's log" in str(reply.content["report"]["refusal"])
+    with datasets.files.nothing_downloaded(), pytest.raises(DataError, match="nodes do not download: set data"):
+        datasets.load("mnist")
     assert not cache_folder().exists()
 
 
