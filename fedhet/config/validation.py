@@ -88,9 +88,7 @@ def ineffective(config: Config, traits: Traits, own: Set[OwnPart] = frozenset())
             found[key] = Reason(replaced[0], " and ".join(SUPPLIED[each] for each in replaced))
         elif key in config.options.without or not (flat[key] in gives if isinstance(gives, tuple) else gives):
             found[key] = Reason("method", f"method = {config.method_name}")
-        elif key == "augment" and not data.augments(config.dataset):
-            found[key] = Reason("dataset", f"dataset = {config.dataset}")
-        elif key == "data" and data.needs_no_folder(config.dataset):
+        elif key in data.keys_without_effect(config.dataset):
             found[key] = Reason("dataset", f"dataset = {config.dataset}")
         else:
             prefix = key.removesuffix(key.rpartition(".")[2])

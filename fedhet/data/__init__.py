@@ -12,10 +12,9 @@ from fedhet.data.partitions import Part as Part
 from fedhet.data.partitions import partition as partition
 from fedhet.data.partitions import partitions as partitions
 from fedhet.data.registry import LOADED as LOADED
-from fedhet.data.registry import augments as augments
+from fedhet.data.registry import keys_without_effect as keys_without_effect
 from fedhet.data.registry import load as load
 from fedhet.data.registry import names as names
-from fedhet.data.registry import needs_no_folder as needs_no_folder
 from fedhet.data.registry import register_dataset as register_dataset
 from fedhet.data.split import Split as Split
 from fedhet.data.split import hold_out as hold_out

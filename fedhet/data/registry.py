@@ -15,8 +15,7 @@ LOADED: dict[tuple[str, Path | None, int], DataSet] = {}
 """Data sets that this process has loaded, by name, folder and input size. Worker processes receive them."""
 
 _LOADERS: dict[str, Loader] = {}
-_AUGMENTED: set[str] = set()
-_INCLUDED: set[str] = set()
+_WITHOUT_EFFECT: dict[str, set[str]] = {}
 
 
 def register_dataset(name: str, *, augments: bool = False, included: bool = False) -> Callable[[Loader], Loader]:
@@ -26,13 +25,8 @@ def register_dataset(name: str, *, augments: bool = False, included: bool = Fals
     """
 
     def register(loader: Loader) -> Loader:
-        if name in _LOADERS:
-            raise DataError(f"a data set named {name!r} is registered already: choose another name")
         _LOADERS[name] = loader
-        if augments:
-            _AUGMENTED.add(name)
-        if included:
-            _INCLUDED.add(name)
+        _WITHOUT_EFFECT[name] = {key for key, used in {"data": not included, "augment": augments}.items() if not used}
         return loader
 
     return register
@@ -43,14 +37,9 @@ def names() -> list[str]:
     return sorted(_LOADERS)
 
 
-def augments(name: str) -> bool:
-    """Return whether a data set has an augmentation, without loading the data set."""
-    return name in _AUGMENTED
-
-
-def needs_no_folder(name: str) -> bool:
-    """Return whether a data set comes with an installed package, so that no folder has its files."""
-    return name in _INCLUDED
+def keys_without_effect(name: str) -> set[str]:
+    """Return which of the keys `data` and `augment` have no effect for a data set, without loading it."""
+    return _WITHOUT_EFFECT.get(name, {"augment"})
 
 
 def load(name: str, folder: str | Path | None = None, *, input_size: int = 0) -> DataSet:

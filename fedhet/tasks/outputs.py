@@ -1,7 +1,6 @@
 """Kinds of network outputs: scores of exclusive classes, scores of several labels, and numbers."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -12,14 +11,22 @@ from torch import Tensor
 
 from fedhet.utils.statistics import Metric
 
-Places = Literal["one", "tokens", "pixels"]
-
 Columns = tuple[Tensor, ...]
 """Tensors of a batch from which a metric is computed."""
 
+IGNORED = -100
+"""Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
 
-class Outputs(ABC):
+
+def zeros_and_ones(labels: Tensor) -> bool:
+    """Return whether all labels are 0 or 1."""
+    return bool(((labels == 0) | (labels == 1)).all())
+
+
+class Outputs:
     """A kind of network outputs, such as class scores: its loss, its metric, and the shapes of outputs and labels.
+
+    The methods of this base class are for classification: logits (n, classes), labels (n,) int64.
 
     Attributes:
         name: name of the task, such as `classification`.
@@ -28,9 +35,9 @@ class Outputs(ABC):
         meaning: whether outputs are scores of exclusive classes, scores of several labels, or numbers.
     """
 
-    name: ClassVar[str]
-    metric: ClassVar[str]
-    places: ClassVar[Places] = "one"
+    name: ClassVar[str] = "classification"
+    metric: ClassVar[str] = "accuracy"
+    places: ClassVar[Literal["one", "tokens", "pixels"]] = "one"
     meaning: ClassVar[Literal["classes", "labels", "numbers"]] = "classes"
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -45,66 +52,30 @@ class Outputs(ABC):
         """Return the number of values that the metric has, such as one for each class."""
         return 1
 
-    @abstractmethod
     def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and labels in the form that the corresponding loss of PyTorch expects."""
+        return outputs.flatten(0, -2), labels.flatten()
 
-    @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch, a scalar, with optional class weights (classes,)."""
+        return F.cross_entropy(self.scores(outputs).flatten(0, -2), labels.flatten(), weights)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss (n,) of each example, for outputs with one prediction for each example."""
         return F.cross_entropy(self.scores(outputs), labels, reduction="none")
 
-    @abstractmethod
     def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
         """Return the sum of a batch's losses, the number of predictions, and the values that `measure` needs."""
-
-    @abstractmethod
-    def measure(self, count: int, *columns: Columns) -> Metric:
-        """Compute the metric of `count` predictions from the values that `evaluate` returned for their batches."""
-
-    @abstractmethod
-    def problem(self, outputs: Tensor, labels: Tensor) -> str:
-        """Return a message if some examples' outputs, or the labels, do not fit the task; else an empty string."""
-
-
-def zeros_and_ones(labels: Tensor) -> bool:
-    """Return whether all labels are 0 or 1."""
-    return bool(((labels == 0) | (labels == 1)).all())
-
-
-def sizes(tensor: Tensor) -> str:
-    """Describe the shape of a tensor of examples for a message."""
-    return "of shape (" + ", ".join(["n", *map(str, tensor.shape[1:])]) + ")"
-
-
-IGNORED = -100
-"""Label of a token or pixel that is ignored, as in PyTorch's cross entropy."""
-
-
-class Classification(Outputs):
-    """Classification into several classes: logits (n, classes), labels (n,) int64; cross entropy and accuracy."""
-
-    name = "classification"
-    metric = "accuracy"
-
-    def pair(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return outputs.flatten(0, -2), labels.flatten()
-
-    def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        return F.cross_entropy(self.scores(outputs).flatten(0, -2), labels.flatten(), weights)
-
-    def evaluate(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int, Columns]:
         scores = self.scores(outputs)
         loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
         return loss, labels.numel(), ((scores.argmax(-1) == labels).sum(),)
 
     def measure(self, count: int, *columns: Columns) -> Metric:
+        """Compute the metric of `count` predictions from the values that `evaluate` returned for their batches."""
         return Metric((int(torch.stack(columns[0]).sum()) / count if count else math.nan,), (count,))
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
+        """Return a message if some examples' outputs, or the labels, do not fit the task; else an empty string."""
         if labels.is_floating_point():
             return _FLOATS
         if outputs.ndim != labels.ndim + 1 or outputs.shape[1:-1] != labels.shape[1:]:
@@ -112,7 +83,7 @@ class Classification(Outputs):
         return _outside(labels, outputs.shape[-1])
 
 
-class Binary(Classification):
+class Binary(Outputs):
     """Binary classification: a logit, (n, 1) or (n,), labels (n,) of 0 and 1; binary cross entropy and accuracy.
 
     Methods use a logit z as the scores (0, z) of two classes. Outputs can also be scores of two classes, (n, 2).
@@ -134,24 +105,24 @@ class Binary(Classification):
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if outputs[0].numel() != 1:
-            return f"a binary task has one output, but its outputs are {sizes(outputs)}: for two use classification"
+            return f"a binary task has one output, but its outputs are {_sizes(outputs)}: for two use classification"
         if labels.numel() != len(labels):
             return _unlike(outputs, labels)
         return "" if zeros_and_ones(labels) else "a binary task has labels 0 and 1, but its labels have other values"
 
 
-class NextCharacter(Classification):
+class NextCharacter(Outputs):
     """Prediction of the next character: logits (n, characters), labels (n,); or (n, steps, characters), (n, steps)."""
 
     name = "next-character"
     places = "tokens"
 
 
-class TokenClassification(Classification):
+class TokenClassification(Outputs):
     """Classification of each token: logits (n, tokens, classes), labels (n, tokens); the label -100 is ignored."""
 
     name = "token-classification"
-    places: ClassVar[Places] = "tokens"
+    places = "tokens"
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         scores, labels = self.scores(outputs).flatten(0, -2), labels.flatten().long()
@@ -184,7 +155,7 @@ class Segmentation(TokenClassification):
 
     name = "segmentation"
     metric = "iou"
-    places: ClassVar[Places] = "pixels"
+    places = "pixels"
 
     def scores(self, outputs: Tensor) -> Tensor:
         return (_two_scores(outputs, 1) if outputs.shape[1] == 1 else outputs).movedim(1, -1)
@@ -224,14 +195,20 @@ class Segmentation(TokenClassification):
 _FLOATS = "its labels are floats, not classes: give classes as integers, or set task = regression"
 
 
+def _sizes(tensor: Tensor) -> str:
+    """Describe the shape of a tensor of examples for a message."""
+    return "of shape (" + ", ".join(["n", *map(str, tensor.shape[1:])]) + ")"
+
+
 def _two_scores(logits: Tensor, axis: int) -> Tensor:
     return torch.cat([torch.zeros_like(logits), logits], axis)
 
 
 def _unlike(outputs: Tensor, labels: Tensor) -> str:
-    several = "; for several labels of 0 and 1 per example, set task = multi-label, with an output for each"
-    several = several if labels.ndim == 2 and labels.shape[1] > 1 and zeros_and_ones(labels) else ""
-    return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: give a class per prediction{several}"
+    return (
+        f"its labels are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: give a class per prediction, or set "
+        "task = multi-label for several labels of 0 and 1 per example, with an output for each"
+    )
 
 
 def _outside(labels: Tensor, classes: int) -> str:
@@ -293,7 +270,7 @@ class MultiLabel(Vectors):
 
     def problem(self, outputs: Tensor, labels: Tensor) -> str:
         if outputs[0].numel() != labels[0].numel() or labels.ndim != 2:
-            return f"its labels are {sizes(labels)}, but its outputs are {sizes(outputs)}: each label needs an output"
+            return f"its labels are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: each label needs an output"
         return "" if zeros_and_ones(labels) else "a multi-label task has labels 0 and 1, but its labels differ"
 
 
@@ -328,13 +305,14 @@ class Regression(Vectors):
             lengths = [[length for length in each.shape[1:] if length > 1] for each in (outputs, labels)]
             if lengths[0] == lengths[1] or min(map(len, lengths)) < 2:  # the same axes, or one of them flat
                 return ""
-        maybe = "; for several labels of 0 and 1 set task = multi-label" * zeros_and_ones(labels)
-        if labels[0].numel() == 1 and bool((labels == labels.round()).all()):
-            maybe += "; classes must be integers (labels.long())"
-        return f"its targets are {sizes(labels)}, but its outputs are {sizes(outputs)}: each needs an output{maybe}"
+        return (
+            f"its targets are {_sizes(labels)}, but its outputs are {_sizes(outputs)}: each needs an output; classes "
+            "must be integers (labels.long()), and several labels of 0 and 1 need task = multi-label"
+        )
 
 
-_KINDS = (Classification, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression)
-
-OUTPUTS: dict[str, Outputs] = {kind.name: kind() for kind in _KINDS}
+OUTPUTS: dict[str, Outputs] = {
+    kind.name: kind()
+    for kind in (Outputs, Binary, MultiLabel, NextCharacter, TokenClassification, Segmentation, Regression)
+}
 """Kinds of outputs by the name of their task."""

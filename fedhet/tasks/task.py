@@ -1,10 +1,8 @@
 """The task of a run: its loss, its metric and the meaning of its outputs."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -158,8 +156,7 @@ class Task:
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of a batch, a differentiable scalar."""
         if self.own_loss is not None:
-            if isinstance(self.own_loss, nn.Module):
-                self.own_loss.to(outputs.device)
+            _module(self.own_loss).to(outputs.device)
             if bool(self._left_out(labels).all()):
                 return 0 * outputs.sum()
             # Copies, because a user's loss can change its arguments in place.
@@ -179,8 +176,14 @@ class Task:
         _, count, columns = self.outputs.evaluate(outputs, counted)
         if self.outputs.meaning == "classes":
             count = int((~left_out).sum())
-        with _evaluating(self.own_loss):
+        in_training = [module for module in _module(self.own_loss).modules() if module.training]
+        try:
+            for module in in_training:
+                module.training = False
             return Score(self, self.loss(outputs, labels) * count, count, (columns,))
+        finally:
+            for module in in_training:
+                module.training = True
 
     def _left_out(self, labels: Tensor) -> Tensor:
         """Return a mask of the labels that the user's loss ignores, which can only be classes."""
@@ -205,51 +208,34 @@ class Task:
         """Check a user's loss on a few examples; raise a `ConfigError` if it cannot be used."""
         if self.own_loss is None:
             return
-        name = _name(self.own_loss)
-        buffers = dict(self.own_loss.named_buffers()) if isinstance(self.own_loss, nn.Module) else {}
-        before = {key: buffer.clone() for key, buffer in buffers.items()}
+        words, module = f"the task's loss {_name(self.own_loss)}", _module(self.own_loss)
+        before = [buffer.clone() for buffer in module.buffers()]
         leaf = outputs.detach().requires_grad_()
-        with torch.enable_grad():
-            try:
-                with seeded(0, "loss"):
-                    value: object = self.loss(leaf, labels)
-            except Exception as error:  # whatever a user's loss raises
-                shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
-                raise ConfigError(
-                    f"the task's loss {name} fails for outputs ({shapes[0]}) and labels ({shapes[1]}): "
-                    f"{type(error).__name__}: {error}"
-                ) from error
+        try:
+            with torch.enable_grad(), seeded(0, "loss"):
+                value: object = self.loss(leaf, labels)
+        except Exception as error:  # whatever a user's loss raises
+            shapes = [f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}" for t in self.outputs.pair(outputs, labels)]
+            raise ConfigError(
+                f"{words} fails for outputs ({shapes[0]}) and labels ({shapes[1]}): {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
             got = f"a {type(value).__name__}"
             if isinstance(value, Tensor):
                 got = f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a number without a gradient"
-            raise ConfigError(f"the task's loss {name} returned {got}: return a differentiable mean over a batch")
+            raise ConfigError(f"{words} returned {got}: return a differentiable mean over a batch")
         if not value.isfinite():
-            raise ConfigError(f"the task's loss {name} returned {value.item()} before any training: make it finite")
-        with torch.no_grad(), seeded(0, "loss"):
-            again = self.loss(leaf, labels)
+            raise ConfigError(f"{words} returned {value.item()} before any training: make it finite")
         with torch.no_grad():
+            with seeded(0, "loss"):
+                again = self.loss(leaf, labels)
             twice = self.loss(torch.cat([leaf, leaf]), torch.cat([labels, labels])).item()
         if math.isclose(twice, 2 * value.item(), rel_tol=1e-4) and abs(value.item()) > 1e-6:
-            raise ConfigError(f"the task's loss {name} returned a sum over a batch: return the mean (reduction='mean')")
-        if any(each is not leaf for each in _trained_by(value)):
-            raise ConfigError(
-                f"the task's loss {name} has parameters, which are not trained: freeze them (requires_grad_(False))"
-            )
-        if not torch.equal(value, again) or any(not torch.equal(before[key], each) for key, each in buffers.items()):
-            raise ConfigError(
-                f"the task's loss {name} changes state that clients share: compute these values from each batch instead"
-            )
-
-
-def _trained_by(loss: Tensor) -> list[Tensor]:
-    """Return the leaf tensors that would receive gradients in the backward pass of a loss."""
-    nodes, waiting = set[Any](), [loss.grad_fn]
-    while waiting:
-        if (node := waiting.pop()) is not None and node not in nodes:
-            nodes.add(node)
-            waiting += [each for each, _ in node.next_functions]
-    return [node.variable for node in nodes if hasattr(node, "variable")]
+            raise ConfigError(f"{words} returned a sum over a batch: return the mean (reduction='mean')")
+        if any(each.requires_grad for each in module.parameters()):
+            raise ConfigError(f"{words} has parameters, which are not trained: freeze them (requires_grad_(False))")
+        if not (torch.equal(value, again) and all(map(torch.equal, before, module.buffers()))):
+            raise ConfigError(f"{words} changes state that clients share: compute these values from each batch instead")
 
 
 def _ignored(loss: object) -> tuple[int, ...]:
@@ -260,16 +246,9 @@ def _ignored(loss: object) -> tuple[int, ...]:
     return (IGNORED, *([index] if isinstance(index, int) else []), *unweighted)
 
 
-@contextmanager
-def _evaluating(loss: object) -> Iterator[None]:
-    modes = [(module, module.training) for module in loss.modules()] if isinstance(loss, nn.Module) else []
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def _module(loss: object) -> nn.Module:
+    """Return a user's loss if it is a module, or an empty module."""
+    return loss if isinstance(loss, nn.Module) else nn.Module()
 
 
 def _name(loss: object) -> str:
