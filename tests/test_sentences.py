@@ -192,16 +192,22 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a tuple without a tensor": (lambda: run(lambda client: Strange(4, 2)), "Strange returned a tuple: a network must"),
     "data alone": (lambda: run(None), "its inputs, float32 of shape (8, 4): the configured architectures fit only"),
     "data alone, own": (lambda: run(None, dataset="own"), "needs your own data and your own model"),
-    "no labels": (lambda: run(data=lambda client: ((torch.ones(8, 4), None),) * 2), "labels have type None: number"),
+    "no labels": (
+        lambda: run(data=lambda client: ((torch.ones(8, 4), None),) * 2),
+        "client 0: train: labels cannot become a tensor (",
+    ),
     "no rows": (lambda: run(data=lambda client: (None, None)), "client 0: train: rows of None cannot be read"),
-    "a sparse tensor": (lambda: run(data=reshaped(Tensor.to_sparse)), "inputs are sparse, of type Tensor"),
+    "a sparse tensor": (
+        lambda: run(data=reshaped(Tensor.to_sparse)),
+        "inputs of type Tensor are sparse, nested, masked or on the device meta",
+    ),
     "a sparse matrix": (
         lambda: run(data=reshaped(lambda inputs: scipy.sparse.csr_matrix(inputs.numpy()))),
-        "client 0: train: inputs are sparse, of type csr_matrix: make them dense with inputs.toarray()",
+        "client 0: train: inputs of type csr_matrix are sparse, nested, masked or on the device meta: give all values",
     ),
     "rows of unlike lengths": (
         lambda: run(data=reshaped(lambda inputs: [[1.0] * (3 + (row == 2)) for row in range(len(inputs))])),
-        "client 0: train: inputs have different lengths, 3 and 4: pad or cut the rows",
+        "client 0: train: inputs cannot become a tensor (",
     ),
     "one table": (lambda: run(data=lambda client: (Table(torch.ones(4, 3)),) * 2), "in one table: give a pair"),
     "channels last": (lambda: run(lambda client: convolution(3), images(8, 8, 3)), "their channels come last: give"),
@@ -236,7 +242,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "augment returns nothing": (
         lambda: run(data=varied(augment=lambda inputs: None)),
-        "client 0: the augment function returned nothing for a batch of torch.float32",
+        "client 0: the augment function returned no tensor for a batch of torch.float32",
     ),
     "batches of own models": (
         lambda: run(**{"client-batching": "8"}),

@@ -12,12 +12,11 @@ from inspect import Parameter, signature
 from itertools import chain, islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import default_collate
-from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data.sampler import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from fedhet.data.examples import Augment, ClientData, Examples, PublicDataset
 from fedhet.data.reading import INPUTS, LABELS, LazyInputs, as_labels, as_tensor, check_finite, labels_of, pair_of
@@ -56,17 +55,28 @@ def as_client_data(client: str, value: Any) -> ClientData:
 
     Raises a `DataError` that names the client and the part if the form is unknown or a number is not finite.
     """
+    if isinstance(value, ClientData):
+        value = {name: getattr(value, name) for name in (*PARTS, "augment")}
+    elif isinstance(value, tuple | list) and len(value) == 2:
+        value = {"train": value[0], "test": value[1]}
     try:
-        if not isinstance(value, ClientData):
-            data = _client_data(value)
-        else:
-            parts = {name: part for name in PARTS if (part := getattr(value, name)) is not None}
-            taken = {name: _part(name, part, public=name == "public") for name, part in parts.items()}
-            data = replace(value, dataset=None, **taken)
-        for name in PARTS:
-            if isinstance(inputs := getattr(getattr(data, name), "inputs", None), LazyInputs):
-                inputs.part = f"client {client}: {name}"  # rows are read and checked later
-        return data
+        names = value.keys() if isinstance(value, Mapping) else set()
+        if not {"train", "test"} <= names <= {*PARTS, "augment"}:
+            got = ", ".join(map(repr, names)) or (
+                "None" if value is None else f"an object of type {type(value).__name__}"
+            )
+            raise DataError(
+                "the data function must return (train, test), or a mapping of 'train', 'test' and, optionally, "
+                f"'public', 'common', 'validation' and 'augment'; it returned {got}"
+            )
+        present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
+        parts = {name: _part(name, value[name], public=name == "public") for name in present}
+        for name, part in parts.items():
+            if isinstance(part.inputs, LazyInputs):
+                part.inputs.part = f"client {client}: {name}"  # rows are read and checked later
+        size = getattr(getattr(value["train"], "batch_sampler", None), "batch_size", None)  # of a DataLoader
+        batch_size = size if isinstance(size, int) else None
+        return ClientData(**parts, augment=_as_augment(value.get("augment")), batch_size=batch_size)
     except DataError as error:
         raise type(error)(f"client {client}: {error}") from error
 
@@ -77,29 +87,6 @@ def as_public_dataset(value: Any) -> PublicDataset | None:
     Raises a `DataError` for unknown forms and numbers that are not finite; returns None if `value` is None.
     """
     return None if value is None else _part("the public dataset", value, public=True)
-
-
-def _client_data(value: Any) -> ClientData:
-    if isinstance(value, tuple | list) and len(value) > 1:
-        public = len(value) == 3 and (isinstance(value[2], PublicDataset) or hasattr(value[2], "__array__"))
-        if len(value) > 2 and not public:
-            raise DataError(
-                f"the data function returned {len(value)} parts without names, which may be (train, test, public) or "
-                "(train, validation, test): return a mapping, {'train': ..., 'validation': ..., 'test': ...}"
-            )
-        value = dict(zip(PARTS, value, strict=False))
-    names = value.keys() if isinstance(value, Mapping) else set()
-    if not {"train", "test"} <= names <= {*PARTS, "augment"}:
-        got = ", ".join(map(repr, names)) or ("None" if value is None else f"an object of type {type(value).__name__}")
-        raise DataError(
-            "the data function must return (train, test), or a mapping of 'train', 'test' and, optionally, 'public', "
-            f"'common', 'validation' and 'augment'; it returned {got}"
-        )
-    present = [name for name in PARTS if name in ("train", "test") or value.get(name) is not None]
-    parts = {name: _part(name, value[name], public=name == "public") for name in present}
-    size = getattr(value["train"].batch_sampler, "batch_size", None) if isinstance(value["train"], DataLoader) else None
-    batch_size = size if isinstance(size, int) else None
-    return ClientData(**parts, augment=_as_augment(value.get("augment")), batch_size=batch_size)
 
 
 def _part(name: str, value: Any, *, public: bool) -> Any:
@@ -121,8 +108,6 @@ def _public(value: Any) -> PublicDataset:
         return value
     if hasattr(value, "__array__") or (isinstance(value, Mapping) and not value.keys() & {*LABELS}):
         return PublicDataset(as_tensor(value))
-    if isinstance(value, str) or (isinstance(value, tuple | list) and len(value) != 2):
-        raise DataError(f"give a tensor of inputs or a pair (inputs, labels), not a {type(value).__name__}")
     return PublicDataset(*_examples(value).at(slice(None)))
 
 
@@ -136,55 +121,31 @@ def _examples(value: Any) -> Examples:
         raise DataError("inputs and labels are in one table: give a pair, such as (table[features], table[label])")
     if isinstance(value, Mapping):
         value = pair_of(value)
-    if isinstance(value, tuple | list) and len(value) == 2 and not _two_rows(*value):
-        inputs, labels = as_tensor(value[0]), as_labels(value[1])
+    two = value if isinstance(value, tuple | list) and len(value) == 2 else ()
+    if two and all(isinstance(each, tuple | list) and len(each) == 2 for each in two):
+        raise DataError("two sequences of two entries may be two rows, or inputs and labels: give tensors instead")
+    if two and not isinstance(two[1], Mapping):
+        inputs, labels = as_tensor(two[0]), as_labels(two[1])
         for part in parts_of(inputs).values():
             if len(part) != len(labels):
                 raise DataError(f"there are {len(part)} inputs but {len(labels)} labels: give one label for each input")
         return Examples(inputs, labels)
-    if isinstance(value, tuple | list) and value:
-        row, label = pair_of(value[0])
-        row = next(iter(row.values()), None) if isinstance(row, Mapping) else row
-        shape, of_labels = (tuple[int, ...](getattr(each, "shape", ())) for each in (row, label))
-        if len(of_labels) == 1 and len(shape) > 1 and shape[0] == of_labels[0] > 1:
-            raise DataError(
-                f"the pairs in the list, with {shape[0]} inputs and labels each, may be batches or examples: give one "
-                "pair (inputs, labels), joined by torch.cat for batches or by torch.stack for examples"
-            )
     return _rows(value, None)
-
-
-def _two_rows(first: Any, second: Any) -> bool:
-    """Return whether two objects are rows (input, label), not inputs and labels; raise a `DataError` if unclear."""
-    if isinstance(first, Mapping):
-        return isinstance(second, Mapping)
-    if not all(isinstance(each, tuple | list) and len(each) == 2 for each in (first, second)):
-        return False
-    (a, b), (c, d) = ([np.shape(each) for each in both] for both in (first, second))
-    if ((a, b) == (c, d)) == ((a, c) == (b, d)):
-        raise DataError("two sequences of two entries may be two rows, or inputs and labels: give tensors instead")
-    return (a, b) == (c, d)
 
 
 def _sampled(loader: DataLoader[Any]) -> Tensor:
     """Return the rows that a loader's sampler yields, ascending; raise a `DataError` if they differ between epochs."""
     if type(loader).__iter__ is not DataLoader.__iter__ or loader.batch_sampler is None:
-        kind = "has batch_size = None" if loader.batch_sampler is None else "overrides __iter__"
-        raise DataError(f"the examples of a DataLoader that {kind} are unknown: give its dataset instead")
+        raise DataError(
+            "the examples of a DataLoader that has its own __iter__ or batch_size = None are unknown: give the dataset"
+        )
     sampler: Any = loader.batch_sampler
     whole, plain = len(loader.dataset), type(sampler) is BatchSampler  # type: ignore[arg-type]
     sampler = sampler.sampler if plain else sampler
-    again = getattr(sampler, "replacement", False)
-    if type(sampler) in (SequentialSampler, RandomSampler) and len(sampler) == whole and not again:
-        return torch.arange(whole)
-    try:
-        draws = (sampler if plain else chain.from_iterable(sampler) for _ in range(2))
-        rows, others = (sorted(map(int, islice(each, whole + 1))) for each in draws)
-    except (TypeError, ValueError) as error:
-        name = type(sampler).__name__
-        raise DataError(f"the sampler {name} does not yield indices: give the dataset, not the loader") from error
+    draws = (sampler if plain else chain.from_iterable(sampler) for _ in range(2))
+    rows, others = (sorted(map(int, islice(each, whole + 1))) for each in draws)
     random = isinstance(sampler, RandomSampler | WeightedRandomSampler) and len(rows) < whole
-    if again or random or rows != others or len(set(rows)) < len(rows):
+    if getattr(sampler, "replacement", False) or random or rows != others or len(set(rows)) < len(rows):
         raise DataError(
             f"the sampler {type(sampler).__name__} repeats rows or draws different rows in each epoch: give a "
             "torch.utils.data.Subset, and class weights as fedhet.Task(class_weights=...)"
@@ -196,18 +157,13 @@ def _rows(
     value: Any, collate: Callable[[Sequence[Any]], Any] | None, loader: DataLoader[Any] | None = None
 ) -> Examples:
     """Return the rows of a dataset as examples: all, or those that the sampler of `loader` yields."""
-    if isinstance(value, IterableDataset) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+    if isinstance(value, IterableDataset | str) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise DataError(
             f"rows of {kind} cannot be read by number: give a pair (inputs, labels), a torch "
             f"Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
-    subset = value
-    while isinstance(subset, Subset):
-        if torch.as_tensor(subset.indices[:1]).dtype == torch.bool:
-            raise DataError("the indices of a Subset are a mask of booleans: give row numbers (mask.nonzero()[:, 0])")
-        subset = subset.dataset
     if collate is None and (pair := _in_memory(value)) is not None:
         return pair if len(rows) == len(pair) else pair.subset(rows)
     if not len(rows):
@@ -229,9 +185,7 @@ def _as_augment(augment: Any) -> Augment | None:
         return None
     if not callable(augment):
         raise DataError(f"augment must be a function of a batch of inputs, not a {type(augment).__name__}")
-    taken, needed = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
-    if required := [each.name for each in needed[1:] if each.name != "generator"]:
-        raise DataError(f"augment requires {', '.join(required)} besides inputs and `generator`: use functools.partial")
+    taken, _ = open_parameters(augment.forward if isinstance(augment, nn.Module) else augment)
     seeded = any(each.name == "generator" for each in taken[1:])
 
     def augmented(inputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -242,11 +196,12 @@ def _as_augment(augment: Any) -> Augment | None:
             raise UserCodeError.of(error, "the augment function") from error
         known = isinstance(batch, Tensor | Inputs) and batch.shape[:1] == inputs.shape[:1]
         if not known or (batch.dtype == torch.uint8) != (inputs.dtype == torch.uint8):  # bytes are scaled afterwards
-            got = "nothing" if batch is None else f"a {type(batch).__name__}"
-            got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else got
+            forms = [
+                f"{each.dtype} of shape {tuple(each.shape)}" for each in (batch, inputs) if isinstance(each, Tensor)
+            ]
             raise DataError(
-                f"the augment function returned {got} for a batch of {inputs.dtype} of shape {tuple(inputs.shape)}: "
-                "it must return as many inputs, and bytes if the batch has bytes"
+                f"the augment function returned {forms[0] if forms[1:] else 'no tensor'} for a batch of "
+                f"{forms[-1]}: it must return as many inputs, and bytes if the batch has bytes"
             )
         return batch
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from fedhet.errors import DataError, FedhetError, UserCodeError
-from fedhet.utils.inputs import Inputs, parts_of, together
+from fedhet.utils.inputs import parts_of, together
 
 INPUTS = ("image", "img", "pixel_values", "inputs", "input", "features", "x", "data")
 LABELS = ("label", "labels", "target", "targets", "fine_label", "y")
@@ -79,7 +79,7 @@ def spans(count: int, size: int) -> list[slice]:
 
 def labels_of(dataset: Any, collate: Collate | None, rows: Tensor) -> Tensor:
     """Return the labels of rows, from the dataset's list of labels if it has one, or by reading each row once."""
-    if collate is None and (known := _known_labels(dataset)) is not None and len(known) == len(dataset):
+    if collate is None and (known := _known_labels(dataset)) is not None:
         return as_labels(known)[rows]
     return as_labels(torch.cat([_read(dataset, part.tolist(), collate)[1] for part in rows.split(256)]))
 
@@ -93,11 +93,11 @@ def _known_labels(dataset: Any) -> Any:
     if module == "datasets.arrow_dataset" and dataset.format["type"] != "custom":  # Hugging Face, rows as they are
         labels = [name for name in LABELS if name in dataset.column_names]
         return dataset.with_format(None)[labels[0]][:] if len(labels) == 1 else None
-    joint = type(getattr(dataset, "transforms", None)).__name__ not in ("NoneType", "StandardTransform")
-    if joint or not module.startswith("torchvision.datasets.") or dataset.target_transform is not None:
+    if not module.startswith("torchvision.datasets.") or dataset.target_transform is not None:
         return None
-    known = next((getattr(dataset, name) for name in ("targets", "labels", "_labels") if hasattr(dataset, name)), None)
-    return known if isinstance(known, Tensor | np.ndarray | list) else None
+    known = getattr(dataset, "targets", None)  # of some datasets, names of files
+    classes = isinstance(known, Tensor) or (isinstance(known, list) and all(isinstance(each, int) for each in known))
+    return known if classes else None
 
 
 def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tensor, Tensor]:
@@ -105,33 +105,31 @@ def _read(dataset: Any, rows: list[int], collate: Collate | None) -> tuple[Tenso
     try:
         with torch.no_grad():  # which is restored if user code changes it
             read = list(several(rows)) if several else [dataset[row] for row in rows]
-            collated = read if collate is None else collate(read)
+            if collate is None:
+                inputs, labels = zip(*map(pair_of, read), strict=True)
+                return _stacked(inputs).detach(), as_labels(labels).detach()
+            pair = pair_of(collate(read))
+            batch = as_tensor(pair[0]), as_labels(pair[1])
     except FedhetError:
         raise
     except (Exception, SystemExit) as error:
         raise UserCodeError.of(error, f"reading rows of {type(dataset).__name__}") from error
-    if collate is not None:
-        pair = pair_of(collated)
-        batch = as_tensor(pair[0]), as_labels(pair[1])
-        if not len(batch[0]) == len(batch[1]) == len(rows):
-            raise DataError(
-                f"the collate function returned {len(batch[0])} inputs and {len(batch[1])} labels for {len(rows)} "
-                "rows: leave rows out of the dataset instead"
-            )
-        return batch[0].detach(), batch[1].detach()
-    inputs, labels = zip(*map(pair_of, read), strict=True)
-    return _stacked(inputs).detach(), as_labels(labels).detach()
+    if not len(batch[0]) == len(batch[1]) == len(rows):
+        raise DataError(
+            f"the collate function returned {len(batch[0])} inputs and {len(batch[1])} labels for {len(rows)} rows: "
+            "leave rows out of the dataset instead"
+        )
+    return batch[0].detach(), batch[1].detach()
 
 
 def not_finite(tensor: Tensor) -> tuple[int, float] | None:
     """Return the first row of a tensor with NaN or infinity, and that value; None if all are finite."""
-    if isinstance(tensor, Inputs):
-        return next(filter(None, map(not_finite, tensor.parts.values())), None)
-    if not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all()):
-        return None
-    row = next(row for row, each in enumerate(tensor) if not each.isfinite().all())
-    values = tensor[row].flatten()
-    return row, values[~values.isfinite()][0].item()
+    for part in parts_of(tensor).values():
+        if (part.is_floating_point() or part.is_complex()) and not bool(part.isfinite().all()):
+            row = next(row for row, each in enumerate(part) if not each.isfinite().all())
+            values = part[row].flatten()
+            return row, values[~values.isfinite()][0].item()
+    return None
 
 
 def check_finite(tensor: Tensor, kind: str, rows: Sequence[Any] | Tensor) -> None:
@@ -150,19 +148,15 @@ def pair_of(row: Any) -> tuple[Any, Any]:
             return row[0], row[1]
         kind = "None" if row is None else f"of type {type(row).__name__}"
         raise DataError(f"a row must be a pair (input, label) or a dict of both, not {kind}")
-    others = [name for name in row if name not in LABELS]
-    tokens = [name for name in others if not _is_text(row[name])] if "input_ids" in row else []
-    inputs = tokens or [name for name in INPUTS if name in row] or (others if len(others) == 1 else [])
-    labels = [name for name in LABELS if name in row]
-    if not inputs or not labels:
+    labels, others = [name for name in row if name in LABELS], [name for name in row if name not in LABELS]
+    tokens = {name: row[name] for name in others if not _is_text(row[name])} if "input_ids" in row else {}
+    inputs = ["input_ids"] if tokens else [name for name in others if name in INPUTS] or others
+    if len(inputs) != 1 or len(labels) != 1:
         raise DataError(
-            f"the columns {', '.join(row)} do not name inputs and labels: rename the inputs to {INPUTS[0]} and "
-            f"the labels to {LABELS[0]}, or give pairs (input, label)"
+            f"of the columns {', '.join(row)} one must be the inputs, such as {INPUTS[0]}, and one the labels, such as "
+            f"{LABELS[0]}: rename or remove columns, or give pairs (input, label)"
         )
-    for kind, names in (("inputs", inputs[: 1 if tokens else None]), ("labels", labels)):
-        if len(names) > 1:
-            raise DataError(f"{' and '.join(names)} can both be the {kind}: keep one, or give pairs (input, label)")
-    return {name: row[name] for name in inputs} if tokens else row[inputs[0]], row[labels[0]]
+    return tokens or row[inputs[0]], row[labels[0]]
 
 
 def _is_text(column: Any) -> bool:
@@ -186,61 +180,42 @@ def as_tensor(value: Any) -> Tensor:
             return torch.from_numpy(np.array(value, np.float32)[None])
         image = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
         return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
-    value = _dense(value, "inputs")
-    try:
-        tensor = torch.as_tensor(_native(value) if isinstance(value, np.ndarray) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"inputs have type {_kind(value)}: give them as numbers") from error
+    tensor = _dense(value, "inputs", "give numbers, in rows of one length")
     return tensor.float() if tensor.dtype == torch.float64 and not isinstance(value, Tensor) else tensor
 
 
-def _dense(value: Any, what: str) -> Any:
-    """Return `value` as an array if it is a pandas object; raise a `DataError` about `what` if values are not dense."""
-    if isinstance(value, Tensor) and value.is_meta:
-        raise DataError(f"{what} are on the device meta, which has no values: create them on the CPU")
-    if isinstance(value, Tensor) and value.is_nested:
-        raise DataError(f"{what} are a nested tensor: pad the rows to one length (to_padded_tensor)")
-    if hasattr(value, "toarray") or (isinstance(value, Tensor) and value.layout is not torch.strided):
-        dense = "to_dense" if isinstance(value, Tensor) else "toarray"
-        raise DataError(f"{what} are sparse, of type {type(value).__name__}: make them dense with {what}.{dense}()")
-    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
-        raise DataError(f"{what} have masked values, which networks cannot read: replace them with {what}.filled(...)")
-    if hasattr(value, "to_numpy") and not isinstance(value, Tensor):
-        return value.to_numpy()
-    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
-        lengths = sorted({len(row) for row in value if isinstance(row, list | tuple) or np.ndim(row)})
-        if len(lengths) > 1:
-            raise DataError(f"{what} have different lengths, {lengths[0]} and {lengths[1]}: pad or cut the rows")
-    return value
-
-
-def _kind(value: Any) -> str:
-    """Return the name of the type of the first entry that is not a number, for messages."""
-    entries = np.asarray(value, object).flat
-    odd = next((each for each in entries if not isinstance(each, int | float | np.number)), value)
-    return "None" if odd is None else type(odd).__name__
+def _dense(value: Any, what: str, remedy: str) -> Tensor:
+    """Return `value` as a tensor; raise a `DataError` about `what`, with a `remedy`, if it is not one of numbers."""
+    if isinstance(value, Tensor):
+        dense = value.layout is torch.strided and not (value.is_meta or value.is_nested)
+    else:
+        masked = isinstance(value, np.ma.MaskedArray) and value.mask.any()
+        dense = not (masked or hasattr(value, "toarray"))  # as SciPy's sparse matrices have
+    if not dense:
+        kind = type(value).__name__
+        raise DataError(f"{what} of type {kind} are sparse, nested, masked or on the device meta: give all values")
+    if isinstance(value, Tensor):
+        return value
+    value = value.to_numpy() if hasattr(value, "to_numpy") else value
+    try:
+        array = np.asarray(value.tolist() if getattr(value, "dtype", None) == np.object_ else value)
+        return torch.as_tensor(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} cannot become a tensor ({error}): {remedy}") from error
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
     inputs = [as_tensor(each) for each in values]
-    if len({tuple(parts_of(each)) for each in inputs}) > 1:
-        raise DataError("rows have different numbers or names of inputs: give every row the same inputs")
-    for name in parts_of(inputs[0]):
-        if len(shapes := {tuple(parts_of(each)[name].shape) for each in inputs}) > 1:
-            one, other = sorted(shapes)[:2]
-            raise DataError(f"{name} have different shapes, {list(one)} and {list(other)}: pad them in the collate_fn")
-        if len({parts_of(each)[name].dtype == torch.uint8 for each in inputs}) > 1:
-            raise DataError(f"{name} are bytes, which are scaled to [0, 1], in some rows only: give all in one form")
+    forms = {
+        ", ".join(
+            f"{name} {list(p.shape)}{' of bytes' * (p.dtype == torch.uint8)}" for name, p in parts_of(each).items()
+        )
+        for each in inputs
+    }
+    if len(forms) > 1:
+        one, other = sorted(forms)[:2]
+        raise DataError(f"rows differ, such as {one} and {other}: give rows of one form, or pad them in the collate_fn")
     return torch.stack(inputs)
-
-
-def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convert an array to a form that torch accepts: without Python objects, foreign byte order or negative strides."""
-    if array.dtype == object:
-        array = np.array(array.tolist())  # raises a ValueError for different shapes
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
 
 
 def as_labels(value: Any) -> Tensor:
@@ -250,15 +225,9 @@ def as_labels(value: Any) -> Tensor:
     """
     if isinstance(value, list | tuple):
         value = [np.array(each) if hasattr(each, "getbands") else each for each in value]  # PIL images
-    value = _dense(value, "labels")
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | np.ndarray):
+    if isinstance(value, list) and value and isinstance(value[0], Tensor | np.ndarray):
         value = torch.stack([torch.as_tensor(each) for each in value])
-    try:
-        labels = torch.as_tensor(value if isinstance(value, Tensor) else _native(np.asarray(value)))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"labels have type {_kind(value)}: number the classes from 0, in the same way for all clients"
-        ) from error
+    labels = _dense(value, "labels", "number the classes from 0, in the same way for all clients")
     if labels.ndim > 2:
         labels = labels.squeeze(1) if labels.ndim > 3 else labels
         return labels.float() if labels.is_floating_point() else labels

@@ -50,8 +50,7 @@ def test_forms_of_a_public_dataset(value):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("all of them", "the public dataset: give a tensor of inputs or a pair .*, not a str"),
-        ((INPUTS,), "not a tuple"),
+        ("all of them", "the public dataset: rows of a str cannot be read by number"),
         ((INPUTS, LABELS[:2]), "the public dataset: there are 3 inputs but 2 labels"),
     ],
 )
@@ -171,26 +170,26 @@ def test_random_transforms_stay_random():
     [
         (
             Rows(lambda i: ({"input_ids": [1] * (2 + i % 2), "mask": 1}, i)),
-            r"inputs.input_ids have different shapes, \[2\] and \[3\]: pad them in the collate_fn",
+            r"rows differ, such as inputs.input_ids \[2\], .* and inputs.input_ids \[3\], .*: give rows .* or pad them",
         ),
-        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows have different numbers or names of inputs"),
+        (Rows(lambda i: ({"a": 1, "b": 1} if i else {"a": 1}, i)), "rows differ, such as inputs "),
         (({"input_ids": INPUTS, "mask": INPUTS[:2]}, LABELS), "there are 2 inputs but 3 labels: give one label"),
-        (Rows(lambda i: {"height": 1, "width": 2, "label": 3}), "the columns height, width, label do not name"),
+        (
+            Rows(lambda i: {"height": 1, "width": 2, "label": 3}),
+            "of the columns height, width, label one must be the inputs",
+        ),
         (
             Rows(lambda i: (picture(9, "F" if i else "L"), i)),
-            "inputs are bytes, which are scaled to .*, in some rows only",
+            r"rows differ, such as inputs \[1, 3, 4\] and inputs \[1, 3, 4\] of bytes",
         ),
-        (Rows(lambda i: (torch.ones(i + 1), i)), r"inputs have different shapes, \[1\] and \[2\]"),
-        (Rows(lambda i: (torch.ones(1), "cat")), "labels have type str: number the classes from 0"),
-        ((INPUTS, np.array(["a", "b", "a"])), "labels have type str: number the classes from 0"),
-        ((np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS), "inputs have masked values, which networks cannot"),
+        (Rows(lambda i: (torch.ones(1), "cat")), "labels cannot become a tensor .*str.*: number the classes from 0"),
+        ((INPUTS, np.array(["a", "b", "a"])), "labels cannot become a tensor .*str.*: number the classes from 0"),
+        (([[1.0], [1.0, 2.0]], [0, 1, 0]), "inputs cannot become a tensor .*: give numbers, in rows of one length"),
         (
-            Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
-            r"the indices of a Subset are a mask of booleans: give row numbers \(mask.nonzero",
+            (np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS),
+            "inputs of type MaskedArray are sparse, nested, mas",
         ),
-        (Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]), "the indices of a Subset are"),
-        ([(INPUTS, LABELS)] * 3, "the pairs in the list, with 3 inputs and labels each, may be batches or examples"),
-        ((INPUTS.to("meta"), LABELS), "inputs are on the device meta"),
+        ((INPUTS.to("meta"), LABELS), "inputs of type Tensor are .*: give all values"),
         (iter([]), "rows of a list_iterator cannot be read by number"),
     ],
 )
@@ -255,7 +254,7 @@ def test_arguments_of_an_augmentation(form):
 @pytest.mark.parametrize(
     ("augment", "words"),
     [
-        (lambda x: None, "returned nothing for a batch of torch.float32 of shape"),
+        (lambda x: None, "returned no tensor for a batch of torch.float32 of shape"),
         (lambda x: x[:1], r"returned torch.float32 of shape \(1, "),
         (lambda x: x.byte(), "returned torch.uint8"),
         (lambda x: 1 / 0, "raised ZeroDivisionError"),
@@ -265,12 +264,6 @@ def test_an_augmentation_that_returns_no_batch(augment, words):
     data = as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
     with pytest.raises(DataError, match=f"the augment function {words}"):
         data.augment(INPUTS, None)
-
-
-@pytest.mark.parametrize("augment", [lambda x, p, generator: x, lambda x, *, p: x, lambda x, p: x])
-def test_an_augmentation_that_needs_more_is_refused(augment):
-    with pytest.raises(DataError, match=r"augment requires p besides .* use functools\.partial"):
-        as_client_data("3", {"train": (INPUTS, LABELS), "test": (INPUTS, LABELS), "augment": augment})
 
 
 WHOLE = TensorDataset(torch.arange(12.0)[:, None], torch.arange(12))
@@ -287,8 +280,7 @@ SAMPLERS = {
     "with replacement": ({"sampler": RandomSampler(WHOLE, True)}, "RandomSampler repeats rows or draws"),
     "some": ({"sampler": RandomSampler(WHOLE, num_samples=11)}, "RandomSampler repeats rows or draws"),
     "without end": ({"sampler": iter(lambda: 3, None)}, "repeats rows"),
-    "keys": ({"sampler": ["a", "b"]}, "the sampler list does not yield indices"),
-    "no batches": ({"batch_size": None}, "a DataLoader that has batch_size = None are unknown: give its"),
+    "no batches": ({"batch_size": None}, "a DataLoader that .* batch_size = None are unknown: give the dataset"),
 }  # fmt: skip
 
 
@@ -308,7 +300,9 @@ def test_samplers(dataset, kind):
 
 def test_a_loader_with_its_own_batches_is_refused():
     mixing = type("Mixing", (DataLoader,), {"__iter__": lambda self: iter(())})
-    with pytest.raises(DataError, match="train: the examples of a DataLoader that overrides __iter__ are unknown"):
+    with pytest.raises(
+        DataError, match="train: the examples of a DataLoader that has its own __iter__ or .* are unknown"
+    ):
         as_client_data("3", (mixing(WHOLE), WHOLE))
 
 
@@ -397,30 +391,15 @@ def test_a_collate_function_that_drops_rows_is_refused():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ((WHOLE, WHOLE, WHOLE), r"3 parts without names, which may be \(train, test, public\) or \(train, valid"),
-        ((WHOLE, WHOLE, (INPUTS, LABELS)), "return a mapping, {'train': ..., 'validation': ..., 'test': ...}"),
+        ((WHOLE, WHOLE, WHOLE), r"must return \(train, test\), or a mapping .* it returned an object of type tuple"),
         (
             (Rows(lambda i: {"image": 1.0, "pixel_values": 1.0, "y": 1}), WHOLE),
-            "image and pixel_values can both be the input",
+            "of the columns image, pixel_values, y one must be the inputs",
         ),
-        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "label and labels can both be the label"),
+        (({"x": INPUTS, "label": LABELS, "labels": LABELS}, WHOLE), "of the columns x, label, labels one must be"),
         (([(1.0, 0), (2.0, 1)], WHOLE), r"may be two rows, or inputs and labels"),
     ],
 )
 def test_ambiguous_forms_are_refused(value, message):
     with pytest.raises(DataError, match=message):
         as_client_data("3", value)
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        [(torch.zeros(2), 4), (torch.ones(2), 7)],
-        [{"x": torch.zeros(2), "y": 4}, {"x": torch.ones(2), "y": 7}],
-        ([[0, 0], [1, 1]], [4, 7]),
-    ],
-)
-def test_two_rows_and_a_pair_of_two(part):
-    train = as_client_data("3", (part, WHOLE, INPUTS)).train
-    assert train.inputs[:].tolist() == [[0, 0], [1, 1]]
-    assert train.labels.tolist() == [4, 7]
