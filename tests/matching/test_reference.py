@@ -89,9 +89,8 @@ def test_embedding_and_lstm(cases):
     averaged = set_rows(states[0], groups, 1, settled.match.weights) | settled.carried
     for name, key in zip(recurrent, ("W_ih", "W_hh", "b_ih", "b_hh"), strict=True):
         np.testing.assert_allclose(averaged[name], cases[f"lstm_J4/layer1/{key}"], atol=1e-6)
-    posterior = match_layer(
-        [rows(state, groups, 1) for state in states], gamma=1e-3, prior_mean=settled.prior_mean, seed=301
-    )
+    matrices = [rows(state, groups, 1) for state in states]
+    posterior = match_layer(matrices, gamma=1e-3, prior_mean=how.prior_mean(states, matrices, groups, 1), seed=301)
     averaged = set_rows(states[0], groups, 1, posterior.weights)
     np.testing.assert_allclose(averaged[recurrent[0]], cases["lstm_J4/layer1/map0"], atol=1e-6)
     np.testing.assert_allclose(averaged[recurrent[2]], cases["lstm_J4/layer1/map1"], atol=1e-6)

@@ -22,8 +22,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
-_MOST_POPULAR = 10
-_FIRST_OFFER = 8
+MOST_POPULAR = 10
+"""The largest c_i."""
+
+ITERATIONS = 5
+"""The largest number of iterations in which variances are estimated."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +76,22 @@ def match_layer(
     """
     clients = _checked(weights)
     prior = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), clients[0].shape[1:])
-    s = 1 / sigma2
-    matching = GlobalRows(
-        [np.ascontiguousarray(rows if s == 1 else s * rows, dtype=np.float32) for rows in clients],
-        s=s,
-        s0=1 / sigma0_2,
-        prior=prior,
-        gamma=gamma,
-        max_rows=None if max_rows is None else max(max_rows, *map(len, clients)),
-    )
-    matching.run(sweeps, seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed))
-    assignments, counts = matching.result()
-    total = np.zeros((len(counts), clients[0].shape[1]))
-    for rows, assignment in zip(clients, assignments, strict=True):
+    limit = None if max_rows is None else max(max_rows, *map(len, clients))
+    found = GlobalRows(clients, 1 / sigma2, 1 / sigma0_2, prior, gamma, limit)
+    random = seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed)
+    for j in sorted(range(len(clients)), key=lambda j: -len(clients[j])):
+        found.match(j)
+    for _ in range(sweeps):
+        for j in random.permutation(len(clients)):
+            found.match(j)
+    total = np.zeros(found.g.shape)
+    for rows, assignment in zip(clients, found.assignments, strict=True):
         total[assignment] += rows
     if average == "mean":
-        means = total / counts[:, None]
+        means = total / found.counts[:, None]
     else:
-        s0 = 1 / sigma0_2
-        means = (s * total + s0 * prior) / (s0 + s * counts)[:, None]
-    return LayerMatch(assignments, means, counts, sigma2, sigma0_2)
+        means = (found.s * total + found.s0 * prior) / (found.s0 + found.s * found.counts)[:, None]
+    return LayerMatch(found.assignments, means, found.counts, sigma2, sigma0_2)
 
 
 def estimate_variances(
@@ -100,7 +99,6 @@ def estimate_variances(
     *,
     gamma: float = 1.0,
     prior_mean: npt.ArrayLike = 0.0,
-    iterations: int = 5,
     **options: Any,
 ) -> dict[str, float]:
     """Estimate `sigma2` and `sigma0_2` for a layer so that corresponding neurons of clients are merged.
@@ -119,7 +117,7 @@ def estimate_variances(
     if not spread > 0:
         return {"sigma2": 1.0, "sigma0_2": 1.0}
     sigma2 = spread
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         match = match_layer(
             weights, sigma2=sigma2, sigma0_2=spread, gamma=gamma, prior_mean=prior_mean, average="mean", **options
         )
@@ -144,166 +142,66 @@ def _checked(weights: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.floating]]
     for j, rows in enumerate(clients):
         if rows.ndim != 2 or not rows.size or rows.shape[1] != clients[0].shape[1] or not np.isfinite(rows).all():
             raise ValueError(
-                f"client {j}: weights must be finite and (rows, columns) with client 0's columns, got {rows.shape}"
+                f"weights[{j}] must be a matrix of finite numbers with a row for each neuron of client {j} and as many "
+                f"columns as weights[0] (shape {clients[0].shape}), but its shape is {rows.shape}"
             )
     return clients
 
 
-# ---- the assignment
-
-
-def assigned(cost: Floats) -> Ints:
-    """Return the column assigned to each row of a cost matrix (rows, columns) so that the total cost is least."""
-    from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
-
-    return linear_sum_assignment(cost)[1]
-
-
 class GlobalRows:
-    """The global rows of a layer (weights of the global model's neurons), and the assignment of clients' rows to them.
+    """The global rows of a layer, and the global row of each row of each client (`assignments`).
 
-    Global rows are stored in *slots*; `order` lists the used slots in the order of the rows. Products of global rows
-    and clients' rows are cached until a client's row joins or leaves the slot. `weights` has the rows (L_j, D) of each
-    client divided by sigma2; `max_rows` is as in `match_layer`.
+    `g` (L, D) and `counts` (L,) describe the global rows, as g_i and n_i above. `max_rows` limits their number.
     """
 
     def __init__(
         self,
-        weights: list[Floats],
+        weights: Sequence[npt.NDArray[np.floating]],
         s: float,
         s0: float,
         prior: npt.NDArray[np.float64],
         gamma: float,
         max_rows: int | None,
     ) -> None:
-        self.weights, self.s, self.s0, self.max_rows = weights, s, s0, max_rows
-        clients = len(weights)
-        capacity = max(map(len, weights)) + clients
-        self.order: Ints = np.empty(0, dtype=np.intp)
-        self.slots: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]  # (L_j,) by client
-        self.g: Floats = np.empty((capacity, len(prior)), dtype=np.float32)
-        self.counts: Ints = np.zeros(capacity, dtype=np.intp)
-        # By client: its rows times g without the client, |g without the client|^2, and whether these are outdated.
-        self.cross: list[Floats] = [np.empty((len(rows), capacity), dtype=np.float32) for rows in weights]
-        self.squares: Floats = np.empty((clients, capacity), dtype=np.float32)
-        self.stale = np.ones((clients, capacity), dtype=np.bool_)
-        self.opened = [0] * clients  # number of new rows in each client's last assignment
-        self.norms = [squares_of(rows) for rows in weights]  # |s w_l|^2
-        shift = s0 * prior
-        self.shift = shift.astype(np.float32)
-        prior_value = 2 * np.log(gamma / clients) - shift @ shift / s0
-        self.new_values = [  # by client and row: the value of the first new row
-            (norms + 2 * (rows @ self.shift) + shift @ shift) / (s + s0) + prior_value
-            for rows, norms in zip(weights, self.norms, strict=True)
-        ]
-
-    def run(self, sweeps: int, random: np.random.RandomState) -> None:
-        """Match all clients, the widest first, and again in a random order in each of `sweeps` sweeps."""
-        for j in sorted(range(len(self.weights)), key=lambda j: -len(self.weights[j])):
-            self.match(j)
-        for _ in range(sweeps):
-            for j in random.permutation(len(self.weights)):
-                self.match(j)
+        self.weights = [np.asarray(rows if s == 1 else s * rows, dtype=np.float32) for rows in weights]  # s w_l
+        self.s, self.s0, self.gamma, self.max_rows = s, s0, gamma, max_rows
+        self.shift = s0 * prior
+        self.g = np.empty((0, len(prior)))
+        self.counts: Ints = np.empty(0, dtype=np.intp)
+        self.assignments: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]
 
     def match(self, j: int) -> None:
-        """Remove the rows of client j from the global rows, and match them again."""
-        old = self.slots[j]
+        """Remove the rows of client j from the global rows, and assign them again with the largest total value."""
+        from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
+
+        rows, old = self.weights[j], self.assignments[j]
+        self.g[old] -= rows[: len(old)]
         self.counts[old] -= 1
-        self.order = self.order[self.counts[self.order] > 0]
-        self.refresh(j)
-        columns = self.assign(j)
-        opened = columns >= len(self.order)
-        new = np.empty(len(columns), dtype=np.intp)
-        new[~opened] = self.order[columns[~opened]]
-        new[opened] = self.open(int(np.count_nonzero(opened)))
-        self.move(j, old, new, opened)
-        self.order = np.concatenate([self.order, new[opened]])
-        self.counts[new] += 1
-        self.slots[j] = new
+        kept = self.counts > 0
+        self.g, self.counts, place = self.g[kept], self.counts[kept], np.cumsum(kept) - 1
+        self.assignments = [place[assignment] for assignment in self.assignments]
+        units: Ints = linear_sum_assignment(self.costs(rows))[1]
+        size, new = len(self.counts), units >= len(self.counts)
+        opened = np.count_nonzero(new)
+        units[new] = np.arange(size, size + opened)
+        self.g = np.concatenate([self.g, np.tile(self.shift, (opened, 1))])
+        self.g[units] += rows
+        self.counts = np.pad(self.counts, (0, opened))
+        self.counts[units] += 1
+        self.assignments[j] = units
 
-    def refresh(self, j: int) -> None:
-        """Update the cached products of client j's rows and the global rows without its contribution."""
-        slots = self.order[self.stale[j, self.order]]
-        row = np.full(len(self.g), -1)
-        row[self.slots[j]] = np.arange(len(self.slots[j]))
-        shared = row[slots] >= 0
-        slots = np.concatenate([slots[shared], slots[~shared]])
-        others = self.g[slots]
-        local = slots[: np.count_nonzero(shared)]
-        others[: len(local)] -= self.weights[j][row[local]]
-        self.cross[j][:, slots] = self.weights[j] @ others.T
-        self.squares[j, slots] = squares_of(others)
-        self.stale[j, slots] = False
-
-    def assign(self, j: int) -> Ints:
-        """Return the optimal assignment of client j's rows, as indices into the global rows followed by new rows.
-
-        The number of new rows is increased until some are not used, since the best total is concave in their number.
-        """
-        rows, size = len(self.weights[j]), len(self.order)
-        if not size:
-            return np.arange(rows)
-        room = rows if self.max_rows is None else max(min(rows, self.max_rows - size), rows - size)
-        offered = min(room, max(rows - size, 0) + 2 * self.opened[j] + _FIRST_OFFER)
-        while True:
-            columns = assigned(self.costs(j, offered))
-            self.opened[j] = int(np.count_nonzero(columns >= size))
-            if self.opened[j] < offered or offered == room:
-                return columns
-            offered = min(room, 4 * offered)
-
-    def costs(self, j: int, offered: int) -> Floats:
-        """Return the costs (L_j, L + offered) of assigning client j's rows to L global rows and `offered` new rows."""
-        size, s = len(self.order), self.s
-        cost = np.empty((len(self.weights[j]), size + offered), dtype=np.float32)
-        matched, new = cost[:, :size], cost[:, size:]
-        squares, counts = self.squares[j, self.order], self.counts[self.order]
-        precision, popularity = self.s0 + s * counts, np.minimum(counts, _MOST_POPULAR)
+    def costs(self, rows: Floats) -> Floats:
+        """Return the negative values of assigning a client's `rows` to each global row and to each new row."""
+        clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
+        room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
+        norms, g = np.square(rows).sum(1), self.g.astype(np.float32)
+        precision, popularity = s0 + s * self.counts, np.minimum(self.counts, MOST_POPULAR)
         # |g|^2 / (s + G) - |g|^2 / G is computed as one fraction to avoid cancellation.
-        column = squares * s / (precision * (s + precision)) - np.log(popularity / (len(self.weights) - popularity))
-        matched[:] = np.take(self.cross[j], self.order, axis=1)
-        matched *= 2
-        matched += self.norms[j][:, None]
-        matched *= (-1 / (s + precision)).astype(np.float32)
-        matched += column.astype(np.float32)
-        new[:] = 2 * np.log(np.arange(1, offered + 1, dtype=np.float32))
-        new -= self.new_values[j].astype(np.float32)[:, None]
-        return cost
-
-    def open(self, number: int) -> Ints:
-        """Return `number` free slots; allocate more slots if there are too few."""
-        free = np.flatnonzero(self.counts == 0)
-        if len(free) < number:
-            more = max(number - len(free), len(self.counts) // 4)
-            self.g = np.pad(self.g, ((0, more), (0, 0)))
-            self.counts = np.pad(self.counts, (0, more))
-            self.cross = [np.pad(cross, ((0, 0), (0, more))) for cross in self.cross]
-            self.squares = np.pad(self.squares, ((0, 0), (0, more)))
-            self.stale = np.pad(self.stale, ((0, 0), (0, more)), constant_values=True)
-            free = np.flatnonzero(self.counts == 0)
-        return free[:number]
-
-    def move(self, j: int, old: Ints, new: Ints, opened: npt.NDArray[np.bool_]) -> None:
-        """Move the rows of client j from their old slots to their new slots; `opened` marks slots of new rows."""
-        weights = self.weights[j]
-        moved = old != new if len(old) else np.ones(len(new), dtype=np.bool_)
-        joined = moved & ~opened
-        if len(old):
-            self.g[old[moved]] -= weights[moved]
-        self.g[new[opened]] = self.shift + weights[opened]
-        self.g[new[joined]] += weights[joined]
-        touched = new[moved] if not len(old) else np.concatenate([old[moved], new[moved]])
-        others = np.arange(len(self.weights)) != j
-        self.stale[np.ix_(others, touched)] = True
-
-    def result(self) -> tuple[list[Ints], Ints]:
-        """Return the global row of each row of each client, and the number of clients per global row."""
-        position = np.empty(len(self.counts), dtype=np.intp)
-        position[self.order] = np.arange(len(self.order))
-        return [position[slots] for slots in self.slots], self.counts[self.order]
-
-
-def squares_of(rows: Floats) -> Floats:
-    """Return the squared norm (L,) of each row."""
-    squares: Floats = np.einsum("ld,ld->l", rows, rows)
-    return squares
+        column = np.square(self.g).sum(1) * s / (precision * (s + precision)) - np.log(
+            popularity / (clients - popularity)
+        )
+        matched = (norms[:, None] + 2 * (rows @ g.T)) * (-1 / (s + precision)).astype(np.float32)
+        prior_value = 2 * np.log(self.gamma / clients) - self.shift @ self.shift / s0
+        values = (norms + 2 * (rows @ self.shift) + self.shift @ self.shift) / (s + s0) + prior_value
+        new = 2 * np.log(np.arange(1, room + 1)) - values[:, None]
+        return np.concatenate([matched + column.astype(np.float32), new.astype(np.float32)], 1)

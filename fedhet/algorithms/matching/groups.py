@@ -9,7 +9,7 @@ and `assignments` have one entry for each client. `assignments` and `sizes` (glo
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,12 +72,10 @@ class Matching:
         return "mean" if plain else self.average
 
 
-@dataclass(frozen=True)
-class GroupMatch:
+class GroupMatch(NamedTuple):
     """The result of matching a group; `carried` has the averages of its parameters that are not matched, by name."""
 
     match: LayerMatch
-    prior_mean: npt.NDArray[np.float64]
     carried: dict[str, Array]
 
 
@@ -94,22 +92,15 @@ def match_group(
     matrices = [graphs.rows(state, groups, index) for state in states]
     prior = how.prior_mean(states, matrices, groups, index)
     match = how.match(matrices, groups[index], prior, random)
-    _keep_constants(
-        match, matrices, [slot.parameter in groups.kinds for slot in graphs.columns(states[0], groups, index)]
-    )
+    constant = [slot.parameter in groups.kinds for slot in graphs.columns(states[0], groups, index)]
+    if any(constant):  # columns of untrained arrays have plain means
+        total = np.zeros_like(match.weights)
+        for matrix, assignment in zip(matrices, match.assignments, strict=True):
+            total[assignment] += matrix
+        match.weights[:, constant] = (total / match.counts[:, None])[:, constant]
     placed = [{**assignment, index: units} for assignment, units in zip(assignments, match.assignments, strict=True)]
     carried = average_carried(states, groups, index, placed, [*sizes, len(match.counts)], match, average=how.average)
-    return GroupMatch(match, prior, carried)
-
-
-def _keep_constants(match: LayerMatch, matrices: Sequence[Array], constant: Sequence[bool]) -> None:
-    """Replace the columns of untrained arrays (`constant`) in the global rows by plain means of the clients' rows."""
-    if not any(constant):
-        return
-    total = np.zeros_like(match.weights)
-    for matrix, assignment in zip(matrices, match.assignments, strict=True):
-        total[assignment] += matrix
-    match.weights[:, constant] = (total / match.counts[:, None])[:, constant]
+    return GroupMatch(match, carried)
 
 
 def match_networks(
@@ -222,7 +213,7 @@ def average_rest(
     """
     result: dict[str, Array] = {}
     weights = np.asarray(examples, dtype=np.float64)
-    for name in rest_of(groups, statistics=statistics):
+    for name in due(groups, len(groups), statistics=statistics):
         stacked = np.stack([state[name] for state in states])
         if name in groups.fixed and class_counts is not None and stacked.shape[1:2] == np.shape(class_counts)[1:]:
             shares = _shares(np.asarray(class_counts, dtype=np.float64))
@@ -264,28 +255,21 @@ def _present(
 # ---- the arrays of a group, and groups as text
 
 
-def parameters_of(groups: graphs.PermutationGroups, index: int) -> tuple[str, ...]:
-    """Return the names of the parameters of the group `index`: first the matched, then the other parameters."""
-    slots = groups[index].rows + groups[index].completes
-    return tuple(dict.fromkeys(slot.parameter for slot in slots if groups.kinds.get(slot.parameter) != "statistic"))
-
-
-def rest_of(groups: graphs.PermutationGroups, *, statistics: bool = True) -> tuple[str, ...]:
-    """Return the names of the arrays that belong to no group, with or without BatchNorm's statistics."""
-    settled = {name for group in groups for name in parameters_of(groups, group.index)}
-    return tuple(
-        name
-        for name in groups.axes
-        if name not in settled and name not in groups.tied and (statistics or groups.kinds.get(name) != "statistic")
-    )
-
-
 def due(groups: graphs.PermutationGroups, step: int, *, statistics: bool) -> tuple[str, ...]:
     """Return the names of the arrays that a client sends in a step of FedMA.
 
-    These arrays belong to the group number `step` or, in the last step, to no group.
+    These arrays belong to the group number `step` or, in the last step, to no group. The latter include BatchNorm's
+    statistics only if `statistics` is true.
     """
-    return parameters_of(groups, step) if step < len(groups) else rest_of(groups, statistics=statistics)
+    running = {name for name, kind in groups.kinds.items() if kind == "statistic"}
+    settled = [
+        dict.fromkeys(slot.parameter for slot in group.rows + group.completes if slot.parameter not in running)
+        for group in groups
+    ]
+    if step < len(groups):
+        return tuple(settled[step])
+    others = set(groups.tied).union(*settled) if statistics else running.union(groups.tied, *settled)
+    return tuple(name for name in groups.axes if name not in others)
 
 
 def groups_to_json(groups: graphs.PermutationGroups) -> str:

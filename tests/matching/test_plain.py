@@ -1,34 +1,11 @@
-"""Speed and memory of matching, against the assignments that it cannot do without and against its plain form."""
-
-import time
+"""BBP-MAP against its plain form, neuron by neuron."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
-from threadpoolctl import threadpool_limits
 
-from fedhet.algorithms.matching import LayerMatch, bbp_map, match_layer
-
-# VGG-9's rows: filters or neurons, inputs and a bias.
-VGG9 = {
-    "conv1": (32, 28),
-    "conv2": (64, 289),
-    "conv3": (128, 577),
-    "conv4": (128, 1153),
-    "conv5": (256, 1153),
-    "conv6": (256, 2305),
-    "fc7": (512, 4097),
-    "fc8": (512, 513),
-}
-
-
-def initial_layers(clients: int, rows: int, columns: int, seed: int = 0) -> list[np.ndarray]:
-    """Layers as PyTorch initialises them: uniform within 1 / sqrt(inputs)."""
-    random = np.random.default_rng(seed)
-    bound = (columns - 1) ** -0.5
-    return [random.uniform(-bound, bound, (rows, columns)).astype(np.float32) for _ in range(clients)]
+from fedhet.algorithms.matching import match_layer
 
 
 def plain_match(weights, s, s0, gamma, prior, sweeps, seed) -> list[list[int]]:
@@ -96,51 +73,3 @@ def test_same_assignments_as_the_plain_form(seed, widths, columns, gamma, sigma2
     options = {"sigma2": sigma2, "sigma0_2": sigma0_2, "gamma": gamma, "prior_mean": prior}
     match = match_layer(layers, sweeps=sweeps, seed=seed, **options)
     assert [assignment.tolist() for assignment in match.assignments] == plain
-
-
-def timed_match(monkeypatch, layers) -> tuple[float, float, LayerMatch]:
-    """Seconds in all, seconds in the solver, and the match."""
-    in_solver = 0.0
-
-    def solve(cost):
-        nonlocal in_solver
-        start = time.perf_counter()
-        columns = linear_sum_assignment(cost)[1]
-        in_solver += time.perf_counter() - start
-        return columns
-
-    with monkeypatch.context() as patch, threadpool_limits(1):  # the solver has no more than one thread
-        patch.setattr(bbp_map, "assigned", solve)
-        start = time.perf_counter()
-        match = match_layer(layers)
-        return time.perf_counter() - start, in_solver, match
-
-
-def assignments_alone(monkeypatch, layers) -> tuple[float, LayerMatch]:
-    """Seconds in the solver when it is offered every new row that the method defines, as many as the client has."""
-    with monkeypatch.context() as patch:
-        patch.setattr(bbp_map, "_FIRST_OFFER", max(map(len, layers)))
-        _, in_solver, match = timed_match(monkeypatch, layers)
-        return in_solver, match
-
-
-@pytest.mark.benchmark
-def test_vgg9_takes_little_more_than_its_assignments(monkeypatch, capsys):
-    """Sixteen clients, five sweeps."""
-    lines, totals = [], np.zeros(3)
-    for name, (rows, columns) in VGG9.items():
-        layers = initial_layers(16, rows, columns)
-        seconds, in_solver, match = min((timed_match(monkeypatch, layers) for _ in range(2)), key=lambda run: run[0])
-        alone, full = assignments_alone(monkeypatch, layers)
-        assert len(match.counts) == rows + 15
-        for one, other in zip(match.assignments, full.assignments, strict=True):
-            np.testing.assert_array_equal(one, other)
-        totals += seconds, in_solver, alone
-        lines.append(
-            f"{name:6} {rows:4} x {columns:4} -> {len(match.counts):4} {seconds:8.3f} s, {in_solver:6.3f} s of it in "
-            f"the solver; assignments alone {alone:6.3f} s"
-        )
-    ratio = totals[0] / totals[2]
-    with capsys.disabled():
-        print("", *lines, f"in all {totals[0]:.2f} s, {ratio:.2f} times the assignments alone", sep="\n")
-    assert ratio <= 2.5
