@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment import Alignment, distance_to
 from fedhet.algorithms.alignment.cka import Kernel
-from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.algorithms.alignment.targets import compress
+from fedhet.algorithms.alignment.targets import compress, pack, unpack
 from fedhet.client import ClientSide
 from fedhet.errors import DataError, ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
@@ -136,7 +135,7 @@ def on_rad(
     step: Step,
     inputs: Tensor,
     tokens: Tensor | None,
-    target: tuple[Tensor, ...],
+    target: Tensor,
     weight: float,
     representation: Representation,
     stream: RandomStream,
@@ -144,5 +143,5 @@ def on_rad(
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return the distance between representations of `inputs` and their `target`, times `weight` and unweighted."""
     phi = step.represent(inputs, representation, stream)
-    distance = distance_to(phi if tokens is None else of_tokens(phi, tokens), *target, kind=kind)
+    distance = distance_to(phi if tokens is None else of_tokens(phi, tokens), target, kind=kind)
     return weight * distance, {"distance": distance}

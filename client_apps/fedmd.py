@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
-from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.algorithms.alignment.targets import pack, unpack
 from fedhet.client import ClientSide
 from fedhet.data import Examples
 from fedhet.messages import Arrays, Payload, to_tensor

@@ -20,21 +20,19 @@ from fedhet.algorithms.hypernets.personal import begin_of
 from fedhet.client import Client, ClientSide
 from fedhet.config import client_setup
 from fedhet.data import DataSet
-from fedhet.errors import ModelError
 from fedhet.messages import Payload, to_arrays
 from fedhet.methods.included.hypernetworks import FLHAGHNOptions, PFedHNOptions
 from fedhet.methods.options import OWN
 from fedhet.models.copies import multiplies, starts_of
 from fedhet.training import Phase
 from fedhet.utils.randomness import seeded
-from fedhet.utils.text import log
 
 REFINE_RATE = 0.001
 """Learning rate of the refinement."""
 
 
 class FLHAGHN(ClientSide[FLHAGHNOptions]):
-    """Trains the hypernetwork that generates the client's network, except statistics and layers of unknown types."""
+    """Trains the hypernetwork that generates the client's network, except its statistics."""
 
     can_be_batched = False
 
@@ -60,20 +58,6 @@ class FLHAGHN(ClientSide[FLHAGHNOptions]):
     def shared_names(self) -> dict[str, str]:
         """Map each generated array to the hypernetwork's first shared key, since it depends on all keys."""
         return dict.fromkeys(self.written.reading.names, next(iter(self.shared())))
-
-    def handshake(self, payload: Payload) -> Payload:
-        reading, name = self.written.reading, self.client.name
-        if not reading.names:
-            types = dict.fromkeys(node.type for node in self.graph)
-            log.info("client %s: types of its layers: %s", name, ", ".join(types))  # which the server is not told
-            raise ModelError(f"client {name}: no head of the hypernetwork fits its layers: set flha-ghn.head = tiled")
-        if reading.unknown:
-            log.warning(
-                "client %s: layers without a head of their type keep its own weights: %s",
-                name,
-                ", ".join(reading.unknown),
-            )
-        return Payload()
 
     def begin(self, payload: Payload) -> None:
         super().begin(payload)

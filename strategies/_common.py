@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedhet.algorithms.alignment.packing import unpack
+from fedhet.algorithms.alignment.targets import unpack
 from fedhet.data import Examples
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Reply, WireError, check, load_into, to_arrays

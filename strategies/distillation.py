@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet import models
-from fedhet.algorithms.alignment.packing import pack, unpack
+from fedhet.algorithms.alignment.targets import pack, unpack
 from fedhet.config import client_setup
 from fedhet.data import Examples
 from fedhet.errors import FedhetError

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedhet.algorithms.alignment.packing import pack_all, unpack_all
-from fedhet.algorithms.alignment.targets import check_sent, target_of
+from fedhet.algorithms.alignment.targets import check_sent, pack_all, target_of, unpack_all
 from fedhet.messages import Arrays, Payload, Reply, WireError
 from fedhet.methods.included.fedharm import FedHARMOptions, fedharm
 from fedhet.server import ArraysBy, FederatedStrategy, State, in_order

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_target
+from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, mean_target, pack, unpack
 from fedhet.config import client_setup
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError

@@ -14,8 +14,7 @@ from fedhet.client_apps.fedhenn import PublicRows
 from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from torch import Tensor
 
-from fedhet.algorithms.alignment.packing import pack
-from fedhet.algorithms.alignment.targets import cluster_rows, mean_target
+from fedhet.algorithms.alignment.targets import cluster_rows, mean_target, pack
 from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.fedhenn import FedHeNNOptions, fedhenn
 from fedhet.methods.included.fedhenn import traits as traits_of

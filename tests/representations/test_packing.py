@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedhet.algorithms.alignment.packing import pack, pack_all, unpack, unpack_all
+from fedhet.algorithms.alignment.targets import pack, pack_all, unpack, unpack_all
 
 
 def descriptors(count: int = 40) -> Tensor:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows
+from fedhet.algorithms.alignment.targets import check_posteriors, cluster_rows, pack, unpack
 
 LABELS = torch.arange(200) % 6
 

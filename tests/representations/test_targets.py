@@ -6,8 +6,7 @@ from torch import Tensor
 
 from fedhet.algorithms.alignment import targets
 from fedhet.algorithms.alignment.cka import linear_cka
-from fedhet.algorithms.alignment.packing import pack, unpack
-from fedhet.algorithms.alignment.targets import mean_target
+from fedhet.algorithms.alignment.targets import mean_target, pack, unpack
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

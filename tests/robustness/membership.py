@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 import fedhet
 from fedhet import models
-from fedhet.algorithms.alignment.packing import unpack
+from fedhet.algorithms.alignment.targets import unpack
 from fedhet.client.app import make_client_app
 from fedhet.engines.running import LocalGrid
 from fedhet.flower import decode_arrays

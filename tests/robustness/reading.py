@@ -24,7 +24,7 @@ from flwr.app import Context, Message, RecordDict
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedhet.algorithms.alignment.packing import unpack
+from fedhet.algorithms.alignment.targets import unpack
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration
 from fedhet.data import PublicDataset

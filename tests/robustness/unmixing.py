@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedhet.algorithms.alignment.packing import unpack, unpack_all
+from fedhet.algorithms.alignment.targets import unpack, unpack_all
 from fedhet.client.secret import groups_of
 from fedhet.data import PublicDataset
 from fedhet.flower import decode_arrays

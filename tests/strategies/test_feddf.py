@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.algorithms.alignment import packing
+from fedhet.algorithms.alignment import targets
 from fedhet.config import client_setup
 from fedhet.errors import FedhetError
 from fedhet.methods.included.distillation import FedDFOptions
@@ -37,7 +37,7 @@ RATE = 0.02
 @pytest.fixture
 def double(monkeypatch):
     """Scores travel in float32, and a network of float64 for the server has a name."""
-    monkeypatch.setitem(packing.DTYPES, "values", "float32")
+    monkeypatch.setitem(targets.DTYPES, "values", "float32")
     monkeypatch.setitem(models._BUILDERS, "server-float64", lambda input_shape, classes: tanh_network(5, classes))
 
 

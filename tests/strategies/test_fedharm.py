@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.algorithms.alignment import packing
+from fedhet.algorithms.alignment import targets
 from fedhet.algorithms.alignment.descriptors import describe, mean_descriptor
-from fedhet.algorithms.alignment.packing import pack_all, unpack_all
+from fedhet.algorithms.alignment.targets import pack_all, unpack_all
 from fedhet.algorithms.graphs import blocks
 from fedhet.config import client_setup
 
@@ -31,7 +31,7 @@ Federate = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(packing.DTYPES, "values", "float32")
+    monkeypatch.setitem(targets.DTYPES, "values", "float32")
 
 
 def harm(federate: Federate, name: str = "run", **settings: Any) -> Any:

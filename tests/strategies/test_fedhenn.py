@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhet import FedHeNN
-from fedhet.algorithms.alignment import linear_cka, packing, targets
+from fedhet.algorithms.alignment import linear_cka, targets
 from fedhet.algorithms.alignment.cka import procrustes_distance, rbf_kernel
-from fedhet.algorithms.alignment.packing import unpack
+from fedhet.algorithms.alignment.targets import unpack
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.configuration import resolve
@@ -54,7 +54,7 @@ TINY = {
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features travel whole, and in float32."""
     monkeypatch.setattr(targets, "ERROR", 0.0)
-    monkeypatch.setitem(packing.DTYPES, "values", "float32")
+    monkeypatch.setitem(targets.DTYPES, "values", "float32")
 
 
 Federate = Callable[..., Any]

@@ -11,7 +11,7 @@ from fedhet.client_apps.fedhenn import FedHeNN
 from torch import Tensor
 
 from fedhet import make_client_app
-from fedhet.algorithms.alignment.packing import unpack
+from fedhet.algorithms.alignment.targets import unpack
 from fedhet.config import client_setup
 from fedhet.config.configuration import resolve
 from fedhet.engines.running import run_locally

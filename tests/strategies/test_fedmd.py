@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedhet.algorithms.alignment import packing
+from fedhet.algorithms.alignment import targets
 from fedhet.config import client_setup
 from fedhet.errors import FedhetError
 from fedhet.methods.included.distillation import FedMDOptions
@@ -20,7 +20,7 @@ UNLABELLED = {**SMALL, "fedmd.public-epochs": 0}
 
 @pytest.fixture
 def exact(monkeypatch):
-    monkeypatch.setitem(packing.DTYPES, "values", "float32")
+    monkeypatch.setitem(targets.DTYPES, "values", "float32")
 
 
 def rows_of(arrays):

@@ -74,10 +74,10 @@ def debiased_linear_cka(x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5) -> Tensor:
-    """Return CKA with Gaussian kernels (see `rbf_kernel`), a scalar in [0, 1]."""
+def rbf_cka(x: Tensor, y: Tensor, threshold: float = 0.5, *, debiased: bool = False) -> Tensor:
+    """Return CKA with Gaussian kernels (see `rbf_kernel`), a scalar in [0, 1], or at most 1 if `debiased`."""
     check_pair(x, y)
-    return kernel_cka(rbf_kernel(x, threshold), rbf_kernel(y, threshold))
+    return kernel_cka(rbf_kernel(x, threshold), rbf_kernel(y, threshold), debiased=debiased)
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
@@ -183,38 +183,20 @@ def u_centred_kernel(kernel: Tensor) -> Tensor:
     return kernel - torch.diag(kernel.diagonal())
 
 
-def unit_kernel(kernel: Tensor, *, debiased: bool) -> tuple[Tensor, Tensor]:
-    """Return a kernel `(L, L)`, centred and divided by its norm, and its squared norm for the denominator of CKA.
-
-    With `debiased`, the kernel is also U-centred, and its squared norm is clamped away from 0.
-    """
-    biased = _unit(centred_kernel(kernel), kernel)
-    square: Tensor = biased.square().sum()
-    if not debiased:
-        return biased, square
-    unbiased = u_centred_kernel(biased)
-    return unbiased, torch.maximum(unbiased.square().sum(), _LEAST_DEBIASED * square)
-
-
 def kernel_cka(x_kernel: Tensor, y_kernel: Tensor, *, debiased: bool = False) -> Tensor:
     """Return CKA, a scalar, of two symmetric kernels `(L, L)`, which are U-centred if `debiased`."""
-    x, x_self = unit_kernel(x_kernel, debiased=debiased)
-    y, y_self = unit_kernel(y_kernel, debiased=debiased)
+    x, y = (_unit(centred_kernel(kernel), kernel) for kernel in (x_kernel, y_kernel))
+    x_self, y_self = x.square().sum(), y.square().sum()
+    if debiased:
+        x, y = u_centred_kernel(x), u_centred_kernel(y)
+        x_self = torch.maximum(x.square().sum(), _LEAST_DEBIASED * x_self)
+        y_self = torch.maximum(y.square().sum(), _LEAST_DEBIASED * y_self)
     return ratio((x * y).sum(), x_self, y_self)
 
 
 # ---- the distance to a target
 
 Kernel = Literal["linear", "rbf", "procrustes"]
-Rows = Tensor | slice
-
-
-def blocks(rows: int, block: int) -> list[slice]:
-    """Divide `rows` rows into the fewest slices of about equal sizes with at most `block` rows each (0: no limit)."""
-    if block <= 0 or block >= rows:
-        return [slice(0, rows)]
-    parts = torch.arange(rows).tensor_split(-(-rows // block))
-    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 class Alignment:
@@ -225,66 +207,38 @@ class Alignment:
 
     `rad` has the examples to align (RAD). On all of them the distance is 1 - CKA; on mini-batches of `batch` examples
     (0 for all) it uses the debiased estimate of CKA. The `target` is a matrix of features `(L, d)` or, for the kernel
-    `"linear"`, a factor of the target kernel. `"procrustes"` always uses all examples; for `"rbf"`, mini-batches are
-    fixed slices of the examples, whose kernels are computed once.
+    `"linear"`, a factor of the target kernel. `"procrustes"` always uses all examples.
     """
 
     def __init__(self, kernel: Kernel, target: Tensor, *, batch: int = 128, generator: torch.Generator) -> None:
-        self._kernel, self._generator = kernel, generator
-        self._target, count = check_features(target.detach(), "target"), len(target)
-        self._batch = batch if kernel == "linear" and 0 < batch < count else 0
-        self._slices = blocks(count, batch if kernel == "rbf" else 0)
-        self._parts: dict[int, tuple[Tensor, ...]] = {}  # by the start of a slice
-        self._queue: list[slice] = []
-        if kernel == "rbf":
-            for rows in self._slices:
-                part = centred_kernel(rbf_kernel(self._target[rows]))
-                self._parts[rows.start] = unit_kernel(part, debiased=len(self._slices) > 1)
-        elif kernel == "linear" and not self._batch:
-            unit = centred_unit(self._target)
-            self._parts[0] = unit, self_inner(unit)
+        self._target, self._generator = check_features(target.detach(), "target"), generator
+        self._batch = batch if kernel != "procrustes" and 0 < batch < len(target) else 0
+        self.kind: tuple[Kernel, bool] = kernel, self._batch > 0
 
-    def rows(self) -> Rows:
-        """Draw the examples of the next step: distinct indices `(batch,)` on the target's device, or a slice."""
-        if self._batch:
-            drawn = torch.randperm(len(self._target), generator=self._generator)[: self._batch]
-            return brought(drawn, self._target.device)
-        if not self._queue:
-            order = torch.randperm(len(self._slices), generator=self._generator).tolist()
-            self._queue = [self._slices[index] for index in order]
-        return self._queue.pop()
+    def rows(self) -> Tensor | slice:
+        """Draw the examples of the next step: distinct indices `(batch,)` on the target's device, or a slice of all."""
+        if not self._batch:
+            return slice(0, len(self._target))
+        drawn = torch.randperm(len(self._target), generator=self._generator)[: self._batch]
+        return brought(drawn, self._target.device)
 
-    def distance(self, features: Tensor, rows: Rows) -> Tensor:
+    def target(self, rows: Tensor | slice) -> Tensor:
+        """Return the target's rows for the examples `rows`."""
+        return self._target[rows]
+
+    def distance(self, features: Tensor, rows: Tensor | slice) -> Tensor:
         """Return the distance, a scalar, of the representation `(b, d)` of the examples `rows` from the target."""
-        return distance_to(features, *self.target(rows), kind=self.kind)
-
-    def target(self, rows: Rows) -> tuple[Tensor, ...]:
-        """Return the part of the target for the examples `rows`, as `distance_to` expects it."""
-        known = self._parts.get(rows.start) if isinstance(rows, slice) else None
-        return known or (self._target[rows],)
-
-    @property
-    def kind(self) -> tuple[Kernel, bool]:
-        """The kernel's name, and whether CKA is debiased."""
-        return self._kernel, self._batch > 0 or len(self._slices) > 1
+        return distance_to(features, self.target(rows), kind=self.kind)
 
 
-def distance_to(
-    features: Tensor, target: Tensor, target_self: Tensor | None = None, *, kind: tuple[Kernel, bool]
-) -> Tensor:
-    """Return the distance, a scalar, of a representation `(b, d)` from a target, as a pure function of tensors.
+def distance_to(features: Tensor, target: Tensor, *, kind: tuple[Kernel, bool]) -> Tensor:
+    """Return the distance, a scalar, of a representation `(b, d)` from the rows `(b, r)` of a target.
 
-    `target`, `target_self` and `kind` are the results of `Alignment.target` and `Alignment.kind`.
+    `kind` has the kernel's name, and whether CKA is debiased.
     """
     (kernel, debiased), features = kind, features.to(target.dtype)  # Phi may be computed in another dtype
-    if kernel == "rbf":
-        assert target_self is not None
-        matrix, matrix_self = unit_kernel(rbf_kernel(features), debiased=debiased)
-        return 1 - ratio((matrix * target).sum(), matrix_self, target_self)
     if kernel == "procrustes":
         return procrustes_distance(features, target)
-    if target_self is None:
-        return 1 - debiased_linear_cka(features, target)
-    check_pair(features, target)
-    unit = centred_unit(features)
-    return 1 - ratio(inner(unit, target), self_inner(unit), target_self)
+    if kernel == "rbf":
+        return 1 - rbf_cka(features, target, debiased=debiased)
+    return 1 - (debiased_linear_cka if debiased else linear_cka)(features, target)

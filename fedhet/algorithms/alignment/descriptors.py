@@ -6,15 +6,16 @@ module differentiates the log-odds of c instead of p_c: the order is the same, a
 network fits the image.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
+from fedhet.models.representation import Output
+from fedhet.utils.inputs import for_each
 
 BATCH = 64
 """Number of images in a forward pass."""
@@ -52,54 +53,35 @@ def describe(
     mode. Raises a ModelError if the model does not return logits (n, C) for C >= 2 classes, or gradients are not
     finite.
     """
+    captures = [Output(model, name) for name in blocks]
     values: list[list[Tensor]] = [[] for _ in blocks]
     places: list[list[Tensor]] = [[] for _ in blocks]
+    model.eval()
     for start in range(0, len(inputs), BATCH):
         rows = slice(start, start + BATCH)
-        outputs, gradients = _differentiated(model, blocks, transform(inputs[rows]), labels, rows)
-        for block, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
+        batch = for_each(transform(inputs[rows]), _differentiable)
+        with ExitStack() as stack, torch.enable_grad():
+            captured = [stack.enter_context(each.capture()) for each in captures]
+            logits = model(batch)
+            if logits.ndim != 2 or logits.shape[1] < 2:
+                got = tuple(logits.shape)
+                raise ModelError(f"descriptors need outputs of shape ({len(batch)}, classes >= 2), got {got}")
+            score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
+            outputs = [each() for each in captured]
+        for block, gradient in enumerate(torch.autograd.grad(score, outputs)):
             scores = gradient.flatten(1).abs_()
             if not scores.isfinite().all():
                 raise ModelError(
                     f"gradients of block {blocks[block]!r} are not finite: training diverged, lower the learning-rate"
                 )
             best = strongest(scores, min(slots[block], scores.shape[1]))
-            values[block].append(output.flatten(1).gather(1, best))
+            values[block].append(gathered(outputs[block].detach(), best))
             places[block].append(best.int())
     return [torch.cat(parts) for parts in values], [torch.cat(parts) for parts in places]
 
 
-def _differentiated(
-    model: nn.Module, blocks: Sequence[str], inputs: Tensor, labels: Tensor | None, rows: slice
-) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Return the outputs of blocks for the batch `rows`, and the gradients of the log-odds with respect to them."""
-    constants = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    model.eval()
-    with _leaves(model, blocks) as leaves, torch.enable_grad():
-        logits = torch.func.functional_call(model, constants, (inputs,))
-        if logits.ndim != 2 or logits.shape[1] < 2:
-            got = tuple(logits.shape)
-            raise ModelError(f"descriptors need outputs of shape ({len(inputs)}, classes >= 2), got {got}")
-        score = log_odds(logits, logits.argmax(1) if labels is None else labels[rows]).sum()
-        outputs = [leaves[name] for name in blocks]
-        gradients = torch.autograd.grad(score, outputs)
-    return [output.detach() for output in outputs], gradients
-
-
-@contextmanager
-def _leaves(model: nn.Module, blocks: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Context manager that captures the outputs of blocks and makes them require gradients."""
-    leaves: dict[str, Tensor] = {}
-
-    def keep(name: str, _module: nn.Module, _args: object, value: Tensor) -> Tensor:
-        leaf = value if value.requires_grad else value.detach().requires_grad_()
-        leaves[name] = leaf
-        return leaf if leaf is value else leaf.clone()  # the next module may work in place, which leaves do not allow
-
-    with ExitStack() as stack:
-        for name in blocks:
-            stack.enter_context(model.get_submodule(name).register_forward_hook(partial(keep, name)))
-        yield leaves
+def _differentiable(inputs: Tensor) -> Tensor:
+    return inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs  # also if a block is frozen
 
 
 def gathered(features: Tensor, places: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, log2, pi, prod, sin
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch.func import functional_call
 from fedhet.algorithms.graphs import LayerGraph, LayerNode
 from fedhet.algorithms.hypernets.design import STEPS, WIDTH, Catalogue, Head, slots_of, start
 from fedhet.algorithms.hypernets.heads import Latents, Tiled, Tiles, head, tiling
+from fedhet.errors import ModelError
 from fedhet.models.copies import tied_names
 
 with warnings.catch_warnings():  # PyTorch Geometric uses torch.jit, which PyTorch has deprecated
@@ -33,8 +35,8 @@ class Embedding(nn.Module):
 
         h'_v = ReLU(W1 h_v + sum_{u -> v} W2 h_u + b)
 
-    W1, W2 and b are learned. Initially h_v is a learned vector of the layer's type, or a linear map of `shape_features`
-    for an unknown type. A LayerNorm follows the last step.
+    W1, W2 and b are learned. Initially h_v is a learned vector of the layer's type or, without `types`, a linear map of
+    the layer's `shape_features`. A LayerNorm follows the last step.
     """
 
     def __init__(self, types: Sequence[str], *, normalise: bool) -> None:
@@ -44,14 +46,13 @@ class Embedding(nn.Module):
         self.normalise = normalise
         self.steps = nn.ModuleList([GraphConv(WIDTH, WIDTH) for _ in range(STEPS)])
 
-    def forward(self, known: Sequence[str | None], features: Tensor, edges: Tensor) -> Tensor:
+    def forward(self, nodes: Sequence[str], features: Tensor, edges: Tensor) -> Tensor:
         """Return the embeddings of all nodes (nodes, width).
 
-        `known` has the type of each node, or None if it is unknown; `features` are the `shape_features` of nodes with
-        unknown types, and `edges` (2, edges) the indices of source and target nodes.
+        `nodes` has the type of each node, `features` the `shape_features` of each node, and `edges` (2, edges) the
+        indices of source and target nodes.
         """
-        others = iter(self.shapes(features).unbind(0)) if len(features) else iter(())
-        h = torch.stack([next(others) if type is None else self.types[type] for type in known])
+        h: Tensor = torch.stack([self.types[type] for type in nodes]) if self.types else self.shapes(features)
         for step in self.steps:
             h = F.relu(step(h, edges))
         return F.layer_norm(h, h.shape[-1:]) if self.normalise else h
@@ -79,19 +80,18 @@ class Reading:
     """The graph of a network, prepared for `GraphHypernetwork.write`.
 
     Attributes:
-        known: type of each node, or None if the hypernetwork does not know the type.
-        heads: names of an array in the layers of a type (None for a layer without it), by type and role.
-        rows: tiles of the arrays to generate (see `tiling`).
+        nodes: type of each node.
+        heads: names of an array in the layers of a type (None for a layer without it), by type and role; empty with a
+            ``tiled`` head.
+        rows: tiles of the arrays to generate (see `tiling`); empty with heads of types.
         names: names of the generated arrays.
-        unknown: types of layers for which nothing is generated.
         tensors: indices and features, on the hypernetwork's device.
     """
 
-    known: tuple[str | None, ...]
+    nodes: tuple[str, ...]
     heads: Mapping[str, Mapping[str, Sequence[str | None]]]
     rows: Mapping[str, Tiled]
     names: tuple[str, ...]
-    unknown: tuple[str, ...]
     tensors: Mapping[str, Tensor]
 
 
@@ -124,62 +124,61 @@ class GraphHypernetwork(nn.Module):
                     parameter.copy_(start(key, tuple(parameter.shape), seed, normalise=normalise))
 
     def read(self, graph: LayerGraph) -> Reading:
-        """Return the graph of a network in the form that `write` needs."""
+        """Return the graph of a network in the form that `write` needs; raise a ModelError if a type has no head."""
         nodes, slots = graph.nodes, [slots_of(node) for node in graph]
-        known = tuple(node.type if node.type in self.catalogue else None for node in nodes)
-        places: dict[str, list[int]] = {}
-        others: list[int] = []
+        if self.tiles is None and not all(node.type in self.catalogue for node in nodes):
+            raise ModelError(
+                "the hypernetwork has no head for the type of one of this network's layers: set flha-ghn.head = tiled, "
+                "which generates layers of any type"
+            )
+        places: dict[str, list[int]] = {}  # the layers with arrays to generate, by type or, with a tiled head, in order
         for place, node in enumerate(nodes):
             if slots[place]:
-                (others if known[place] is None else places.setdefault(node.type, [])).append(place)
-        tiled = others if self.tiles else []
-        heads = {
-            type: {
-                role: [nodes[place].parameters[role] if role in slots[place] else None for place in members]
-                for role in self.catalogue[type].slots
-            }
-            for type, members in places.items()
-        }
-        rows = tiling((nodes[place].parameters, slots[place]) for place in tiled)
-        described = [shape_features(node) for node, type in zip(nodes, known, strict=True) if type is None]
-        ordered = [place for members in places.values() for place in members]
-        index: dict[str, list[int]] = {
-            "order": ordered,
-            "row": [row for row, members in enumerate(places.values()) for _ in members],
-            "tiled": tiled,
-        } | {f"{kind}-nodes": each.nodes for kind, each in rows.items()}
+                places.setdefault("" if self.tiles else node.type, []).append(place)
+        order = [place for members in places.values() for place in members]
+        index = {"order": order, "row": [row for row, members in enumerate(places.values()) for _ in members]}
+        heads, tiles = dict[str, Any](), dict[str, Tiled]()
+        if self.tiles is None:
+            for type, members in places.items():
+                heads[type] = {
+                    role: [nodes[place].parameters[role] if role in slots[place] else None for place in members]
+                    for role in self.catalogue[type].slots
+                }
+        else:
+            tiles = tiling((nodes[place].parameters, slots[place]) for place in order)
+            index |= {f"{kind}-nodes": each.nodes for kind, each in tiles.items()}
         tensors = {name: torch.tensor(values, dtype=torch.long) for name, values in index.items()}
         tensors["edges"] = torch.tensor(graph.edges, dtype=torch.long).view(-1, 2).T.contiguous()
-        tensors["features"] = torch.tensor(described).view(-1, FEATURES)
-        tensors |= {f"{kind}-places": torch.tensor(each.places) for kind, each in rows.items()}
-        tensors |= {f"{kind}-signs": torch.tensor(each.signs) for kind, each in rows.items()}
-        names = tuple(nodes[place].parameters[role] for place in (*ordered, *tiled) for role in slots[place])
-        unknown = () if self.tiles else tuple(dict.fromkeys(nodes[place].type for place in others))
+        tensors["features"] = torch.tensor([shape_features(node) for node in nodes]).view(-1, FEATURES)
+        tensors |= {f"{kind}-places": torch.tensor(each.places) for kind, each in tiles.items()}
+        tensors |= {f"{kind}-signs": torch.tensor(each.signs) for kind, each in tiles.items()}
+        names = tuple(nodes[place].parameters[role] for place in order for role in slots[place])
         device = self.embedding.shapes.weight.device
-        return Reading(known, heads, rows, names, unknown, {key: each.to(device) for key, each in tensors.items()})
+        tensors = {name: each.to(device) for name, each in tensors.items()}
+        return Reading(tuple(node.type for node in nodes), heads, tiles, names, tensors)
 
     def embeddings(self, reading: Reading) -> Tensor:
         """Return the embeddings h of all nodes, (nodes, width)."""
-        h: Tensor = self.embedding(reading.known, reading.tensors["features"], reading.tensors["edges"])
+        h: Tensor = self.embedding(reading.nodes, reading.tensors["features"], reading.tensors["edges"])
         return h
 
     def write(self, reading: Reading) -> dict[str, Tensor]:
         """Return the generated arrays, as differentiable tensors by their names in the network's state dict."""
+        tensors = reading.tensors
+        h = self.embeddings(reading)[tensors["order"]]
+        if self.tiles is not None:
+            return dict(self.tiles(h, reading.rows, tensors))
         written: dict[str, Tensor] = {}
-        h, tensors = self.embeddings(reading), reading.tensors
-        if reading.heads:
-            z, scale = self.latents(h[tensors["order"]], list(reading.heads), tensors["row"])
-            sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]
-            for (type, roles), latents, factor in zip(
-                reading.heads.items(), z.split(sizes), scale.split(sizes), strict=True
-            ):
-                heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
-                for role, names in roles.items():
-                    scaled = factor * self.catalogue[type].slots[role].scale
-                    arrays = zip(names, heads[role](latents, scaled).unbind(0), strict=True)
-                    written |= {name: array for name, array in arrays if name is not None}
-        if self.tiles is not None and len(tensors["tiled"]):
-            written |= self.tiles(h[tensors["tiled"]], reading.rows, tensors)
+        z, scale = self.latents(h, list(reading.heads), tensors["row"])
+        sizes = [len(next(iter(roles.values()))) for roles in reading.heads.values()]
+        for (type, roles), latents, factor in zip(
+            reading.heads.items(), z.split(sizes), scale.split(sizes), strict=True
+        ):
+            heads: nn.ModuleDict = self.heads[type]  # type: ignore[assignment]
+            for role, names in roles.items():
+                scaled = factor * self.catalogue[type].slots[role].scale
+                arrays = zip(names, heads[role](latents, scaled).unbind(0), strict=True)
+                written |= {name: array for name, array in arrays if name is not None}
         return written
 
 
