@@ -43,7 +43,7 @@ returns the units that the client has, in the client's order."""
 
 @dataclass(frozen=True)
 class Sharing:
-    """A sharing map, and how the server uses it; raises a ValueError for `units` of arrays that are not averaged.
+    """A sharing map, and how the server uses it.
 
     Attributes:
         keys: the map from arrays to shared keys; `"everything"` shares each array under its own name, `"nothing"` none.
@@ -51,18 +51,14 @@ class Sharing:
         averaged: whether the server averages the arrays of each key, which must then have the same shape for all
             clients; otherwise a method uses them in another way.
         statistics: whether running statistics are always sent, or only if the key `batch-norm` says so.
-        units: a function that returns which units of a hidden layer a client has, if clients have parts of arrays. The
-            server then averages each entry over the clients that have it.
+        units: a function that returns which units of a hidden layer a client has, if clients have parts of averaged
+            arrays. The server then averages each entry over the clients that have it.
     """
 
     keys: Keys | Literal["everything", "nothing"]
     averaged: bool = True
     statistics: Literal["configured", "always"] = "configured"
     units: Units | None = None
-
-    def __post_init__(self) -> None:
-        if self.units and not (self.averaged and self.keys != "nothing"):
-            raise ValueError("Sharing(units=...) needs shared and averaged arrays: set keys, and averaged=True")
 
     def names(self, network: NetworkDescription, arrays: Iterable[str], *, statistics: bool) -> dict[str, str]:
         """Map names in `arrays` (of a state dict) to the keys under which they are shared, in order.

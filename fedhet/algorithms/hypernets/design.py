@@ -138,7 +138,10 @@ def start(key: str, shape: Shape, seed: int, *, normalise: bool = True) -> Tenso
     if parts[0] in ("embedding", "latents", "tiles") and len(parts) > 1:
         part = 1, lambda _, shape: _elsewhere(parts[1 if parts[0] == "latents" else -1], shape)
     if part is None or len(shape) < part[0] or not all(shape):
-        raise ValueError(f"a hypernetwork has no parameter {key[:100]} of shape {list(shape)}")
+        raise ValueError(
+            f"the client's hypernetwork has a parameter {key[:100]} of shape {list(shape)}, which this version of "
+            "fedhet does not know: all clients and the server need the same version"
+        )
     if key.startswith("embedding.steps") or (not normalise and key.startswith("latents.weight.")):
         # As in PyTorch: messages are weak at first, so layers of one type start alike and training distinguishes them.
         return torch.empty(shape).uniform_(-(shape[-1] ** -0.5), shape[-1] ** -0.5, generator=generator)

@@ -1,5 +1,6 @@
 """Declarations of methods whose clients have parts of one network: units of its layers, first blocks, or ranks."""
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +15,9 @@ from fedhet.methods.sharing import FIRST_UNITS, ROLLING_UNITS, TRAINED
 A, B = "lora_a", "lora_b"
 """Suffixes of the names of an adapter's arrays, (rank, in) and (out, rank)."""
 
+LARGEST_COUNT = 2**16
+"""The largest depth or rank."""
+
 
 class SubmodelOptions(Options):
     """Base class of the options of methods whose clients have parts of one network.
@@ -24,19 +28,19 @@ class SubmodelOptions(Options):
 
     uses = ("assign",)
     size_name = "width"
-    most: ClassVar[float] = 1.0
-    """The largest size that the key can list."""
+    counted: ClassVar[bool] = False
+    """Whether sizes are whole numbers, of which the largest is that of the whole network, and not fractions."""
 
     @cached_property
     def all_sizes(self) -> tuple[float, ...]:
         """Return the sizes to assign to clients; raises a ConfigError if a size is invalid."""
         key = f"{self.size_name}s"
-        return tuple(self.size(each, key, self.most) for each in listed(getattr(self, key)) or [""])
+        return tuple(self._size(each, key) for each in listed(getattr(self, key)) or [""])
 
     @property
     def largest(self) -> float:
         """Return the size of the whole network."""
-        return self.most
+        return max(self.all_sizes) if self.counted else 1.0
 
     @property
     def sizes(self) -> tuple[float, ...]:
@@ -50,16 +54,16 @@ class SubmodelOptions(Options):
 
     def width_at(self, node_config: Mapping[str, Any]) -> float | None:
         """Return the size in a node's config as a fraction of the largest, or None; raises a ConfigError if invalid."""
-        chosen = node_config.get(self.size_name)
-        name, largest = f"the node's {self.size_name}", self.largest
-        return None if chosen is None else self.size(chosen, name, largest) / largest
+        chosen, largest = node_config.get(self.size_name), self.largest
+        return None if chosen is None else self._size(chosen, f"the node's {self.size_name}", largest) / largest
 
-    def size(self, value: object, name: str, most: float) -> float:
-        """Parse a size of at most `most`; raises a ConfigError with the setting's `name` if it is invalid."""
+    def _size(self, value: object, name: str, most: float = math.inf) -> float:
+        most = min(most, LARGEST_COUNT if self.counted else 1)
         with suppress(ValueError):
-            if 0 < (width := float(str(value))) <= most:
-                return width
-        raise ConfigError(f"{name}: {value!r} is not a valid width: set the fraction of units, above 0 and at most 1")
+            if 0 < (size := int(str(value)) if self.counted else float(str(value))) <= most:
+                return size
+        valid = f"a whole number from 1 to {most:g}" if self.counted else "the fraction of units, above 0 and at most 1"
+        raise ConfigError(f"{name}: {value!r} is not a valid {self.size_name}: set {valid}")
 
     def check(self, config: Config) -> None:
         """Check the sizes, and that `shared-init` is set, so that the whole network has initial weights."""
@@ -118,31 +122,11 @@ fjord = Method("fjord", _traits, FjORDOptions, common={"batch-norm": "re-estimat
 # ---- sizes that are whole numbers
 
 
-class CountedOptions(SubmodelOptions):
-    """Base class of options of methods whose clients have an integer size; the whole network has the largest one."""
-
-    most = 2.0**16
-
-    @property
-    def largest(self) -> float:
-        """Return the size of the whole network."""
-        return max(self.all_sizes)
-
-    def size(self, value: object, name: str, most: float) -> int:
-        """Parse a size of at most `most`; raises a ConfigError with the setting's `name` if it is invalid."""
-        text = str(value)
-        if not (text.isdecimal() and text.isascii() and 0 < int(text) <= most):
-            raise ConfigError(
-                f"{name}: {value!r} is not a valid {self.size_name}: set a whole number from 1 to {most:g}"
-            )
-        return int(text)
-
-
 @dataclass(frozen=True)
-class DepthOptions(CountedOptions):
+class DepthOptions(SubmodelOptions):
     """Configuration keys of methods whose clients have the first blocks of one network."""
 
-    size_name = "depth"
+    size_name, counted = "depth", True
 
     depths: str = option("4,3,2,1", "numbers of blocks, assigned as `assign` says; a node may set its own as depth")
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
@@ -175,13 +159,13 @@ inclusivefl = Method("inclusivefl", _traits, InclusiveFLOptions, own={"inclusive
 
 
 @dataclass(frozen=True)
-class LoRAOptions(CountedOptions):
+class LoRAOptions(SubmodelOptions):
     """Configuration keys of low-rank adapters (LoRA).
 
     HetLoRA: Cho et al., EMNLP 2024; FlexLoRA: Bai et al., NeurIPS 2024; FLoRA: Wang et al., NeurIPS 2024.
     """
 
-    size_name = "rank"
+    size_name, counted = "rank", True
 
     aggregate: str = option(
         "truncate",
