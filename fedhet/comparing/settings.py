@@ -229,7 +229,7 @@ def _suited_training(config: Config, base: Mapping[str, Any], functions: UserFun
     if not (method := registry.method(config.method_name)).trains:
         return {}
     preset = _own_preset(method, base)
-    suited = config.options.suited(own_models=functions.model is not None, unlabelled=False)
+    suited = {} if functions.model is None else config.options.suited()
     values = preset | {key: value for key, (value, _) in suited.items()}
     return {key: values[key] for key in OPTIMISER if key in values}
 

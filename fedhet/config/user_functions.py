@@ -97,9 +97,9 @@ class UserFunctions:
         if self.data is not None:
             own.add("data")
             by_hand = config.chosen & {"batch-size", "augment"} if not is_complete(config.chosen) else frozenset()
-            if "batch-size" in by_hand and self._brings(config)[2] not in (None, config.batch_size):
+            if "batch-size" in by_hand and self._brings(config)[1] not in (None, config.batch_size):
                 own.add("loader")
-            if "augment" in by_hand and self._brings(config)[3]:
+            if "augment" in by_hand and self._brings(config)[2]:
                 own.add("augmentation")
         return frozenset(own)
 
@@ -107,18 +107,14 @@ class UserFunctions:
         """Return the configuration with defaults that suit the user's models and data.
 
         With the user's models and data, `dataset` becomes `own`. Without a common test set, `test-on` becomes `local`
-        unless the user set it. The method adapts its own keys (`Options.suited`). With `strict`, keys without effect
-        are refused.
+        unless the user set it. The method adapts keys to the user's models (`Options.suited`). With `strict`, keys
+        without effect are refused.
         """
         if not self:
             return config
-        unlabelled = False
-        if self.data is not None:
-            tests = config.test_on != "local" and "test-on" not in config.chosen
-            if tests or registry.traits(config).public == "labelled":
-                common, unlabelled, *_ = self._brings(config)
-                config = config.on_own_test_parts() if tests and not common else config
-        suited = config.options.suited(own_models=self.model is not None, unlabelled=unlabelled)
+        if self.data is not None and config.test_on != "local" and "test-on" not in config.chosen:
+            config = config if self._brings(config)[0] else config.on_own_test_parts()
+        suited = {} if self.model is None else config.options.suited()
         for name, (value, why) in suited.items():
             specs, own = config.specs(), f"{config.family}.{name}"
             if (key := own if own in specs else name) not in config.chosen:
@@ -139,16 +135,15 @@ class UserFunctions:
             return public_dataset(config)
         return self.data_of(_first(config)).public if registry.traits(config).public_at_server else None
 
-    def _brings(self, config: Config) -> tuple[bool, bool, int | None, bool]:
-        """Return (has common test set, has unlabelled public dataset, batch size, has `augment`) of client 0's data."""
+    def _brings(self, config: Config) -> tuple[bool, int | None, bool]:
+        """Return (has common test set, batch size, has `augment`) of client 0's data."""
         if (key := (config.clients, config.batch_size)) not in self._known:
             assert self.data_of is not None
             try:
                 data = self.data_of(_first(config))
-                unlabelled = data.public is not None and data.public.labels is None
-                self._known[key] = data.common is not None, unlabelled, data.batch_size, data.augment is not None
+                self._known[key] = data.common is not None, data.batch_size, data.augment is not None
             except Exception:  # the client reports it
-                self._known[key] = True, False, None, False
+                self._known[key] = True, None, False
         return self._known[key]
 
 

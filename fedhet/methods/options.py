@@ -52,8 +52,8 @@ class Options:
         """Return whether the method creates a public dataset itself, so that `public-samples` is not needed."""
         return False
 
-    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return, by key, values for a user's own models or `unlabelled` public examples, each with the reason."""
+    def suited(self) -> dict[str, tuple[Value, str]]:
+        """Return, by key, values for a user's own models, each with the reason."""
         return {}
 
     def check(self, config: "Config") -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
-from fedhet.methods.options import Options, Value, option
+from fedhet.methods.options import Options, option
 
 # ---- an auxiliary network on each client
 
@@ -102,11 +102,6 @@ class FedMDOptions(ScoresOptions):
     )
     private_epochs: int = option(25, "number of private epochs in a client's first round; 0: local-epochs", at_least=0)
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
-
-    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return 0 as the number of epochs on public labels if the public examples have no labels."""
-        without = unlabelled and self.public_epochs
-        return {"public-epochs": (0, "since the public examples have no labels")} if without else {}
 
 
 def _fedmd(options: FedMDOptions) -> Traits:

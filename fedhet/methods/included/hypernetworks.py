@@ -35,10 +35,8 @@ class FLHAGHNOptions(Options):
         """Return the common key `architectures`, unless the head is tiled and needs no list of layer types."""
         return () if self.head == "tiled" else ("architectures",)
 
-    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return a tiled head and its learning rate for a user's own models."""
-        if not own_models:
-            return {}
+    def suited(self) -> dict[str, tuple[Value, str]]:
+        """Return a tiled head and its learning rate."""
         suited: dict[str, tuple[Value, str]] = {"learning-rate": (0.0003, "since tiles learn at small rates only")}
         if self.head != "tiled":
             why = "which writes layers of any type: the models are not those of `architectures`"

@@ -20,14 +20,10 @@ class WidthOptions(Options):
         at_need=(64,),
     )
 
-    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return the preset's `width` with the remark that it adds a layer to the user's own models."""
-        if not own_models or not self.width:
-            return {}
-        why = (
-            "to which a further layer before the head brings each client's representations, which must be equally wide"
-        )
-        return {"width": (self.width, f"{why} (0: no such layer)")}
+    def suited(self) -> dict[str, tuple[Value, str]]:
+        """Return the preset's `width` with the remark that it adds a layer to the models."""
+        why = "the width of a linear layer that is added before the head of each model (0: no such layer)"
+        return {"width": (self.width, why)} if self.width else {}
 
     @property
     def changes_heads(self) -> bool:

@@ -131,9 +131,9 @@ class DepthOptions(SubmodelOptions):
     depths: str = option("4,3,2,1", "numbers of blocks, assigned as `assign` says; a node may set its own as depth")
     blocks: str = option("", "names of the modules that end blocks, separated by commas; empty: found by spatial size")
 
-    def suited(self, *, own_models: bool, unlabelled: bool) -> dict[str, tuple[Value, str]]:
-        """Return the default of `blocks` for a user's own models, since a preset names modules of its own network."""
-        return {"blocks": ("", "since a preset's are modules of its own network")} if own_models and self.blocks else {}
+    def suited(self) -> dict[str, tuple[Value, str]]:
+        """Return the default of `blocks`, since a preset names modules of its own network."""
+        return {"blocks": ("", "since a preset's are modules of its own network")} if self.blocks else {}
 
 
 @dataclass(frozen=True)
