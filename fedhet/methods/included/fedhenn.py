@@ -9,7 +9,7 @@ from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import EVERYTHING, NOTHING
 
 LEAST_ROWS = 8
-"""Smallest number of rows for which similarity is estimated: RBF blocks then have the four rows that HSIC_1 needs."""
+"""Smallest number of rows for which similarity is estimated."""
 
 AUGMENTATION = "rad augmentation"
 """Purpose of a random stream of a round that the server and the clients share."""
