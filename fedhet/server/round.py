@@ -252,8 +252,7 @@ class Hooks(Generic[P, S]):
                 model = sent[client] | model
         else:
             ask(math.inf)
-            wholes = {c: {key: (a.shape, specs[c][key][1]) for key, a in model.items()} for c, model in sent.items()}
-            model = average_shared(sent, dict.fromkeys(sent, 1.0), wholes, "krum", self.config.byzantine)
+            model = average_shared(sent, dict.fromkeys(sent, 1.0), "krum", self.config.byzantine)
         state.model = as_declared(model, specs.values()) | state.model
         if not state.model:
             raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
