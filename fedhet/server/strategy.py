@@ -202,7 +202,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         present = self.federation.nodes
         if len(present) < least:
             raise FedhetError(
-                f"{len(present)} clients can take part: start at least {least}, or lower min-clients:\n"
+                f"clients that can take part: {len(present)}; start at least {least}, or lower min-clients:\n"
                 f"{self.run.round.reasons('no more nodes came')}"
             )
         gone = [client for client in self.state.clients if client not in present]
