@@ -5,7 +5,6 @@ where X(t) are the round's alignment examples (RAD, see `fedhet.algorithms.align
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,27 +17,16 @@ from fedhet.errors import DataError, ModelError
 from fedhet.messages import Arrays, Payload, WireError, to_tensor
 from fedhet.methods.included.fedhenn import AUGMENTATION, FedHeNNOptions
 from fedhet.models.representation import ROWS_AT_ONCE, RandomStream, Representation
-from fedhet.training import Loss, Step, Term, of_tokens
+from fedhet.training import Loss, Step, Term
 from fedhet.utils.randomness import torch_generator
 
 
-@dataclass(frozen=True)
-class PublicRows:
-    """Rows of the public dataset; a row is an example, or one token of an example.
-
-    `inputs` (n, ...) has the raw example of each row, and `tokens` (n,) int64 the position of its token.
-    """
-
-    inputs: Tensor
-    tokens: Tensor | None = None
-
-
-def public_rows(rows: Tensor, of: Tensor, tokens: int) -> PublicRows:
-    """Return the rows with numbers `rows` (n,) of examples `of`; row r is token r % tokens of example r // tokens."""
-    rows = rows.long().to(of.device)
-    if not ((rows >= 0) & (rows < len(of) * tokens)).all():
+def public_rows(arrays: Arrays, public: Tensor) -> Tensor:
+    """Return the `public` inputs in the rows that the server's request names; raise a WireError if there are none."""
+    rows = to_tensor(arrays["rows"]).long().to(public.device)
+    if not ((rows >= 0) & (rows < len(public))).all():
         raise WireError("the server's request has rows that are not in the public dataset: use one version of fedhet")
-    return PublicRows(of[rows]) if tokens == 1 else PublicRows(of[rows // tokens], rows % tokens)
+    return public[rows]
 
 
 def finite(outputs: Tensor, what: str) -> Tensor:
@@ -61,11 +49,9 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
             )
         if settings.sent == "posteriors":
             self.client.check_scores(
-                "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)",
-                tokens=True,
+                "whose posteriors the spectral target compares (fedhenn.target = kernel compares representations)"
             )
-        tokens = self.client.tokens
-        return Payload(values={"tokens": tokens} if settings.eta0 and tokens > 1 else {})
+        return Payload()
 
     def terms(self, payload: Payload) -> tuple[Loss, ...]:
         """Return the term eta(t) d(Phi_i(X(t)), target) on batches of the alignment examples X(t) (RAD).
@@ -84,8 +70,7 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
             if number % settings.rad_every:
                 return None
             rows = alignment.rows()
-            tokens = None if rad.tokens is None else rad.tokens[rows]
-            return {"inputs": client.transform(rad.inputs[rows]), "tokens": tokens, "target": alignment.target(rows)}
+            return {"inputs": client.transform(rad[rows]), "target": alignment.target(rows)}
 
         weight, phi = eta * settings.rad_every, client.representation
         own = {"weight": weight, "representation": phi, "stream": stream, "kind": alignment.kind}
@@ -99,42 +84,39 @@ class FedHeNN(ClientSide[FedHeNNOptions]):
             reply.arrays[self.options.sent] = self._part_of_target(rad)
         return reply
 
-    def _rad(self, arrays: Arrays, round: int) -> PublicRows:
+    def _rad(self, arrays: Arrays, round: int) -> Tensor:
         """Return the representation alignment dataset (RAD); clients augment its training images identically."""
         client, config = self.client, self.client.config
-        rad = public_rows(to_tensor(arrays["rows"]), client.public.inputs, client.tokens)
+        rad = public_rows(arrays, client.public.inputs)
         if client.augment and config.augment and self.options.makes_public_dataset:
-            stream = torch_generator(config.seed, AUGMENTATION, round)
-            return replace(rad, inputs=client.augment(rad.inputs, stream))
+            return client.augment(rad, torch_generator(config.seed, AUGMENTATION, round))
         return rad
 
-    def target(self, payload: Payload, rad: PublicRows) -> Tensor:
+    def target(self, payload: Payload, rad: Tensor) -> Tensor:
         """Return the received target, or compute it with the client's network before this round's training."""
         if "target" not in payload.arrays:  # homogeneous: by the global model W(t-1), which was just received
             return self.represent(rad)
         return self.client.to_device(unpack(payload.arrays["target"]))
 
-    def posteriors(self, rad: PublicRows) -> Tensor:
+    def posteriors(self, rad: Tensor) -> Tensor:
         """Return the class probabilities (n, C) of the alignment examples (RAD), in evaluation mode."""
-        return self.client.scores(rad.inputs, "probabilities", rad.tokens)
+        return self.client.scores(rad, "probabilities")
 
-    def _part_of_target(self, rad: PublicRows) -> Arrays:
+    def _part_of_target(self, rad: Tensor) -> Arrays:
         """Return the posteriors or representations of the RAD from which the server computes the next target."""
         what = "outputs for the alignment examples (RAD)"
         if self.options.sent == "posteriors":
             return pack(finite(self.posteriors(rad), what))
         return pack(compress(finite(self.represent(rad), what)))
 
-    def represent(self, rows: PublicRows) -> Tensor:
-        """Return the representations Phi (n, d) of rows of the public dataset, in evaluation mode."""
-        client = self.client
-        return client.read(rows.inputs, until=client.representation, rows=ROWS_AT_ONCE, tokens=rows.tokens)
+    def represent(self, rad: Tensor) -> Tensor:
+        """Return the representations Phi (n, d) of the alignment examples (RAD), in evaluation mode."""
+        return self.client.read(rad, until=self.client.representation, rows=ROWS_AT_ONCE)
 
 
 def on_rad(
     step: Step,
     inputs: Tensor,
-    tokens: Tensor | None,
     target: Tensor,
     weight: float,
     representation: Representation,
@@ -142,6 +124,5 @@ def on_rad(
     kind: tuple[Kernel, bool],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return the distance between representations of `inputs` and their `target`, times `weight` and unweighted."""
-    phi = step.represent(inputs, representation, stream)
-    distance = distance_to(phi if tokens is None else of_tokens(phi, tokens), target, kind=kind)
+    distance = distance_to(step.represent(inputs, representation, stream), target, kind=kind)
     return weight * distance, {"distance": distance}

@@ -12,11 +12,11 @@ from torch.nn.functional import l1_loss
 from fedhet.algorithms.alignment.targets import pack, unpack
 from fedhet.client import ClientSide
 from fedhet.data import Examples
-from fedhet.messages import Arrays, Payload, to_tensor
+from fedhet.messages import Arrays, Payload
 from fedhet.methods.included.distillation import FedDFOptions, FedMDOptions, ScoresOptions
-from fedhet.training import Phase, Step, Term, of_tokens, soft_divergence
+from fedhet.training import Phase, Step, Term, soft_divergence
 
-from .fedhenn import PublicRows, finite, public_rows
+from .fedhenn import finite, public_rows
 
 Q = TypeVar("Q", bound=ScoresOptions)
 
@@ -31,18 +31,11 @@ class Scores(ClientSide[Q]):
     def distance(step: Step, outputs: Tensor) -> Tensor:
         """Return the mean distance between a batch's scores (n, C) and the scores to learn, the step's labels."""
 
-    def handshake(self, payload: Payload) -> Payload:
-        inputs, tokens = self.client.data.train.inputs[:2], self.client.tokens
-        first = None if tokens == 1 else torch.zeros(len(inputs), dtype=torch.long)
-        classes = self.client.scores(inputs, "logits", first).shape[1]
-        return Payload(values={"classes": classes} | ({"tokens": tokens} if tokens > 1 else {}))
-
     def end(self, payload: Payload) -> Payload:
         """Return scores of the public examples that the server requests, and the mean distance to received scores."""
         reply = super().end(payload)
         if "next-rows" in payload.arrays:
-            rows = self._rows(payload.arrays["next-rows"])
-            scores = self.client.scores(rows.inputs, "logits", rows.tokens)
+            scores = self.client.scores(self._rows(payload.arrays["next-rows"]), "logits")
             reply.arrays["scores"] = pack(finite(scores, "scores of public examples"))
         return reply
 
@@ -62,20 +55,16 @@ class Scores(ClientSide[Q]):
         if "mean" not in arrays:
             return []
         rows = self._rows(arrays["rows"])
-        scores = unpack(arrays["mean"]).to(rows.inputs.device)
-        examples, term = Examples(rows.inputs, scores), Term(match, tokens=rows.tokens, distance=self.distance)
+        examples, term = Examples(rows, unpack(arrays["mean"]).to(rows.device)), Term(match, distance=self.distance)
         return [Phase(epochs, self.client.optimisation(), examples=examples, terms=(term,), task_weight=0.0)]
 
-    def _rows(self, arrays: Arrays) -> PublicRows:
-        return public_rows(to_tensor(arrays["rows"]), self.client.public.inputs, self.client.tokens)
+    def _rows(self, arrays: Arrays) -> Tensor:
+        return public_rows(arrays, self.client.public.inputs)
 
 
-def match(
-    step: Step, tokens: Tensor | None, distance: Callable[[Step, Tensor], Tensor]
-) -> tuple[Tensor, Mapping[str, Tensor]]:
+def match(step: Step, distance: Callable[[Step, Tensor], Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return the `distance` of outputs to received scores, as the loss and as a value to record."""
-    outputs = step.task.outputs.scores(step.outputs)
-    apart = distance(step, outputs if tokens is None else of_tokens(outputs, tokens[step.rows]))
+    apart = distance(step, step.task.outputs.scores(step.outputs))
     return apart, {"distance": apart}
 
 
@@ -90,8 +79,8 @@ class FedMD(Scores[FedMDOptions]):
         return l1_loss(outputs, step.labels)
 
     def handshake(self, payload: Payload) -> Payload:
-        self.client.check_scores("of which it exchanges means", tokens=True, numbers=True)
-        return super().handshake(payload)
+        self.client.check_scores("of which it exchanges means", numbers=True)
+        return Payload()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         """Return phases on public labels (in a client's first round), mean scores (if any) and private examples."""
@@ -119,7 +108,7 @@ class FedDF(Scores[FedDFOptions]):
 
     def handshake(self, payload: Payload) -> Payload:
         self.client.check_scores("from whose mean the server learns")
-        return super().handshake(payload)
+        return Payload()
 
     def phases(self, payload: Payload) -> Sequence[Phase]:
         private = Phase(self.client.request.epochs, self.client.optimisation())

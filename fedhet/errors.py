@@ -1,7 +1,6 @@
 """Errors with messages for users: the command line prints them without a traceback."""
 
 import json
-import re
 import reprlib
 import sysconfig
 import traceback
@@ -119,8 +118,7 @@ def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     It lists all known names, or the five nearest if there are more than 20.
     """
     names = sorted({*known})
-    short = [each for each in names if name == "".join(word[0] for word in re.split(r"[-.]+", each) if word)]
-    close = [*short, *get_close_matches(name, names, n=1)]
+    close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     shown = names if len(names) <= 20 else get_close_matches(name, names, n=5, cutoff=0.4)
     rest = len(names) - len(shown)

@@ -14,7 +14,7 @@ from fedhet.messages import Arrays, Reply, WireError, check, load_into, to_array
 from fedhet.tasks import Task
 from fedhet.training import Phase, train
 from fedhet.utils.machine import one_thread
-from fedhet.utils.randomness import seeded, torch_generator
+from fedhet.utils.randomness import numpy_generator, seeded, torch_generator
 from fedhet.utils.text import log
 
 N = TypeVar("N", bound=nn.Module)
@@ -23,6 +23,13 @@ MOST_CLASSES = 2**16
 """The largest number of classes; clients allocate memory for all of them."""
 
 # ---- what clients send
+
+
+def outputs_of(reply: Reply) -> int:
+    """Return the number of values in a prediction of the client's network; raise a ModelError if it is invalid."""
+    if not 0 < reply.report.outputs <= MOST_CLASSES:
+        raise ModelError(f"the client's network has {reply.report.outputs} outputs: 1 to {MOST_CLASSES} are supported")
+    return reply.report.outputs
 
 
 def class_counts(reply: Reply, classes: int) -> NDArray[Any]:
@@ -81,19 +88,9 @@ def distance_metric(replies: Iterable[Reply], name: Literal["distance", "alignme
 # ---- public examples
 
 
-def tokens_of(reply: Reply) -> int:
-    """Return the number of tokens per example that a client reports, or 1 without a report."""
-    return reply.values.count("tokens", 1, at_least=1, at_most=2**16)
-
-
-def public_rows(generator: np.random.Generator, size: int, tokens: int, count: int) -> NDArray[Any]:
-    """Draw `count` distinct row numbers of a public dataset of `size` examples; all rows if there are fewer.
-
-    A row is an example or, if examples have several tokens, a token: row r is token r % tokens of example r // tokens.
-    """
-    if tokens <= 1:
-        return generator.permutation(size)[:count].astype(np.int32)
-    return generator.choice(size * tokens, min(count, size * tokens), replace=False)
+def public_rows(seed: int, purpose: str, round: int, size: int, count: int) -> NDArray[np.int32]:
+    """Draw `count` row numbers of a public dataset of `size` examples for a round; all rows if there are fewer."""
+    return numpy_generator(seed, purpose, round).permutation(size)[:count].astype(np.int32)
 
 
 # ---- networks that the server trains

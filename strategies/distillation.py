@@ -30,23 +30,17 @@ from fedhet.models.representation import precision
 from fedhet.server import Common, FederatedStrategy, State, in_order
 from fedhet.training import Optimisation, Phase, Step, learning_rate, read, soft_divergence
 from fedhet.utils.machine import device_of, one_thread
-from fedhet.utils.randomness import numpy_generator
 
-from ._common import build_at_server, distance_metric, packed_rows, public_rows, tokens_of, train_at_server
+from ._common import build_at_server, distance_metric, outputs_of, packed_rows, public_rows, train_at_server
 
 
 @dataclass
 class ScoresState(State):
-    """The class scores that clients learn, and the public examples that they belong to.
-
-    `mean` has the packed scores for the public examples of round `mean_round`, which is 0 without scores. With
-    several `tokens` for each example, a row of scores belongs to one token.
-    """
+    """The class scores that clients learn: packed, for the public examples of round `mean_round` (0: no scores)."""
 
     mean: Arrays = field(default_factory=dict)
     mean_round: int = 0
     classes: int = 0
-    tokens: int = 0
 
 
 Q = TypeVar("Q", bound=declared.ScoresOptions)
@@ -57,15 +51,10 @@ class Scores(FederatedStrategy[Q, T]):
     """Receives each client's class scores on some public examples, and sends scores to learn in the next round."""
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        classes = reply.values.count("classes", at_least=1, at_most=2**20)
-        return {
-            "number of classes": Common(classes, "all clients need the same classes"),
-            "number of tokens per example": Common(tokens_of(reply), "all clients need the same number"),
-        }
+        return {"number of classes": Common(outputs_of(reply), "all clients need the same classes")}
 
     def admit(self, reply: Reply) -> None:
-        classes, tokens = (each.value for each in self.common(reply).values())
-        self.state.classes, self.state.tokens = int(classes), int(tokens)
+        self.state.classes = outputs_of(reply)
 
     def configure_fit(self, round: int, clients: Sequence[str]) -> dict[str, Payload]:
         """Return the scores to learn, if any, with their public examples, and the public examples to score next."""
@@ -88,8 +77,7 @@ class Scores(FederatedStrategy[Q, T]):
 
     def rows(self, round: int) -> np.ndarray[Any, Any]:
         """Return the row numbers (L,) of the public examples X(t) of round t, drawn from the seed."""
-        generator = numpy_generator(self.config.seed, "subset", round)
-        return public_rows(generator, self.state.public_size, self.state.tokens, self.options.subset)
+        return public_rows(self.config.seed, "subset", round, self.state.public_size, self.options.subset)
 
     def _sent_in(self, round: int) -> bool:
         return True

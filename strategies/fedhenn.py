@@ -22,22 +22,18 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.messages import Arrays, Payload, Reply, WireError, to_tensor
 from fedhet.methods.included.fedhenn import LEAST_ROWS, FedHeNNOptions, fedhenn
-from fedhet.server import Common, FederatedStrategy, State
-from fedhet.utils.randomness import numpy_generator, torch_generator
+from fedhet.server import FederatedStrategy, State
+from fedhet.utils.randomness import torch_generator
 
-from ._common import distance_metric, packed_rows, public_rows, tokens_of
+from ._common import distance_metric, packed_rows, public_rows
 
 
 @dataclass
 class FedHeNNState(State):
-    """The state of FedHeNN: `target` is the packed target on the alignment examples (RAD) of round `target_round`.
-
-    `tokens` is the number of tokens of a public example; if above 1, a row of the RAD is one token.
-    """
+    """The state of FedHeNN: `target` is the packed target on the alignment examples (RAD) of round `target_round`."""
 
     target: Arrays = field(default_factory=dict)
     target_round: int = 0
-    tokens: int = 0
 
 
 class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
@@ -63,21 +59,13 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
             return client_setup.training_union(self.config)
         return super().public_dataset()
 
-    def common(self, reply: Reply) -> Mapping[str, Common]:
-        """Return the number of tokens per example, which must be equal if representations are aligned."""
-        tokens = Common(tokens_of(reply), "all clients need the same number")
-        return {"number of tokens per example": tokens} if self.options.eta0 else {}
-
     def admit(self, reply: Reply) -> None:
         """Check that the public dataset is large enough."""
-        if not self.options.eta0:
-            return
-        if self.state.public_size < LEAST_ROWS:
+        if self.options.eta0 and self.state.public_size < LEAST_ROWS:
             raise FedhetError(
                 f"the public dataset has {self.state.public_size} examples, but at least {LEAST_ROWS} are "
                 "needed: set public-samples higher, or fedhenn.eta0 = 0 for no alignment"
             )
-        self.state.tokens = tokens_of(reply)
 
     # ---- a round
 
@@ -119,8 +107,7 @@ class FedHeNN(FederatedStrategy[FedHeNNOptions, FedHeNNState]):
 
     def rad(self, round: int) -> np.ndarray[Any, Any]:
         """Return the row numbers of the alignment examples X(t) in the public dataset, (L,), drawn from the seed."""
-        generator = numpy_generator(self.config.seed, "rad", round)
-        return public_rows(generator, self.state.public_size, self.state.tokens, self.options.rad_size)
+        return public_rows(self.config.seed, "rad", round, self.state.public_size, self.options.rad_size)
 
     @property
     def sent_name(self) -> str:

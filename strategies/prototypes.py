@@ -19,7 +19,7 @@ The mean score of linear heads is the score of the averaged head, which clients 
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.training import Loss, Optimisation, Phase, Step
 from fedhet.utils.randomness import torch_generator
 
-from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, train_at_server
+from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, outputs_of, train_at_server
 
 
 @dataclass
@@ -52,21 +52,16 @@ C = TypeVar("C", bound=ClassState)
 
 
 class ByClass(FederatedStrategy[P, C]):
-    """Averages the clients' vectors of each class. `vectors` is their name in error messages."""
+    """Averages the clients' vectors of each class."""
 
     state_class = ClassState
-    vectors: ClassVar[str] = "representation"
-
-    @property
-    def way_out(self) -> str:
-        """Advice in error messages for clients whose vectors differ in width from others."""
-        return f"set {self.method.name}.width, to which all representations are then projected"
 
     def payload_for(self, client: str) -> Payload:
         return Payload({"prototypes": self.state.prototypes} if self.state.prototypes else {})
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        return {f"{self.vectors} width": Common(_width(reply), self.way_out)}
+        remedy = f"set {self.method.name}.width, to which all representations are then projected"
+        return {"representation width": Common(_width(reply), remedy)}
 
     def admit(self, reply: Reply) -> None:
         self.state.width = _width(reply)
@@ -100,12 +95,12 @@ class ByClass(FederatedStrategy[P, C]):
         """Return the vector of each class, aggregated by the rule `aggregation` with all clients weighted equally."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
-            client: dict(zip(map(str, arrays["classes"]), arrays["means"], strict=True))
+            client: dict(zip(arrays["classes"].tolist(), arrays["means"], strict=True))
             for client, arrays in sent.items()
         }
-        averages = self.aggregator.average(by_class, before={})
-        classes = np.array(sorted(map(int, averages)), np.int64)
-        means = np.array([averages[str(number)] for number in classes], np.float32)
+        averages = self.aggregator.average_arrays(by_class)
+        classes = np.array(sorted(averages), np.int64)
+        means = np.array([averages[number] for number in classes.tolist()], np.float32)
         return {"classes": classes, "means": means.reshape(-1, self.state.width), "counts": np.ones_like(classes)}
 
 
@@ -131,8 +126,9 @@ class FD(ByClass[declared.FDOptions, FDState]):
 
     method = declared.fd
     state_class = FDState
-    vectors = "prediction"
-    way_out = "all clients need the same classes"
+
+    def common(self, reply: Reply) -> Mapping[str, Common]:
+        return {"prediction width": Common(_width(reply), "all clients need the same classes")}
 
     def payload_for(self, client: str) -> Payload:
         peers = {peer: self.state.own[peer] for peer in in_order(self.state.own) if peer != client}
@@ -178,18 +174,14 @@ class Learner(ByClass[L, LearnerState]):
         return ()
 
     def common(self, reply: Reply) -> Mapping[str, Common]:
-        outputs = Common(reply.report.outputs, "all clients need an output for each of the same classes")
+        outputs = Common(outputs_of(reply), "all clients need an output for each of the same classes")
         return {**super().common(reply), "number of network outputs": outputs}
 
     def admit(self, reply: Reply) -> None:
         super().admit(reply)
-        outputs, width = reply.report.outputs, self.state.width
-        self.state.outputs = outputs
-        if not 0 < outputs <= MOST_CLASSES:
-            raise ModelError(f"the client's network has {outputs} outputs, but the server supports 1 to {MOST_CLASSES}")
-        check_room(
-            COPIES * 8 * width * max(width, outputs), "the server needs memory for the client's classes and width:"
-        )
+        self.state.outputs, width = outputs_of(reply), self.state.width
+        size = COPIES * 8 * width * max(width, self.state.outputs)
+        check_room(size, "the server needs memory for the client's classes and width:")
         if not self.state.learner:
             self.state.learner = to_arrays(self.learner().state_dict())
 

@@ -164,14 +164,13 @@ class Client:
         *,
         until: Representation | None = None,
         rows: int = BATCH,
-        tokens: Tensor | None = None,
     ) -> Tensor:
         """Return the network's outputs for raw inputs in evaluation mode (see `fedhet.training.read`)."""
-        return read(self.model, inputs, self.transform, until=until, rows=rows, tokens=tokens)
+        return read(self.model, inputs, self.transform, until=until, rows=rows)
 
-    def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"], tokens: Tensor | None = None) -> Tensor:
-        """Return class scores (n, C) for raw inputs in evaluation mode; `tokens` (n,) selects one token per input."""
-        outputs = self.read(inputs, rows=ROWS_AT_ONCE, tokens=tokens)
+    def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
+        """Return class scores (n, C) for raw inputs in evaluation mode."""
+        outputs = self.read(inputs, rows=ROWS_AT_ONCE)
         return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
 
     def check_classes(self, *, outputs: bool = False) -> None:
@@ -187,14 +186,14 @@ class Client:
                 f"task is {self.task.name}: choose another method"
             )
 
-    def check_scores(self, reason: str, *, tokens: bool = False, numbers: bool = False) -> None:
+    def check_scores(self, reason: str, *, numbers: bool = False) -> None:
         """Raise `DataError` unless the network returns one vector of class scores for each example.
 
-        `reason` is a clause for the message that says why the method needs class scores. With `tokens`, a vector for
-        each token is accepted, too; with `numbers`, the outputs of a regression.
+        `reason` is a clause for the message that says why the method needs class scores. With `numbers`, the outputs
+        of a regression are accepted, too.
         """
         outputs = self.task.outputs
-        several = outputs.places == "pixels" or (self.tokens > 1 and not tokens)
+        several = outputs.places == "pixels" or self.tokens > 1
         if several or (outputs.meaning == "numbers" and not numbers):
             got = "numbers" if not several else f"vectors for each {outputs.places.removesuffix('s')}"
             raise DataError(

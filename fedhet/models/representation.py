@@ -91,7 +91,7 @@ class _HeadReached(Exception):
 class Representation:
     """The representation of a network, `(n, d)` for n examples: by default the first input of its head.
 
-    If the attribute `places` is `tokens`, it is `(n, tokens, d)`; if `pixels`, it is averaged over pixels.
+    If the attribute `places` is `tokens` or `pixels`, it is averaged over these.
 
     Args:
         model: the network.
@@ -193,7 +193,7 @@ class Representation:
             yield seen
 
     def pool(self, values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Return texts' `values` (n, tokens, d) pooled to (n, d), or unchanged if there is one for each token.
+        """Return texts' `values` (n, tokens, d) pooled to (n, d), or unchanged if there is one prediction a token.
 
         `inputs` are the network's inputs by name. Padding is where `attention_mask` is 0 or, without one, where tokens
         are the `pad_token_id` of the network's config.
@@ -224,9 +224,8 @@ class Representation:
         if isinstance(value, Tensor):
             if value.ndim > 2 and (self.places == "pixels" or isinstance(self._module, _CONVOLUTIONS)):
                 value = value.flatten(2).mean(2)
-            value = self.pool(value, inputs)
-            fits = value.ndim == 2 or (value.ndim == 3 and self.places == "tokens")
-            if value.is_floating_point() and fits and rows in (None, len(value)):
+            value = value.mean(1) if value.ndim == 3 and self.places == "tokens" else self.pool(value, inputs)
+            if value.is_floating_point() and value.ndim == 2 and rows in (None, len(value)):
                 return value
             got = f"{value.dtype} of shape {tuple(value.shape)}"
             tokens = value.ndim == 3 and key == "head"

@@ -137,7 +137,6 @@ def read(
     *,
     until: Representation | None = None,
     rows: int = BATCH,
-    tokens: Tensor | None = None,
 ) -> Tensor:
     """Return a model's outputs (n, ...) for raw inputs, without gradients; leaves the model in evaluation mode.
 
@@ -147,13 +146,11 @@ def read(
         transform: function from raw inputs to the model's inputs.
         until: if given, return the representation Phi (n, d) instead of outputs.
         rows: batch size.
-        tokens: (n,) int64, the position of the token to return for each example; None for all tokens.
     """
     model.eval()
     rows, values = min(rows, rows_at_once(model, inputs, transform)), []
     for span in spans(len(inputs), rows):
-        part = forward(model, transform(inputs[span]), until=until, learns=False)[0]
-        values.append(part if tokens is None else of_tokens(part, tokens[span]))
+        values.append(forward(model, transform(inputs[span]), until=until, learns=False)[0])
     return torch.cat(values)
 
 
@@ -179,11 +176,6 @@ def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transfor
         forward(model, transform(inputs[:2]), learns=False, stream=RandomStream(0))
     known[shape] = max(2, 2 * MEMORY // (3 * max(sizes)))
     return min(most, known[shape])
-
-
-def of_tokens(values: Tensor, tokens: Tensor) -> Tensor:
-    """Return the values (n, ...) of one token per row of `values` (n, length, ...); `tokens` (n,) are positions."""
-    return values[torch.arange(len(values), device=values.device), tokens]
 
 
 def reestimate(

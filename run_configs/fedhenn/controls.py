@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 from fedhet.client_apps.fedhenn import FedHeNN as FedHeNNClient
-from fedhet.client_apps.fedhenn import PublicRows
 from fedhet.strategies.fedhenn import FedHeNN as FedHeNNServer
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from fedhet.utils.randomness import torch_generator
 class OwnTarget(FedHeNNClient):
     """The target comes from the client's own network before the round."""
 
-    def target(self, payload: Payload, rad: PublicRows) -> Tensor:
+    def target(self, payload: Payload, rad: Tensor) -> Tensor:
         """Return the clusters of the client's own posteriors, or its own kernel."""
         if self.options.target == "kernel":
             return super().target(payload, rad)
@@ -36,9 +35,9 @@ class OwnTarget(FedHeNNClient):
 class InputsTarget(FedHeNNClient):
     """The target is a linear kernel of the raw inputs."""
 
-    def target(self, payload: Payload, rad: PublicRows) -> Tensor:
+    def target(self, payload: Payload, rad: Tensor) -> Tensor:
         """Return the inputs as rows, (L, d)."""
-        return self.client.transform(rad.inputs).flatten(1)
+        return self.client.transform(rad).flatten(1)
 
 
 class HostileFifth(FedHeNNServer):

@@ -108,16 +108,16 @@ class Nodes(LocalGrid, Observer):
 
     def __init__(self, app, clients, since):
         super().__init__(app, clients)
-        self._since, self._complete, self.states = since, -1, {}
+        self._since, self._last, self.states = since, -1, {}
 
     def get_node_ids(self):
         """The nodes that are there by now."""
         places = {node: context.node_config["partition-id"] for node, context in self._contexts.items()}
-        return [node for node, place in places.items() if self._since.get(place, 0) <= self._complete + 1]
+        return [node for node, place in places.items() if self._since.get(place, 0) <= self._last + 1]
 
     def round(self, run, report):
-        self._complete = report.row["round"]
-        self.states[self._complete] = copy.deepcopy(run.state)
+        self._last = report.row["round"]
+        self.states[self._last] = copy.deepcopy(run.state)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhet.errors import ConfigError
-from fedhet.methods.method import METRICS, STRUCTURE, Method, Traits
+from fedhet.methods.method import METRICS, Method, Traits
 from fedhet.methods.options import Options, option
 from fedhet.methods.sharing import EVERYTHING, NOTHING
 
@@ -96,7 +96,7 @@ class FedHeNNOptions(Options):
 
 def traits(options: FedHeNNOptions) -> Traits:
     """Return the method's traits, given the values of its keys."""
-    sends = {"distance": METRICS, "tokens": STRUCTURE}
+    sends = {"distance": METRICS}
     return Traits(
         networks="equal" if options.homogeneous else "any",
         shares=EVERYTHING if options.homogeneous else NOTHING,
