@@ -124,7 +124,7 @@ class Keys(TypedDict, total=False):
     client_resources: str
     """CPUs and share of a GPU per client on Ray; 0: what cores, GPUs and memory allow"""
     client_batching: str
-    """maximum number of clients whose equal networks are trained as one batch, or off"""
+    """clients whose equal networks are trained as one batch: auto, off, or the maximum number"""
     state_dir: str
     """folder for the clients' state; empty: in the run directory, or ~/.fedhet/state"""
     log: str

@@ -1,6 +1,7 @@
 """Errors with messages for users: the command line prints them without a traceback."""
 
 import json
+import re
 import reprlib
 import sysconfig
 import traceback
@@ -118,7 +119,8 @@ def nearest(kind: str, name: str, known: Iterable[str]) -> str:
     It lists all known names, or the five nearest if there are more than 20.
     """
     names = sorted({*known})
-    close = get_close_matches(name, names, n=1)
+    short = [each for each in names if name == "".join(word[0] for word in re.split(r"[-.]+", each) if word)]
+    close = [*short, *get_close_matches(name, names, n=1)]
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     shown = names if len(names) <= 20 else get_close_matches(name, names, n=5, cutoff=0.4)
     rest = len(names) - len(shown)

@@ -13,7 +13,7 @@ Runs take place in this process, on the data set `digits`. `Tampering` injects f
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +30,10 @@ from fedhet.flower import ClientApp, Context, Message, decode_arrays, encode_arr
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Value
+from fedhet.results.history import read_clients, read_history
 from fedhet.results.observers import Observer
-from fedhet.utils.files import read_arrays, read_csv
+from fedhet.utils.files import read_arrays
+from fedhet.utils.statistics import ClientRow
 
 COMMON: dict[str, Value] = {
     "dataset": "digits",
@@ -59,18 +61,16 @@ PARTIAL = {"clients": 4, "rounds": 4, "fraction-train": 0.75, "closing-epochs": 
 MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}
 """Architectures that differ as far as a method's networks may; in `alike` heads and some layers have equal shapes."""
 
-Before = Callable[[Message, str], None]
-After = Callable[[Message, str, Message], None]
 Hit = Callable[[Message, str], bool]
 
 
-def at(rounds: Iterable[int], client: str, kind: str = "train") -> Hit:
+def at(rounds: Sequence[int], client: str, kind: str = "train") -> Hit:
     """Return a function that is true for messages of type `kind` to `client` in one of the `rounds`."""
-    hits = [(number, kind) for number in rounds]
-    return lambda message, to: to == client and (int(message.metadata.group_id), message.metadata.message_type) in hits
+    hits = [(client, kind, str(number)) for number in rounds]
+    return lambda message, to: (to, message.metadata.message_type, message.metadata.group_id) in hits
 
 
-def raising(hit: Hit, error: BaseException) -> Before:
+def raising(hit: Hit, error: BaseException) -> Callable[[Message, str], None]:
     """Return a fault for `Tampering(before=...)` that raises `error` if `hit` is true for a message."""
 
     def fault(message: Message, client: str) -> None:
@@ -81,24 +81,25 @@ def raising(hit: Hit, error: BaseException) -> Before:
 
 
 class Tampering(ClientApp):
-    """fedhet's ClientApp with injected faults.
+    """fedhet's ClientApp with injected faults: `before` each message, and `after` it with the reply.
 
-    `before` is called before a message is handled, and can raise an error or change the message. `after` is called with
-    the reply, and can change it.
+    Both may change their arguments, and `before` may raise an error.
     """
 
-    def __init__(self, before: Before | None = None, after: After | None = None) -> None:
+    def __init__(
+        self,
+        before: Callable[[Message, str], None] = lambda message, client: None,
+        after: Callable[[Message, str, Message], None] = lambda message, client, reply: None,
+    ) -> None:
         super().__init__()
         self.before, self.after, self.app = before, after, make_client_app()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle a message between calls of `before` and `after`."""
         client = str(context.node_config["partition-id"])
-        if self.before:
-            self.before(message, client)
+        self.before(message, client)
         reply = self.app(message, context)
-        if self.after:
-            self.after(message, client, reply)
+        self.after(message, client, reply)
         return reply
 
 
@@ -159,13 +160,12 @@ class Run:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The lines of `history.jsonl`, one for each round."""
-        text = (self.folder / "history.jsonl").read_text(encoding="utf-8")
-        return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in text.splitlines()]
+        return [{key: row[key] for key in row if key != "timing"} for row in read_history(self.folder)]
 
     @property
-    def clients(self) -> list[dict[str, str]]:
+    def clients(self) -> list[ClientRow]:
         """The rows of `clients.csv`."""
-        return read_csv(self.folder / "clients.csv")
+        return read_clients(self.folder)
 
     @property
     def models(self) -> dict[str, bytes]:
@@ -178,8 +178,8 @@ class Run:
         contents: dict[str, Any] = {}
         for path in (self.folder / "checkpoint").glob("*.safetensors"):
             arrays, values = read_arrays(path)
-            named = {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()}
-            contents[path.name] = named | {name: value for name, value in values.items() if name != "digests"}
+            contents[path.name] = {name: (str(each.dtype), each.shape, each.tobytes()) for name, each in arrays.items()}
+            contents[path.name] |= {name: value for name, value in values.items() if name != "digests"}
         return contents
 
     @property
@@ -192,8 +192,8 @@ class Run:
     def files(self) -> dict[str, Any]:
         """The content of all files that must be equal if a run is repeated; warnings are those since it was resumed."""
         summary = {name: value for name, value in self.summary.items() if name != "warnings"}
-        contents = {"clients": self.clients, "rows": self.rows, "summary": summary}
-        return contents | {"models": self.models, "checkpoint": self.checkpoint}
+        files = {"models": self.models, "checkpoint": self.checkpoint}
+        return {"clients": self.clients, "rows": self.rows, "summary": summary, **files}
 
     @property
     def failures(self) -> list[tuple[int, str]]:
@@ -224,15 +224,15 @@ class RunCache:
     def __call__(self, name: str) -> Run:
         """Return a run by name: `normal` (settings `PARTIAL`), or `crash`, in which client 1 fails in round 2."""
         if (name, self.case) not in self.runs:
-            make = {"normal": self.normal, "crash": self._crash}[name]
-            self.runs[name, self.case] = make(self.folders.mktemp("runs") / "run")
+            self.runs[name, self.case] = getattr(self, name)(self.folders.mktemp("runs") / "run")
         return self.runs[name, self.case]
 
     def normal(self, folder: Path) -> Run:
         """Execute the normal run."""
         return run(folder, self.case.settings(PARTIAL))
 
-    def _crash(self, folder: Path) -> Run:
+    def crash(self, folder: Path) -> Run:
+        """Execute the run in which a client fails."""
         app = Tampering(before=raising(at([2], "1"), RuntimeError("out of order")))
         return run(folder, self.case.settings(rounds=4), app=app)
 

@@ -44,7 +44,7 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
         if not self.aggregator.plain:
-            self.state.model = self.state.model | self.aggregator.average(models, dict.fromkeys(models, 1.0))
+            self.state.model = self.state.model | self.aggregator.average(models)
             return {}
         models = dict(self.aggregator.clipped(models, dict.fromkeys(models, self.state.model)))
         for name in dict.fromkeys(name for model in models.values() for name in model):
@@ -108,7 +108,7 @@ class PFedHN(FederatedStrategy[PFedHNOptions, PFedHNState]):
                     gradients[client] = to_arrays(grads)
                     for name in grads:
                         tensors[name].grad = None
-            for name, gradient in (self.aggregator.average_arrays(gradients) if gradients else {}).items():
+            for name, gradient in self.aggregator.average(gradients, before={}).items():
                 tensors[name].grad = to_tensor(gradient)
             optimizer = self._optimizer(tensors)
             torch.nn.utils.clip_grad_norm_(tensors.values(), CLIP)

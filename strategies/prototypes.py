@@ -95,12 +95,12 @@ class ByClass(FederatedStrategy[P, C]):
         """Return the vector of each class, aggregated by the rule `aggregation` with all clients weighted equally."""
         sent = {client: reply.arrays["prototypes"] for client, reply in replies.items()}
         by_class = {
-            client: dict(zip(arrays["classes"].tolist(), arrays["means"], strict=True))
+            client: dict(zip(map(str, arrays["classes"]), arrays["means"], strict=True))
             for client, arrays in sent.items()
         }
-        averages = self.aggregator.average_arrays(by_class)
-        classes = np.array(sorted(averages), np.int64)
-        means = np.array([averages[number] for number in classes.tolist()], np.float32)
+        averages = self.aggregator.average(by_class, before={})
+        classes = np.array(sorted(map(int, averages)), np.int64)
+        means = np.array([averages[str(number)] for number in classes], np.float32)
         return {"classes": classes, "means": means.reshape(-1, self.state.width), "counts": np.ones_like(classes)}
 
 

@@ -154,11 +154,11 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
         depths = {client: _depth(model, blocks) for client, model in models.items()}
         starts = {depth: state.model | state.last.get(str(depth), {}) for depth in sorted({*depths.values()})}
         models = {**self.aggregator.clipped(models, {client: starts[depth] for client, depth in depths.items()})}
-        specs, rule = self.federation.specs, (self.config.aggregation, self.config.byzantine)
+        rule = self.config.aggregation, self.config.byzantine
         changes: dict[int, Arrays] = {}
         for depth, before in starts.items():
             group = {client: model for client, model in models.items() if depths[client] == depth}
-            learnt, after = state.momentum.get(str(depth), {}), average_shared(group, weights, specs, *rule)
+            learnt, after = state.momentum.get(str(depth), {}), average_shared(group, weights, *rule)
             change = {name: np.asarray(before[name] - array) for name, array in after.items() if name not in constants}
             after |= {
                 name: np.asarray(before[name] - (1 - share) * change[name] - share * m) for name, m in learnt.items()
@@ -168,7 +168,7 @@ class InclusiveFL(ByDepth[declared.InclusiveFLOptions, InclusiveFLState]):
                 state.last[str(depth)] = {name: array for name, array in after.items() if blocks[name] == depth}
         for client, depth in depths.items():
             models[client] = {n: a for n, a in models[client].items() if not blocks[n] == depth < whole}
-        state.model = state.model | average_shared(models, weights, specs, *rule)
+        state.model = state.model | average_shared(models, weights, *rule)
         state.momentum = {}
         for name, last in state.last.items():
             if deeper := [each for each in changes if each > int(name)]:
@@ -263,8 +263,7 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
         if keys.aggregate != "truncate":
             heads = {client: {key: m[key] for key in m if not key.endswith((A, B))} for client, m in models.items()}
             values = {client: products[client] | heads[client] for client in models}
-        specs = {client: {key: (a.shape, str(a.dtype)) for key, a in m.items()} for client, m in values.items()}
-        means = average_shared(values, weights, specs, config.aggregation, config.byzantine)
+        means = average_shared(values, weights, config.aggregation, config.byzantine)
         for layer in _layers(before) if keys.aggregate != "truncate" else ():
             product = means.pop(layer)
             if keys.aggregate == "svd":

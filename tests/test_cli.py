@@ -62,6 +62,7 @@ class TestRun:
         assert fedhet_command("run", *QUICK, "--out", "here").exit_code == 0
         assert fedhet_command("run", "here/config.toml", "--set", "out=there").exit_code == 0
         assert fedhet_command("run", "--resume", "here", "--set", "rounds=2").exit_code == 0
+        assert fedhet_command("run", "--resume", "here").stdout.startswith("the run in here is complete: ")
         rounds = [json.loads(Path(folder, "summary.json").read_text())["rounds"] for folder in ("here", "there")]
         assert rounds == [2, 1]
         assert not Path("here/report.html").exists()

@@ -245,7 +245,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "client 0: the augment function returned no tensor for a batch of torch.float32",
     ),
     "batches of own models": (
-        lambda: run(**{"client-batching": "8"}),
+        lambda: run(**{"client-batching": "auto"}),
         "client-batching has no effect with models of your own: leave it out",
     ),
     "no statistics": (lambda: run(**{"batch-norm": "local"}), "batch-norm = local has no effect, since no client's"),

@@ -64,7 +64,13 @@ def run(
         if "resume" in by_hand:
             raise ConfigError("--set resume is not possible: use --resume DIR")
         if resume is not None:
-            _run(by_hand, folder=resume, resume=True)
+            from fedhet.results.history import read_run
+
+            written = not by_hand and (resume / "summary.json").is_file()
+            if written and (read_run(resume).summary or {}).get("status") == "completed":
+                typer.echo(printable(f"the run in {resume} is complete: to train further, --set rounds=MORE"))
+            else:
+                _run(by_hand, folder=resume, resume=True)
             return
         base = configuration.named(config, by_hand.get("method"))
         if base["preset"] and "preset" in by_hand and config is not None:

@@ -4,15 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.figure import Figure
+from rich.console import Console
+from rich.text import Text
 
 from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, measure, verdict
 from fedhet.comparing.runs import Execution, check, prepared, unused
-from fedhet.comparing.settings import PlannedRun, SharedSettings, distinct, shared_settings, variants_of
-from fedhet.comparing.tuning import RATE, WHOLE, Choice, Tuning, tune, validation_note
+from fedhet.comparing.settings import Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
+from fedhet.comparing.tuning import RATE, WHOLE, Tuning, tune, validation_note
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.history import showing
@@ -21,9 +23,6 @@ from fedhet.results.report import Section, table, write_together
 from fedhet.tasks import Task
 from fedhet.utils.files import write_csv, write_text
 from fedhet.utils.statistics import grouped
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["Comparison", "Tuning", "compare"]
 
@@ -45,18 +44,14 @@ class Comparison:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def reasons(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs: the names of failed runs, and the reason why they failed."""
-        for reason, names in grouped((reason, name) for name, reason in self.failed.items()).items():
-            yield ", ".join(names), reason
-
-    @property
     def failure(self) -> str:
         """A message with the number of failed runs and the reasons, or an empty string if no run failed."""
-        reasons = "\n".join(f"  {names}: {reason}" for names, reason in self.reasons)
+        if not self.failed:
+            return ""
+        by_reason = grouped((reason, name) for name, reason in self.failed.items())
+        reasons = "".join(f"\n  {', '.join(names)}: {reason}" for reason, names in by_reason.items())
         wanted = sum(result.seeds_wanted for result in self.results)
-        message = f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:\n{reasons}"
-        return message if self.failed else ""
+        return f"{len(self.failed)} of {wanted} runs failed; the same command tries them again:{reasons}"
 
     def check(self) -> None:
         """Raise a `FedhetError` with the reasons if any run failed."""
@@ -89,7 +84,7 @@ def compare(
     jobs: int | None = None,
     baseline: str | None = None,
     tuning: Tuning | None = None,
-    console: "Console | None" = None,
+    console: Console | None = None,
 ) -> Comparison:
     """Run every method with every seed, print a table, and write `comparison.csv`, `.md`, `.png`, `.html` into `out`.
 
@@ -100,10 +95,10 @@ def compare(
     Args:
         methods: names of methods in the table's order, or `[NAME=]METHOD,KEY=VALUE,...` for a variant of a method with
             its own settings.
-        config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Setting a
-            key of one method sets it for all methods that share the key. Keys that are not set have the first method's
-            defaults; a method's own keys are as in its own preset. If one method needs public examples or
-            closing epochs, all get them. With `rounds = 0`, one method must determine the number of rounds.
+        config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Keys that
+            are not set have the first method's defaults; a method's own keys are as in its own preset. If one method
+            needs public examples or closing epochs, all get them. With `rounds = 0`, one method must determine the
+            number of rounds.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
@@ -150,8 +145,9 @@ def _compared(
 ) -> Comparison:
     for note in shared.notes:
         execute.tell(note)
-    tuned, untuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else ({}, {})
-    choices = {name: {**search.best.choice, **WHOLE} for name, search in tuned.items()}
+    tuned = tune(tuning, shared, reported=seeds, out=out, execute=execute) if tuning else []
+    choices = {each.variant: each.best.choice | WHOLE for each in tuned if each.best}
+    untuned = {each.variant: each.text for each in tuned if not each.best}
     runs = [*_plans(shared, seeds, out, choices)]
     check(runs, shared.functions)
     failures = execute([run for run in runs if run.variant not in untuned])
@@ -162,26 +158,33 @@ def _compared(
         results = measure(runs, failed)
         done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
         settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
-        notes = tables.notes_below(results, done.baseline, settings, tuning, list(tuned.values()))
+        notes = tables.notes_below(results, done.baseline, settings, [each.text for each in tuned if each.best])
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
         said = verdict(results, done.baseline)
-        publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}")
-    if said:
-        execute.tell(said)
-    *first, last = done.tables()
-    for lines in first:
-        execute.show(tables.TerminalTable(lines))
-    execute.show(tables.TerminalTable(last, [note for note in notes if note not in shared.notes]))
+        publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}", execute)
+    execute.show(Text("\n".join([*(note for note in notes if note not in shared.notes), said])))
     execute.tell(f"{out.resolve()}: comparison.html, .md, .csv and .png, and a folder for each run")
     if len(failed) == len(runs):
         raise FedhetError(done.failure)
     return done
 
 
-def publish(done: Comparison, verdict: str, notes: Sequence[str], title: str, more: Sequence[Section] = ()) -> None:
-    """Write the files of a comparison; `verdict` is a sentence on its result, `more` has further HTML sections."""
+def publish(
+    done: Comparison,
+    verdict: str,
+    notes: Sequence[str],
+    title: str,
+    execute: Execution,
+    more: Sequence[Section] = (),
+) -> None:
+    """Print the tables and write the files of a comparison; `verdict` is a sentence on its result.
+
+    `more` has further sections of the page.
+    """
+    for lines in done.tables():
+        execute.show(tables.TerminalTable(lines))
     out, results = done.folder, done.results
-    notes = [*notes, *(f"{names} failed: {' '.join(reason.split())}" for names, reason in done.reasons)]
+    notes = [*notes, " ".join(done.failure.split())] if done.failed else notes
     write_csv(out / "comparison.csv", tables.number_rows(results, done.baseline))
     write_text(out / "comparison.md", tables.markdown(results, done.baseline, notes, verdict))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}

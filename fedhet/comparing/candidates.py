@@ -4,62 +4,25 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedhet.client.policy import Policy
-from fedhet.comparing.settings import distinct, shared_settings, variants_of
-from fedhet.comparing.tuning import Choice
+from fedhet.comparing.settings import Choice, shared_settings, variants_of
 from fedhet.config import client_setup
 from fedhet.config.user_functions import UserFunctions
 from fedhet.engines.running import shake_hands
-from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
-from fedhet.methods.method import Traits
 from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
 
-UNASKED = "there was no time within the budget to ask the clients whether they can train it"
-
-CONTROL = "local"
-"""The method that all others are compared with."""
-
+CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbour")
+"""Methods in which clients exchange nothing; the first is the one that all others are compared with."""
 FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
 """Methods that are asked and tried first, if there is no time for all."""
-
-
-def methods_to_ask(methods: Sequence[str]) -> list[str]:
-    """Return the names of all methods in which clients exchange nothing, and of `methods` (by default, all others)."""
-    names = registry.methods()
-    for name in methods:
-        registry.method(name)
-    return distinct([CONTROL, *(methods or FIRST), *filter(_alone, names), *(methods or names)])
-
-
-def _alone(name: str) -> bool:
-    """Return whether clients exchange nothing in a method with its default settings."""
-    try:
-        method = registry.method(name)
-        return not method.traits_of(method.Options()).communicates
-    except ConfigError:  # a package that is installed and broken; it is asked, and says so
-        return False
-
-
-@dataclass
-class Candidates:
-    """The methods that can train all clients of a federation, and those that cannot.
-
-    `choices` maps each method that can train them to the settings that had to be changed, and `refused` maps each other
-    method to the reason. In the methods named in `alone`, clients exchange nothing.
-    """
-
-    choices: dict[str, Choice] = field(default_factory=dict)
-    alone: set[str] = field(default_factory=set)
-    refused: dict[str, str] = field(default_factory=dict)
+SEED = 1000
+"""The seed of handshakes and trials."""
 
 
 def ask(
@@ -67,64 +30,50 @@ def ask(
     base: Mapping[str, Any],
     functions: UserFunctions,
     *,
-    seed: int,
     allow: str | None,
     deadline: float = math.inf,
-) -> Candidates:
-    """Find the methods that can train the clients, by a handshake of each method with untrained clients.
+) -> tuple[dict[str, Choice], dict[str, str]]:
+    """Ask the clients in a handshake of each method, without training, whether it can train them.
 
-    If a method cannot train them with the settings `base`, as few as possible of its keys declared with
-    `option(at_need=...)` are changed. `allow` has the kinds of arrays that may leave the clients, as in a node's
-    config. After the `deadline` (`time.monotonic()`), methods are refused without a handshake once one has been found.
-    Raises a ConfigError for invalid settings.
+    Returns the methods that can, with the settings that had to be changed (`option(at_need=...)`), and why others
+    cannot. `allow` has the kinds of arrays that may leave the clients, as in a node's config. After the `deadline`
+    (`time.monotonic()`), no more methods are asked once one can. Raises a ConfigError for invalid settings.
     """
     node_config = {} if allow is None else {"allow": allow}
     Policy.of(node_config, deployed=False)
-    candidates = Candidates()
-    shared_settings(variants_of([CONTROL]), seeds=[seed], config=base, functions=functions, strict=False)
-    with _silently():
-        for reference in methods:
-            if candidates.choices and time.monotonic() > deadline:
-                candidates.refused[reference] = UNASKED
-                continue
-            try:
-                name = registry.method(reference).name
-                serving = _serving(_configurations(name, base, functions, seed), functions, node_config)
-            except Exception as error:  # a method that raises cannot serve
-                candidates.refused[reference] = _line(error)
-                continue
-            if isinstance(serving, str):
-                candidates.refused[name] = serving
-            else:
-                candidates.choices[name], config = serving
-                candidates.alone |= set() if registry.traits(config).communicates else {name}
-    return candidates
+    shared_settings(variants_of(CONTROLS[:1]), seeds=[SEED], config=base, functions=functions, strict=False)
+    choices, refused = dict[str, Choice](), dict[str, str]()
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    for reference in methods:
+        if choices and time.monotonic() > deadline:
+            refused[reference] = "there was no time within the budget to ask the clients whether they can train it"
+            continue
+        try:
+            name = registry.method(reference).name
+            for choice, config in _configurations(name, base, functions):
+                if not (reason := _refusal(config, functions, node_config)):
+                    choices[name] = choice
+                    refused.pop(name, None)
+                    break
+                refused.setdefault(name, reason)
+        except Exception as error:  # a method that raises cannot serve
+            refused[reference] = _line(error)
+    log.setLevel(level)
+    return choices, refused
 
 
-def _serving(
-    tries: Iterable[tuple[Choice, Config]], functions: UserFunctions, node_config: Mapping[str, str]
-) -> tuple[Choice, Config] | str:
-    """Return the first settings in `tries` that can train all clients, or the reason why the first of all cannot."""
-    reasons: dict[tuple[Traits, bool], str] = {}
-    for choice, config in tries:
-        asked = registry.traits(config), config.options.changes_heads
-        if asked not in reasons and not reasons.setdefault(asked, _refusal(config, functions, node_config)):
-            return choice, config
-    return next(iter(reasons.values()))
-
-
-def _configurations(
-    name: str, base: Mapping[str, Any], functions: UserFunctions, seed: int
-) -> Iterator[tuple[Choice, Config]]:
-    """Yield a method's settings as configured, then with one, two and more `at_need` keys changed (see `option`)."""
-    shared = shared_settings(variants_of([CONTROL, name]), seeds=[seed], config=base, functions=functions, strict=False)
+def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions) -> Iterator[tuple[Choice, Config]]:
+    """Yield a method's settings as configured, then with its `at_need` keys changed (see `option`)."""
+    variants = variants_of([CONTROLS[0], name])
+    shared = shared_settings(variants, seeds=[SEED], config=base, functions=functions, strict=False)
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
-    config = shared.settings(name, seed, as_they_are)
+    config = shared.settings(name, SEED, as_they_are)
+    yield {}, config
     keys = {f"{config.family}.{kebab(key.name)}": key.metadata["at_need"] for key in dataclasses.fields(config.options)}
-    changes = product(*([{}, *({key: value} for value in values)] for key, values in keys.items() if values))
-    choices: list[Choice] = [{key: value for change in each for key, value in change.items()} for each in changes]
-    for choice in sorted(choices, key=len):
-        yield choice, shared.settings(name, seed, {**as_they_are, **choice})
+    if choice := {key: value for key, value in keys.items() if value is not None}:
+        yield choice, shared.settings(name, SEED, {**as_they_are, **choice})
 
 
 def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str, str]) -> str:
@@ -142,19 +91,8 @@ def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str,
 
 def _line(error: Exception) -> str:
     """Return an error's message in one line, without the clients' names if all clients failed for one reason."""
-    first, *others = [" ".join(line.split()) for line in str(error).splitlines()] or [type(error).__name__]
-    if first == NOBODY:
-        first = ""
-        others = [each.partition("): ")[2] or each for each in others] if len(others) == 1 else others
-    return " ".join(filter(None, [first, "; ".join(others)]))
-
-
-@contextmanager
-def _silently() -> Iterator[None]:
-    log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+    said = str(error) or type(error).__name__
+    lines = [" ".join(line.split()) for line in said.removeprefix(NOBODY).strip().splitlines()]
+    if said.startswith(NOBODY) and len(lines) == 1:
+        return lines[0].partition("): ")[2] or lines[0]
+    return "; ".join(lines)

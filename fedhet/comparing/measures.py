@@ -6,11 +6,12 @@ All numbers are from the last round. Spread is the sample standard deviation ove
 import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedhet.comparing.settings import PlannedRun
+from fedhet.methods.options import Config
 from fedhet.results.history import RunFiles, final_clients, read_run
 from fedhet.results.tables import UNDISCLOSED
 from fedhet.utils.statistics import grouped, never_took_part
@@ -86,12 +87,6 @@ class RunOutcome:
     gains: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def accuracies(self) -> dict[str, float]:
-        """The last accuracy of each client that was evaluated."""
-        rows = final_clients(self.files.clients)
-        return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
-
-    @property
     def models(self) -> str:
         """The name of the clients' model, or the number of different models."""
         models = {row.architecture or UNDISCLOSED for row in self.files.clients}
@@ -155,66 +150,58 @@ def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which variants differ significantly from the baseline (corrected p < 1 - `CONFIDENCE`)."""
-    other = "training alone" if is_local(baseline) else baseline.variant
-    p_values, better, worse, same = corrected_p_values(results, baseline), [], [], []
+    other = "training alone" if any(is_local(each.run.settings) for each in baseline.outcomes) else baseline.variant
+    p_values = corrected_p_values(results, baseline)
     known = {name: each for name, each in differences(results, baseline).items() if each is not None}
-    for name, each in sorted(known.items(), key=lambda item: -item[1].mean):
-        if each.low is None or each.high is None:
-            continue
-        by = f"{name} {{}} {other} by {abs(each.mean):.3f}"
-        if p_values[name] >= 1 - CONFIDENCE:
-            same.append(name)
-        elif each.mean > 0:
-            better.append(f"{by.format('beats')} [{each.low:.3f}, {each.high:.3f}]")
-        else:
-            worse.append(f"{by.format('is worse than')} [{-each.high:.3f}, {-each.low:.3f}]")
     if known and not p_values:
         return f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant."
+    different, same = [], []
+    for name, each in sorted(known.items(), key=lambda item: -item[1].mean):
+        if p_values.get(name, 1.0) < 1 - CONFIDENCE and each.low is not None and each.high is not None:
+            low, high = sorted((abs(each.low), abs(each.high)))
+            words = "beats" if each.mean > 0 else "is worse than"
+            different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]")
+        elif name in p_values:
+            same.append(name)
     if same:
-        names = " and ".join(filter(None, (", ".join(same[:-1]), same[-1])))
-        same = [f"{names} {'are' if len(same) > 1 else 'is'} not significantly different from {other}"]
-    found = "; ".join([*better, *same, *worse])
-    return f"{found}." if found else ""
+        different.append(f"not significantly different from {other}: {', '.join(same)}")
+    return f"{'; '.join(different)}." if different else ""
+
+
+def is_local(config: Config) -> bool:
+    """Return whether the method is `local` without a public dataset."""
+    return config.method_name == "local" and config.options.public == "unused"
 
 
 def measure(runs: Iterable[PlannedRun], failed: Container[str]) -> list[VariantResult]:
     """Return the result of each variant, in the order of `runs`, without the runs whose names are in `failed`."""
+    planned = grouped((run.variant, run) for run in runs)
+    files = {run.name: read_run(run.folder) for each in planned.values() for run in each if run.name not in failed}
+    local = next((variant for variant, (first, *_) in planned.items() if is_local(first.settings)), None)
+    alone = {run.seed: accuracies(files[run.name]) for run in planned.get(local or "", ()) if run.name in files}
     results = []
-    for variant, planned in grouped((run.variant, run) for run in runs).items():
-        outcomes = [_outcome(run, read_run(run.folder)) for run in planned if run.name not in failed]
-        results.append(VariantResult(variant, len(planned), outcomes, planned[0].equalised))
-    alone = next((result for result in results if is_local(result)), None)
-    return [_with_gains(result, alone) for result in results] if alone else results
+    for variant, each in planned.items():
+        known = {} if variant == local else alone
+        outcomes = [outcome(run, files[run.name], known.get(run.seed, {})) for run in each if run.name in files]
+        results.append(VariantResult(variant, len(each), outcomes, each[0].equalised))
+    return results
 
 
-def is_local(result: VariantResult) -> bool:
-    """Return whether a variant is the method `local` without a public dataset."""
-    return any(
-        each.run.settings.method_name == "local" and each.run.settings.options.public == "unused"
-        for each in result.outcomes
-    )
+def accuracies(files: RunFiles) -> dict[str, float]:
+    """Return the last accuracy of each client that was evaluated."""
+    rows = final_clients(files.clients)
+    return {row.client: row.accuracy for row in rows if row.accuracy is not None and math.isfinite(row.accuracy)}
 
 
-def _with_gains(result: VariantResult, alone: VariantResult) -> VariantResult:
-    by_seed = {each.run.seed: each.accuracies for each in alone.outcomes} if result is not alone else {}
-    return replace(result, outcomes=[_gaining(each, by_seed.get(each.run.seed, {})) for each in result.outcomes])
-
-
-def _gaining(outcome: RunOutcome, alone: Mapping[str, float]) -> RunOutcome:
-    gains = {client: value - alone[client] for client, value in outcome.accuracies.items() if client in alone}
-    if not gains:
-        return outcome
-    lowest = sorted(gains.values())[: math.ceil(WORST * len(gains))]
-    worse_off = sum(gain < 0 for gain in gains.values()) / len(gains)
-    values = {**outcome.values, "worse_off": worse_off, "worst_tenth": statistics.fmean(lowest)}
-    return replace(outcome, values=values, gains=gains)
-
-
-def _outcome(run: PlannedRun, files: RunFiles) -> RunOutcome:
+def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> RunOutcome:
+    """Return the outcome of a completed run; `alone` has the clients' accuracies under `local` with the same seed."""
     summary = files.summary or {}
-    examples, work = (summary.get(name) or {} for name in ("examples", "work"))
-    values = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
+    values: dict[str, float | None] = {name: files.accuracy(name.removesuffix("_accuracy")) for name in ACCURACIES[:3]}
     values["common_accuracy"] = files.common_accuracy
-    for names, table in ((EXAMPLES, examples), (WORK, work), (COSTS, summary)):
-        values |= {name: table.get(name) for name in names}
-    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values)
+    for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
+        values |= {name: (table or {}).get(name) for name in names}
+    gains = {client: value - alone[client] for client, value in accuracies(files).items() if client in alone}
+    if gains:
+        values["worse_off"] = sum(gain < 0 for gain in gains.values()) / len(gains)
+        values["worst_tenth"] = statistics.fmean(sorted(gains.values())[: math.ceil(WORST * len(gains))])
+    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values, gains)

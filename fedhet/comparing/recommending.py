@@ -1,56 +1,47 @@
 """Recommend a method for a federation's own clients, models and data, within a time budget.
 
-Configurations of methods are tried on validation examples. The best are compared with training without exchange on
-test examples, with other seeds.
+Each method that can train the clients runs once on validation examples. The best are compared with training without
+exchange on test examples, with other seeds.
 """
 
 import json
 import math
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from fedhet.comparing import Comparison, publish
-from fedhet.comparing.budget import SEED, WRITING, WRITING_SECONDS, in_time
-from fedhet.comparing.candidates import CONTROL, Candidates, ask, methods_to_ask
+from fedhet.comparing.candidates import CONTROLS, FIRST, SEED, ask
 from fedhet.comparing.measures import FEWEST, VariantResult, measure
 from fedhet.comparing.runs import Execution, check, prepared, why_incomplete
-from fedhet.comparing.settings import PLACES, PlannedRun, SharedSettings, shared_settings, variants_of
+from fedhet.comparing.settings import PLACES, Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
 from fedhet.comparing.tables import TerminalTable, notes_below
-from fedhet.comparing.tuning import RATE, WHOLE, Choice, Search, Trial, Tuner, Tuning, check_tuning, held_out
+from fedhet.comparing.tuning import WHOLE, Tuning, check_tuning, held_out, trial_run, validation_accuracy
 from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import ineffective
-from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
+from fedhet.errors import ConfigError, FedhetError, check_list
 from fedhet.methods import registry
 from fedhet.methods.options import Value
+from fedhet.results.history import read_run
 from fedhet.results.report import Section
-from fedhet.results.tables import format_bytes, format_value
+from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import grouped
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 __all__ = ["Recommendation", "recommend"]
 
-FACTORS = (1, 3, 1 / 3)
-"""Factors of the learning rate in successive trials."""
-FINALISTS = 2
-"""Methods that exchange something and are compared at the end."""
-ASKING = 0.1
-"""Part of the budget after which no further methods are asked."""
-LONGER = 2.0
-"""How much longer than its trial a run of the comparison may take: its process starts, and others run beside it."""
+LONGER = 1.5
+"""How much longer than expected a run of the comparison may take."""
+LATE = "there was no time for it within the budget"
 SCORE = "personal_accuracy"
-
-LONGEST = 1e9
-"""The longest budget in seconds; operating systems cannot wait much longer."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -84,7 +75,7 @@ def recommend(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     out: str | Path | None = None,
     jobs: int | None = None,
-    console: "Console | None" = None,
+    console: Console | None = None,
 ) -> Recommendation:
     """Find the best method for a federation's clients, and whether it is better than training without exchange.
 
@@ -105,34 +96,35 @@ def recommend(
         jobs: number of simultaneous runs, as for `fedhet.compare`.
         console: console for progress and tables; by default standard output.
     """
-    began, seconds = time.monotonic(), min(parsed("budget", budget, _SECONDS, "30m"), LONGEST)
+    began, seconds = time.monotonic(), min(parsed("budget", budget, _SECONDS, "30m"), 1e9)  # the longest possible wait
     most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
-    wanted = methods_to_ask(methods)
+    for name in methods:
+        registry.method(name)  # an unknown one is refused before anything else
+    wanted = distinct([CONTROLS[0], *(methods or FIRST), *CONTROLS, *(methods or registry.methods())])
     out, functions = Path(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
     base, execute = prepared(config, functions, out, jobs, console)
-    execute = replace(execute, deadline=began + seconds - min(WRITING * seconds, WRITING_SECONDS))
+    execute = replace(execute, deadline=began + max(0.9 * seconds, seconds - 30))  # then the page is written
     if data is None:
         base = {"test-split": "drawn"} | base
-        base["public-samples"] = configuration.resolve({**base, "method": CONTROL}, strict=False).public_samples
+        base["public-samples"] = configuration.resolve({**base, "method": "local"}, strict=False).public_samples
     execute.tell(f"asking the clients which of {len(wanted)} methods they can train")
-    candidates = ask(wanted, base, functions, seed=SEED, allow=allow, deadline=began + ASKING * seconds)
-    _tell_answers(candidates, execute)
-    shared = shared_settings(variants_of([*candidates.choices]), seeds=[SEED, *seeds], config=base, functions=functions)
+    choices, refused = ask(wanted, base, functions, allow=allow, deadline=began + seconds / 10)
+    execute.tell(f"{', '.join(choices)} can serve")
+    _tell(refused, "cannot serve", execute)
+    if "local" not in choices:
+        raise FedhetError(f"the clients cannot be trained with the method local: {refused['local']}")
+    shared = shared_settings(variants_of([*choices]), seeds=[SEED, *seeds], config=base, functions=functions)
     check_tuning(Tuning({}, (SEED,)), shared, seeds)
-    tuner = Tuner(shared, held_out(shared), out / "tried", execute)
-    choices, late, trying = in_time(tuner, candidates, seconds, began)
-    trying_out, compared = replace(execute, deadline=trying), replace(tuner, folder=out / "compared")
-    searches, left = _try_out(replace(tuner, execute=trying_out), choices, most, execute.deadline)
-    best, short = _affordable(_finalists(searches, left, candidates.alone), execute, min(FEWEST, len(seeds)))
-    runs, failed = _compare(best, seeds, compared)
-    return _conclude(searches, candidates.alone, candidates.refused | late | left | short, runs, failed, compared)
+    search = _Search(shared, out, execute, choices, refused)
+    search.shorten(began, seconds)
+    search.try_out(most)
+    return search.conclude(*search.compare(seeds))
 
 
 def parsed(name: str, given: str | float, units: Mapping[str, int], example: str) -> float:
     """Convert text such as `30m` to a number by the factors `units`; raises a ConfigError that names `name`."""
-    check_kinds(**{name: (given, (str, float, int))})
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)", str(given).strip())
     factors = {unit.lower(): factor for unit, factor in units.items()} | {"": 1}
     if not match or match[2].lower() not in factors or not float(match[1]):
@@ -140,157 +132,190 @@ def parsed(name: str, given: str | float, units: Mapping[str, int], example: str
     return float(match[1]) * factors[match[2].lower()]
 
 
-def _tell_answers(candidates: Candidates, execute: Execution) -> None:
-    execute.tell(f"{', '.join(candidates.choices)} can serve")
-    for reason, names in grouped((reason, name) for name, reason in candidates.refused.items()).items():
-        execute.tell(f"{', '.join(names)} cannot serve: {reason}")
-    if CONTROL not in candidates.choices:
-        raise FedhetError(f"the clients cannot be trained with the method local: {candidates.refused[CONTROL]}")
+def _tell(reasons: Mapping[str, str], what: str, execute: Execution) -> None:
+    for reason, names in grouped((reason, name) for name, reason in reasons.items()).items():
+        execute.tell(f"{', '.join(names)} {what}: {reason}")
 
 
-def _trials(shared: SharedSettings, name: str, choice: Choice) -> list[Trial]:
-    """Return a method's trials, one for each of the `FACTORS` of its rate, or one if the rate has no effect."""
-    rate = shared.settings(name, SEED, choice).learning_rate
-    trials = [{**choice, RATE: float(f"{factor * rate:.3g}")} for factor in FACTORS]
-    if any(shared.settings(name, SEED, each).flat()[RATE] != each[RATE] for each in trials):
-        return [Trial(name, choice)]
-    return [Trial(name, each) for each in trials]
+@dataclass
+class _Search:
+    """The search for the best of the methods that can train the clients (`choices`); `refused` says why others are out.
 
-
-def _try_out(
-    tuner: Tuner, choices: Mapping[str, Choice], max_bytes: float, end: float
-) -> tuple[dict[str, Search], dict[str, str]]:
-    """Run all first trials, then all second ones, and so on, as long as a comparison of the best fits before `end`.
-
-    Returns the trials by method, and the reasons why methods are left out.
+    `shorter` are fewer rounds and epochs, if the budget is not enough for all. `accuracies` are those of trials.
     """
-    trials = {name: _trials(tuner.shared, name, choice) for name, choice in choices.items()}
-    searches = {name: Search(name, len(each), []) for name, each in trials.items()}
-    left: dict[str, str] = {}
-    for number in range(len(FACTORS)):
-        asked = [each[number] for name, each in trials.items() if number < len(each) and name not in left]
-        if not number:
-            until_end = replace(tuner, execute=replace(tuner.execute, deadline=end))
-            until_end.run(asked[:2], [SEED])  # the least for a verdict
-            latest = end - LONGER * FEWEST * sum(tried.seconds for tried in asked[:2]) / tuner.execute.at_once
-            tuner = replace(tuner, execute=replace(tuner.execute, deadline=min(tuner.execute.deadline, latest)))
-        tuner.run(asked[2 * (not number) :], [SEED])
-        ended = [tried for tried in asked if tried.by_seed or tried.failed]
-        if number and len(ended) < len(asked):
-            plural = "s" * (number > 1)
-            tuner.execute.tell(f"each method tried at most {number} configuration{plural} in the budget")
-            break
-        for tried in ended:
-            searches[tried.variant].tried.append(tried)
-            if tried.round_bytes > max_bytes:
-                cost, limit = format_bytes(tried.round_bytes), format_bytes(max_bytes)
-                left[tried.variant] = f"a round costs a client {cost}, above the limit of {limit} (max-bytes)"
-    for name, search in searches.items():
-        if not search.tried:
-            left[name] = "there was no time to try it within the budget"
-        elif not search.completed:
-            left[name] = search.reasons
-    tuner.execute.show(TerminalTable(_standing(searches)))
-    for name, why in left.items():
-        tuner.execute.tell(f"{name} left: {why}")
-    return searches, left
+
+    shared: SharedSettings
+    out: Path
+    execute: Execution
+    choices: dict[str, Choice]
+    refused: dict[str, str]
+    shorter: Choice = field(default_factory=dict)
+    accuracies: dict[str, float] = field(default_factory=dict)
+
+    def plan(self, name: str, seed: int) -> PlannedRun:
+        """Return a method's run on validation examples (`SEED`), or on test examples (any other seed)."""
+        folder, settings = ("tried", held_out(self.shared)) if seed == SEED else ("compared", WHOLE)
+        return trial_run(self.shared, self.out / folder, name, self.choices[name] | self.shorter, seed, settings)
+
+    def run(self, runs: Sequence[PlannedRun], deadline: float) -> dict[str, str]:
+        """Carry out runs; return why runs failed or were not completed, by name."""
+        check(runs, self.shared.functions)
+        failed = replace(self.execute, deadline=deadline)(runs)
+        return {run.name: failed.get(run.name, LATE) for run in runs if why_incomplete(run) is not None}
+
+    def shorten(self, began: float, budget: float) -> None:
+        """Time a round of `local`, and choose fewer rounds and epochs if a comparison does not fit into the budget.
+
+        Raises a FedhetError if not even the shortest runs of `local` and another method fit.
+        """
+        whole, start = self.shared.settings("local", SEED), time.monotonic()
+        rounds, epochs = whole.rounds, whole.local_epochs
+        self.shorter = {"rounds": 1, "local-epochs": min(epochs, 1)}
+        run = self.plan("local", SEED)
+        problem = self.run([run], max(self.execute.deadline, start + 60)).get(run.name)
+        now = time.monotonic()
+        alone = max(now - start, 0.0 if problem else _seconds(run))  # it may have completed in an earlier call
+        rows = [] if problem else read_run(run.folder).rows
+        first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), alone)
+
+        def needed(rounds: int, epochs: int) -> float:
+            """Return the seconds that `local` and another method need for trials and a comparison."""
+            each = alone + first * (rounds * max(epochs, 1) - 1)
+            return (now - began + math.ceil(2 / self.execute.at_once) * (1 + LONGER * FEWEST) * each) / 0.9
+
+        few = min(rounds, 2)  # in the second round, clients have something from others
+        parts = [(max(few, math.ceil(rounds / part)), epochs) for part in (1, 2, 4)]
+        parts += [(part, min(epochs, 1)) for part in (parts[-1][0], few)]
+        enough = next((part for part in parts if needed(*part) <= budget), None)
+        if problem or not enough:
+            most, least = (math.ceil(needed(*part) / 60) for part in (parts[0], parts[-1]))
+            late = (
+                f"the budget of {format_seconds(budget)} is too short for a verdict: set --budget {most}m or fewer "
+                f"rounds (--budget {least}m is enough for {_training(*parts[-1])})"
+            )
+            raise FedhetError(
+                late if problem in (None, LATE) else f"local failed, so nothing can be recommended: {problem}"
+            )
+        self.shorter = {} if enough == parts[0] else {"rounds": enough[0], "local-epochs": enough[1]}
+        if self.shorter:
+            self.execute.tell(f"the budget is enough for {_training(*enough)} instead of {_training(*parts[0])}")
+
+    def try_out(self, max_bytes: float) -> None:
+        """Run each method on validation examples, as long as time is left for a comparison of the first two."""
+        runs = dict[str, PlannedRun]()
+        for name in [*self.choices]:
+            try:
+                runs[name] = self.plan(name, SEED)
+            except ConfigError as error:  # it cannot train fewer epochs
+                self.refused[name] = str(error)
+        start, end, planned = time.monotonic(), self.execute.deadline, [*runs.values()]
+        late = self.run(planned[:2], end)  # without these there is no verdict
+        took = time.monotonic() - start
+        late |= self.run(planned[2:], min((time.monotonic() + end) / 2, end - LONGER * FEWEST * took))
+        for name, run in runs.items():
+            if run.name in late:
+                self.refused[name] = late[run.name]
+                continue
+            files = read_run(run.folder)
+            cost = max((row.bytes_up + row.bytes_down for row in files.clients if row.round), default=0)
+            if cost > max_bytes:
+                limit = f"above the limit of {format_bytes(max_bytes)} (max-bytes)"
+                self.refused[name] = f"a round costs a client {format_bytes(cost)}, {limit}"
+            else:
+                self.accuracies[name] = validation_accuracy(files) or 0.0
+        self.execute.show(TerminalTable(self.standing()))
+        _tell({name: why for name, why in self.refused.items() if name in self.choices}, "left", self.execute)
+
+    def standing(self) -> list[list[str]]:
+        """Return a table of the validation accuracies, the best first."""
+        ranked = sorted(self.accuracies.items(), key=lambda item: -item[1])
+        return [["method", "validation"], *([name, format_value(accuracy)] for name, accuracy in ranked)]
+
+    def compare(self, seeds: Sequence[int]) -> tuple[list[PlannedRun], dict[str, str]]:
+        """Run the best methods and those without exchange with one seed after the other, until the budget is used up.
+
+        Returns the runs of complete seeds, and why some of them failed.
+        """
+        ranked = [name for name, _ in self.standing()[1:]]
+        alone = sorted((name for name in ranked if name in CONTROLS), key=lambda name: name != "local")
+        sharing = [name for name in ranked if name not in CONTROLS]
+        best = [*alone[:1], *sharing[:1], *alone[1:], *sharing[1:2]]
+        available = (self.execute.deadline - time.monotonic()) * self.execute.at_once
+        needed = accumulate(LONGER * min(FEWEST, len(seeds)) * _seconds(self.plan(name, SEED)) for name in best)
+        fit = max(2, sum(each <= available for each in needed))
+        late = dict.fromkeys(best[fit:], LATE)
+        self.refused |= late
+        _tell(late, "left", self.execute)
+        self.execute.tell(f"comparison on test parts: {', '.join(best[:fit])}")
+        runs, failed = list[PlannedRun](), dict[str, str]()
+        for seed in seeds:
+            planned = [self.plan(name, seed) for name in best[:fit]]
+            problems = self.run(planned, self.execute.deadline)
+            if LATE in problems.values() and runs:
+                break
+            runs += [run for run in planned if problems.get(run.name) != LATE]
+            failed |= {name: why for name, why in problems.items() if why != LATE}
+        if not any(run.variant == "local" and run.name not in failed for run in runs):
+            reasons = "\n".join(dict.fromkeys(failed.values())) or LATE
+            raise FedhetError(
+                f"local has no result, so nothing can be recommended (the same command continues):\n{reasons}"
+            )
+        return sorted(runs, key=lambda run: best.index(run.variant)), failed
+
+    def conclude(self, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Recommendation:
+        """Choose the method; write and print the verdict, the page and the settings."""
+        results = measure(runs, failed)
+        ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
+        controls = [each for each in ranked if each.variant in CONTROLS]
+        federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
+        lows = [found.low for each in controls if federated and (found := federated.difference(each, SCORE))]
+        beats = bool(lows) and all(low is not None and low > 0 for low in lows)
+        method = federated.variant if federated and beats else alone.variant
+        verdict = _verdict(alone, federated, beats=beats)
+        if absent := [name for name in CONTROLS if name in self.refused]:
+            names = ", ".join(f"{name} ({format_value(self.accuracies.get(name))})" for name in absent)
+            verdict += f" Training without exchange, too, but not compared (validation): {names}."
+        if self.shorter:
+            words = _training(runs[0].settings.rounds, runs[0].settings.local_epochs)
+            verdict += f" The budget was enough for {words} only: a larger one can give another verdict."
+        done, refused = Comparison(self.out, results, alone, failed), self.refused
+        left = Section("Methods left out", [[["method", "reason"], *map(list, refused.items())]])
+        more, notes = [Section("Trials", [self.standing()]), left], notes_below(results, alone, self.shared.notes)
+        publish(done, verdict, notes, "Which method for these clients", self.execute, more)
+        file, settings = self.out / "recommended.toml", self.settings_of(method)
+        write_text(file, to_toml(settings))
+        outcome = {"method": method, "beats_alone": beats, "verdict": verdict, "refused": refused}
+        write_text(self.out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
+        self.execute.tell(f"{verdict}\nGo on with these settings ({file}):\n{to_toml(settings).rstrip()}")
+        return Recommendation(self.out, method, beats, verdict, settings, refused, done)
+
+    def settings_of(self, name: str) -> dict[str, Value]:
+        """Return a method's settings without defaults, folders, engine and seed."""
+        complete = self.shared.settings(name, 0, {**self.choices[name], **WHOLE})
+        plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
+        without = ineffective(complete, registry.traits(complete), self.shared.functions.replacing(complete))
+        left_out = PLACES | {"seed"} | without.keys() - {"dataset"}
+        flat = {key: value for key, value in complete.flat().items() if key not in left_out}
+        return {"method": complete.method} | {key: value for key, value in flat.items() if value != plain.get(key)}
 
 
-def _standing(searches: Mapping[str, Search]) -> list[list[str]]:
-    best = sorted((each.best for each in searches.values() if each.completed), key=lambda tried: -(tried.accuracy or 0))
-    lines = [[tried.variant, format_value(tried.accuracy), tried.words] for tried in best]
-    return [["method", "validation", "settings"], *lines]
+def _training(rounds: int, epochs: int) -> str:
+    return f"{rounds} round{'s' * (rounds != 1)} of {epochs} epoch{'s' * (epochs != 1)}"
 
 
-def _finalists(searches: Mapping[str, Search], left: Collection[str], alone: Collection[str]) -> list[Trial]:
-    """Return the best trials of the methods in `alone` and of the two best others, without methods in `left`."""
-    best = [each.best for name, each in searches.items() if each.completed and name not in left]
-    best.sort(key=lambda tried: -(tried.accuracy or 0))
-    others = [tried for tried in best if tried.variant not in alone][:FINALISTS]
-    controls = sorted((tried for tried in best if tried.variant in alone), key=lambda tried: tried.variant != CONTROL)
-    return [*controls[:1], *others[:1], *controls[1:2], *others[1:], *controls[2:]]
-
-
-def _affordable(best: Sequence[Trial], execute: Execution, seeds: int) -> tuple[Sequence[Trial], dict[str, str]]:
-    """Return the first trials that can be compared with `seeds` seeds by the deadline, and why others are left out."""
-    left = (execute.deadline - time.monotonic()) * execute.at_once
-    fit = max(2, sum(needed <= left for needed in accumulate(LONGER * seeds * tried.seconds for tried in best)))
-    why = f"there is no time to compare it with {seeds} seeds within the budget"
-    return best[:fit], {each.variant: why for each in best[fit:]}
-
-
-def _compare(best: Sequence[Trial], seeds: Sequence[int], tuner: Tuner) -> tuple[list[PlannedRun], dict[str, str]]:
-    runs, failed = list[PlannedRun](), dict[str, str]()
-    tuner.execute.tell(f"comparison on test parts: {', '.join(each.variant for each in best)}")
-    for seed in seeds:
-        planned = [tuner.plan(tried, seed, WHOLE) for tried in best]
-        check(planned, tuner.shared.functions)
-        failed |= tuner.execute(planned)
-        ended = [run for run in planned if run.name in failed or why_incomplete(run) is None]
-        if runs and len(ended) < len(planned):
-            break
-        runs += ended
-    if not any(run.variant == CONTROL and run.name not in failed for run in runs):
-        reasons = "\n".join(failed.values()) or "increase --budget; the same command continues"
-        raise FedhetError(f"local has no result within the budget, so nothing can be recommended:\n{reasons}")
-    return sorted(runs, key=lambda run: [each.variant for each in best].index(run.variant)), failed
-
-
-def _conclude(
-    searches: Mapping[str, Search],
-    without_exchange: Collection[str],
-    refused: Mapping[str, str],
-    runs: Sequence[PlannedRun],
-    failed: Mapping[str, str],
-    tuner: Tuner,
-) -> Recommendation:
-    execute, out, results = tuner.execute, tuner.folder.parent, measure(runs, failed)
-    ranked = sorted((each for each in results if each.outcomes), key=lambda each: -(each.mean(SCORE) or 0.0))
-    controls = [each for each in ranked if each.variant in without_exchange]
-    federated, alone = next((each for each in ranked if each not in controls), None), controls[0]
-    lows = [difference.low for each in controls if federated and (difference := federated.difference(each, SCORE))]
-    beats = bool(lows) and all(low is not None and low > 0 for low in lows)
-    method = federated.variant if federated and beats else alone.variant
-    done = Comparison(out, results, alone, failed)
-    choice, said = dict(searches[method].best.choice), _verdict(alone, federated, beats=beats)
-    if rounds := choice.pop("rounds", None):
-        only = "rounds of one epoch" if choice.pop("local-epochs", None) else "rounds"
-        said += f" The budget was enough for {rounds} {only} only: a larger one can give another verdict."
-    refusals = [["method", "reason"], *map(list, refused.items())]
-    more = [Section("Trials", [_standing(searches)]), Section("Methods left out", [refusals])]
-    publish(done, said, notes_below(results, alone, tuner.shared.notes), "Which method for these clients", more)
-    file = out / "recommended.toml"
-    settings = _settings_of(tuner.shared, method, choice)
-    write_text(file, to_toml(settings))
-    outcome = {"method": method, "beats_alone": beats, "verdict": said, "refused": refused}
-    write_text(out / "recommend.json", json.dumps(outcome, indent=2) + "\n")
-    for table in done.tables():
-        execute.show(TerminalTable(table))
-    execute.tell(f"{said}\nGo on with these settings ({file}):\n{to_toml(settings).rstrip()}")
-    return Recommendation(out, method, beats, said, settings, refused, done)
+def _seconds(run: PlannedRun) -> float:
+    return float((read_run(run.folder).summary or {}).get("seconds") or 0)
 
 
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
     """Return a sentence on whether the best federated method is better than training without exchange."""
-    best = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
+    said = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
-        return f"Nothing beats training alone here, since no federated method has a result: {best}."
-    difference, worse = federated.difference(alone, SCORE), federated.mean("worse_off")
-    said = f"{best}; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {difference}."
-    if worse is not None:
-        said += f" With it, {worse:.0%} of clients have less than under local."
+        return f"Nothing beats training alone here, since no federated method has a result: {said}."
+    difference = federated.difference(alone, SCORE)
+    said += f"; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {difference}."
     if beats:
         return f"{federated.variant} beats training alone: {said}"
     if difference is None or difference.low is None:
         return f"There are too few seeds for a verdict (the same command goes on with further seeds): {said}"
     return f"Nothing clearly beats training alone here: {said}"
-
-
-def _settings_of(shared: SharedSettings, name: str, choice: Choice) -> dict[str, Value]:
-    """Return a method's settings with the changes `choice`, without defaults, folders, engine and seed."""
-    complete = shared.settings(name, 0, {**choice, **WHOLE})
-    plain = configuration.resolve({"method": complete.method, "preset": ""}).flat()
-    without = ineffective(complete, registry.traits(complete), shared.functions.replacing(complete))
-    left_out = PLACES | {"seed"} | without.keys() - {"dataset"}
-    flat = {key: value for key, value in complete.flat().items() if key not in left_out}
-    return {"method": complete.method} | {key: value for key, value in flat.items() if value != plain.get(key)}

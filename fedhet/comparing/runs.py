@@ -44,15 +44,12 @@ WRITTEN = ("logs", "tuning", "tried", "compared", "*-seed*")
 def check(runs: Iterable[PlannedRun], functions: UserFunctions = UserFunctions()) -> None:  # noqa: B008 - it is frozen
     """Raise a `FedhetError` if folders contain runs with other settings, or if data or models are not available."""
     runs = list(runs)
-    conflicts = grouped((problem, run.folder) for run in runs if (problem := _conflict(run, functions)))
+    conflicts = grouped((problem, str(run.folder)) for run in runs if (problem := _conflict(run, functions)))
     if conflicts:
-        counts = {why: f" (and {len(found) - 1} more like it)" * (len(found) > 1) for why, found in conflicts.items()}
-        raise ConfigError("\n".join(f"{found[0]}{counts[why]} {why}" for why, found in conflicts.items()))
-    if functions:
-        firsts = {key: run for run in reversed(runs) for key in (run.variant, run.seed)}  # of each variant and seed
-        chosen = {run.name for run in firsts.values()}
-        if problems := [each for run in runs if run.name in chosen and (each := _another(run, functions))]:
-            raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(f"{', '.join(folders)}: {why}" for why, folders in conflicts.items()))
+    firsts = {run.variant: run for run in reversed(runs)} if functions else {}
+    if problems := [each for run in firsts.values() if (each := _another(run, functions))]:
+        raise ConfigError("\n".join(problems))
     for run in runs:
         client_setup.check(run.settings, own_model=functions.model is not None, own_data=functions.data is not None)
 
@@ -157,12 +154,12 @@ class Execution:
             for name, error in run_jobs(jobs, self.at_once, self.deadline):
                 ended.append(name)
                 bar.update(task, completed=len(ended))
-                reason = error or why_incomplete(by_name[name])
-                before = next((other for other, why in failed.items() if why == reason), None)
-                if reason is not None:
+                said = "completed"
+                if reason := error or why_incomplete(by_name[name]):
+                    before = next((other for other, why in failed.items() if why == reason), None)
+                    said = f"failed as {before} did" if before else reason
                     failed[name] = reason
-                ending = reason or "completed" if before is None else f"failed as {before} did"
-                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {ending}")
+                self.tell(f"[{len(ended)}/{len(runs)}] {name}: {said}")
         return failed
 
     def tell(self, words: str) -> None:

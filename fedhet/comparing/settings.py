@@ -18,6 +18,9 @@ from fedhet.methods.method import UNSCORED, Method
 from fedhet.methods.options import OWN, Config, Value, fields_of, keys_about, keys_that
 from fedhet.utils.statistics import grouped
 
+Choice = dict[str, Value]
+"""Keys and values that are tried together."""
+
 PLACES = frozenset(keys_about("place"))
 """Keys of where and how a run is carried out, which do not change results; a comparison sets them."""
 
@@ -132,10 +135,9 @@ def shared_settings(
     flat = toml.chosen(config)
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
     base["seed"] = seeds[0]
-    of_siblings = keys_of_siblings(variants, base)
-    base = _method_keys_of_presets([registry.method(each.method) for each in variants], base) | of_siblings | base
+    base = _method_keys_of_presets([registry.method(each.method) for each in variants], base) | base
     rounds, notes_on_rounds = _rounds(variants, base, functions)
-    by_hand = frozenset(flat.keys() - {"preset"} | of_siblings.keys())
+    by_hand = frozenset(flat.keys() - {"preset"})
 
     def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
         chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
@@ -149,20 +151,19 @@ def shared_settings(
         variant.name: complete(resolve(variant, variant.settings), by_hand | variant.settings.keys())
         for variant in variants
     }
-    if strict and (problems := list(without_effect(variants, flat | of_siblings, completed))):
+    if strict and (problems := list(_without_effect(variants, flat, completed))):
         raise ConfigError("\n".join(problems))
     alike = {variant.name: resolve(variant, {}) for variant in variants}
-    for_all = _for_all(variants, base, alike, {name: complete(each, by_hand).flat() for name, each in alike.items()})
+    for_all = _for_all(alike, {name: complete(each, by_hand).flat() for name, each in alike.items()})
     for key in ("public-samples", "closing-epochs"):
         for_all[key] = max(each.flat()[key] for each in completed.values())
 
     own: dict[str, dict[str, Value]] = {}
     equalised, notes = set[str](), list[str]()
     for variant in variants:
-        name, config_of = variant.name, completed[variant.name]
-        wanted = _suited_training(config_of, base, functions)
-        own[name], said = _own_settings(variant, config_of, for_all, wanted, by_hand)
-        own[name]["rounds"] = variant.settings.get("rounds", rounds[name])
+        name, wanted = variant.name, _suited_training(completed[variant.name], base, functions)
+        own[name], said = _own_settings(variant, completed[variant.name], for_all, wanted, by_hand)
+        own[name]["rounds"] = rounds[name]
         notes += said
         configs = [configuration.resolve({**for_all, **own[name], "seed": seed}, strict=False) for seed in seeds]
         if functions.model is None and any(map(client_setup.must_be_equal, configs)):
@@ -175,20 +176,17 @@ def shared_settings(
     return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, functions)
 
 
-def _for_all(
-    variants: Sequence[Variant],
-    base: Mapping[str, Any],
-    alike: Mapping[str, Config],
-    adapted: Mapping[str, Mapping[str, Value]],
-) -> dict[str, Value]:
-    """Return the shared settings: the value of each key in the first variant for which the key has an effect."""
+def _for_all(alike: Mapping[str, Config], adapted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """Return the shared settings: the value of each key in the first variant for which the key has an effect.
 
-    def first(key: str) -> Variant:
-        return next((each for each in variants if key not in dict(alike[each.name].remarks)), variants[0])
+    Optimiser and learning rate are those of `alike`, before settings were `adapted` to a method and the user's data.
+    """
 
-    training = {**base, "rounds": 1, "method": first("learning-rate").method}  # before adaptation to the method
-    flat = configuration.resolve(training, strict=False).flat()
-    return {key: flat[key] if key in OPTIMISER else adapted[first(key).name][key] for key in fields_of(Config)}
+    def first(key: str) -> str:
+        return next((name for name, config in alike.items() if key not in dict(config.remarks)), next(iter(alike)))
+
+    trains = alike[first("learning-rate")].flat()
+    return {key: trains[key] if key in OPTIMISER else adapted[first(key)][key] for key in fields_of(Config)}
 
 
 def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str]:
@@ -203,8 +201,9 @@ def _remarks(completed: Mapping[str, Config], by_hand: Set[str]) -> Iterator[str
         yield why if len(names) == len(completed) else f"{', '.join(names)}: {why}"
 
 
-def _preset(name: str, base: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Return the settings of the preset `name`; those of the preset `own` depend on the method."""
+def _preset(base: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """Return the settings of the preset in `base`; those of the preset `own` depend on the method."""
+    name = str(base.get("preset", ""))
     return configuration.own_settings(method, base) if name == OWN else configuration.preset_settings(name)
 
 
@@ -212,12 +211,12 @@ def _own_preset(method: Method, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the method's preset of the same name as the preset in `base`; empty without one."""
     name = str(base.get("preset", "")).rpartition("/")[2]
     own = name if name == OWN else f"{method.family}/{name}"
-    return _preset(own, base, method) if own in (OWN, *configuration.presets()) else {}
+    return _preset({**base, "preset": own}, method) if own in (OWN, *configuration.presets()) else {}
 
 
 def _method_keys_of_presets(methods: Sequence[Method], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return each method's own keys with the values in its preset that is named like the preset in `base`."""
-    for_all, method_keys = _preset(str(base.get("preset", "")), base, methods[0]), dict[str, Any]()
+    for_all, method_keys = _preset(base, methods[0]), dict[str, Any]()
     for method in methods:
         settings, prefix = _own_preset(method, base), f"{method.family}."
         method_keys |= {key: settings[key] for key in settings.keys() - for_all.keys() if key.startswith(prefix)}
@@ -260,22 +259,22 @@ def _rounds(
     methods = {variant.name: registry.method(variant.method) for variant in variants}
     fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
     first = methods[variants[0].name]
-    preset = _preset(str(base.get("preset", "")), base, first)
-    for_all = {"rounds": Config.rounds, **first.common, **preset, **base}["rounds"]
+    for_all = {"rounds": Config.rounds, **first.common, **_preset(base, first), **base}["rounds"]
     if for_all != 0:
         return dict.fromkeys(methods, for_all) | fixed, []
     settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
     if settling is None:
         names = ", ".join(methods)
         raise ConfigError(f"rounds = 0: none of {names} determines the number of rounds itself: set rounds")
-    rounds = {name: 0 if method.settles_rounds else 1 for name, method in methods.items()} | fixed
-    if others := [name for name, each in methods.items() if rounds[name] and not each.one_shot and name not in fixed]:
+    others = [name for name, method in methods.items() if not method.settles_rounds and name not in fixed]
+    rounds = dict.fromkeys(methods, 0) | fixed | dict.fromkeys(others, 1)
+    why = dict.fromkeys(others, "all that a one-shot method needs")
+    if longer := [name for name in others if not methods[name].one_shot]:
         chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
         config = configuration.resolve(chosen, strict=False)
-        rounds |= dict.fromkeys(others, shake_hands(config, functions, functions.public_dataset(config)).config.rounds)
-    why = {True: "all that a one-shot method needs", False: f"as many as {settling.name} needs"}
-    settled = [name for name, number in rounds.items() if number and name not in fixed and 0 in rounds.values()]
-    return rounds, [f"{name}: rounds = {rounds[name]}, {why[methods[name].one_shot]}" for name in settled]
+        rounds |= dict.fromkeys(longer, shake_hands(config, functions, functions.public_dataset(config)).config.rounds)
+        why |= dict.fromkeys(longer, f"as many as {settling.name} needs")
+    return rounds, [f"{name}: rounds = {rounds[name]}, {reason}" for name, reason in why.items()]
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
@@ -283,41 +282,15 @@ def distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def without_effect(
+def _without_effect(
     variants: Sequence[Variant], chosen: Mapping[str, Any], completed: Mapping[str, Config]
 ) -> Iterator[str]:
     """Yield a message for each key in `chosen` or in a variant's settings that has no effect."""
-    families = {config.family for config in completed.values()}
     remarks = {name: dict(config.remarks) for name, config in completed.items()}
     for variant in variants:
         yield from (f"{variant.name}: {why}" for key, why in remarks[variant.name].items() if key in variant.settings)
     for key, value in {} if is_complete(chosen) else chosen.items():
         if key in SET_HERE and value != default_of(fields_of(Config)[key]):
             yield f"{key} has no effect here, since a comparison sets it for each run: leave it out"
-        elsewhere = key.rpartition(".")[0] not in ("", *families) and keys_of_siblings(variants, {key: value})
-        if all(key in each for each in remarks.values()) and not elsewhere:
+        if all(key in each for each in remarks.values()):
             yield next(each[key] for each in remarks.values())
-
-
-def keys_of_siblings(variants: Sequence[Variant], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of shared keys that the user has set for one method, for the methods that lack them.
-
-    Methods share a key that their `Options` inherit from one class. A key that is set to different values is left out.
-    """
-    families = {registry.method(variant.method).family for variant in variants}
-    values: dict[str, list[Any]] = {}
-    for key, value in chosen.items():
-        prefix, _, name = key.rpartition(".")
-        field = _field(prefix, name) if prefix else None
-        for family in families:
-            if field is not None and _field(family, name) is field and f"{family}.{name}" not in chosen:
-                values.setdefault(f"{family}.{name}", []).append(value)
-    return {key: first for key, (first, *more) in values.items() if all(each == first for each in more)}
-
-
-def _field(family: str, name: str) -> Any:
-    """Return the dataclass field of a method's own key, or None; methods that share a key share the field."""
-    if family not in registry.methods():
-        return None
-    options: Any = registry.method(family).Options
-    return fields_of(options).get(name)

@@ -1,9 +1,8 @@
 """The tables of a comparison for a terminal, Markdown and csv, the notes below them, and its figures."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,7 +14,6 @@ from rich.text import Text
 from fedhet.comparing import measures
 from fedhet.comparing.measures import VariantResult
 from fedhet.comparing.settings import EQUAL_MODEL
-from fedhet.comparing.tuning import Search, Tuning
 from fedhet.results.plotting import INK, draw_line, label_axes, look, new_figure
 from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
@@ -28,21 +26,21 @@ _COUNTED = "labelled", "public", "own steps", "steps", "examples seen"
 _COUNTS = dict(zip((*measures.EXAMPLES, *measures.WORK), _COUNTED, strict=True))
 """Measures that are counts, and their headings."""
 _GAINS = dict(zip(measures.GAINS, ("{:.0%}", "{:+.3f}"), strict=True))
-_Cell = Callable[[VariantResult], str]
+_HEADINGS = {"trained_accuracy": "after training"}
 
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """A table with headings (the first line) and notes below; a narrow terminal shows its most important columns."""
+    """A table with headings (the first line); a narrow terminal shows its most important columns, and names others."""
 
     lines: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = list(zip(*self.lines, strict=True))
         for heading in _LEAST:
             if sum(max(map(len, column)) + 3 for column in columns) - 3 > options.max_width:
                 columns = [column for column in columns if column[0] != heading]
+        hidden = [heading for heading in self.lines[0] if heading not in {column[0] for column in columns}]
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for heading, *_ in columns:
             left, whole = heading in _LEFT, heading in _WORDS
@@ -50,7 +48,8 @@ class TerminalTable:
         for line in list(zip(*columns, strict=True))[1:]:
             table.add_row(*line)
         yield table
-        yield from map(Text, self.notes)
+        if hidden:
+            yield Text(f"(no room for {', '.join(hidden)}: see comparison.md)")
 
 
 def whole_table(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[str]]:
@@ -94,32 +93,25 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
     """Return tables of accuracies, of gains over training without exchange (if known), and of costs, with headings."""
-    known = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
-    gains: dict[str, _Cell] = {name.replace("_", " "): partial(_mean, name, text) for name, text in known.items()}
-    costs: dict[str, _Cell] = {heading: partial(_mean, name, "{:,.0f}") for name, heading in _COUNTS.items()}
-    costs |= {"bytes": _bytes, "time": lambda result: format_seconds(result.mean("seconds"))}
-    return [
-        [["method", *columns], *([result.label, *(cell(result) for cell in columns.values())] for result in results)]
-        for columns in (_accuracies(results, baseline), gains, costs)
-        if columns
-    ]
-
-
-def _accuracies(results: Sequence[VariantResult], baseline: VariantResult) -> dict[str, _Cell]:
-    columns: dict[str, _Cell] = {"models": lambda result: result.models, "seeds": _seeds}
-    for name in _shown(results):
-        heading = "after training" if name == "trained_accuracy" else name.removesuffix("_accuracy")
-        columns[heading] = partial(_accuracy, name)
     found, p_values = measures.differences(results, baseline), measures.corrected_p_values(results, baseline)
-    columns[f"minus {baseline.variant}"] = lambda result: str(found.get(result.variant) or "-")
-    if p_values:
-        columns["p"] = lambda result: _p_value(p_values.get(result.variant))
-    return columns
-
-
-def _seeds(result: VariantResult) -> str:
-    completed = len(result.outcomes)
-    return str(completed) if completed == result.seeds_wanted else f"{completed} of {result.seeds_wanted}"
+    shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}
+    gains = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
+    accuracies = [["method", "models", "seeds", *shown.values(), f"minus {baseline.variant}", *["p"] * bool(p_values)]]
+    changes = [["method", *(name.replace("_", " ") for name in gains)]]
+    costs = [["method", *_COUNTS.values(), "bytes", "time"]]
+    for result in results:
+        completed, wanted = len(result.outcomes), result.seeds_wanted
+        seeds = str(completed) if completed == wanted else f"{completed} of {wanted}"
+        scores = [_mean(name, "{:.3f} ± " + format_value(result.spread(name)), result) for name in shown]
+        minus = str(found.get(result.variant) or "-")
+        p = [_p_value(p_values.get(result.variant))] * bool(p_values)
+        accuracies.append([result.label, result.models, seeds, *scores, minus, *p])
+        changes.append([result.label, *(_mean(name, text, result) for name, text in gains.items())])
+        up, down = result.mean("bytes_up"), result.mean("bytes_down")
+        sent = "-" if up is None or down is None else format_bytes(up + down)
+        counts = [_mean(name, "{:,.0f}", result) for name in _COUNTS]
+        costs.append([result.label, *counts, sent, format_seconds(result.mean("seconds"))])
+    return [accuracies, *([changes] if gains else []), costs]
 
 
 def _p_value(p: float | None) -> str:
@@ -132,33 +124,20 @@ def _mean(measure: str, text: str, result: VariantResult) -> str:
 
 
 def _shown(results: Sequence[VariantResult]) -> list[str]:
-    """Return the accuracies that have a column: the personal accuracy, and others that are known and differ from it."""
-    without = {
-        "trained_accuracy": all(
-            each.mean("trained_accuracy") in (None, each.mean("personal_accuracy")) for each in results
-        ),
-        "common_accuracy": all(each.mean("common_accuracy") is None for each in results),
-    }
-    return [name for name in measures.ACCURACIES if not without.get(name)]
-
-
-def _accuracy(measure: str, result: VariantResult) -> str:
-    return _mean(measure, "{:.3f} ± " + format_value(result.spread(measure)), result)
-
-
-def _bytes(result: VariantResult) -> str:
-    up, down = result.mean("bytes_up"), result.mean("bytes_down")
-    return "-" if up is None or down is None else format_bytes(up + down)
+    """Return the accuracies that have a column: personal and global ones, and others if they are known and differ."""
+    personal, trained, overall, common = measures.ACCURACIES
+    after = any(each.mean(trained) not in (None, each.mean(personal)) for each in results)
+    known = any(each.mean(common) is not None for each in results)
+    return [personal, *[trained] * after, overall, *[common] * known]
 
 
 def notes_below(
     results: Sequence[VariantResult],
     baseline: VariantResult,
     settings: Sequence[str] = (),
-    tuning: Tuning | None = None,
-    tuned: Sequence[Search] = (),
+    tuned: Sequence[str] = (),
 ) -> list[str]:
-    """Return the notes below the tables: how values were measured, the notes `settings`, and the results of tuning."""
+    """Return the notes below the tables: how values were measured, the notes `settings`, and what was `tuned`."""
     outcomes = [each for result in results for each in result.outcomes]
     metrics = sorted({each.files.metric for each in outcomes}) or ["accuracy"]
     common = {each.run.settings.test_on for each in outcomes} == {"global"}
@@ -181,25 +160,22 @@ def notes_below(
         )
     if any(result.equalised for result in results):
         notes.append(f"* needs equal architectures: every client got {EQUAL_MODEL}.")
-    notes += [*_absent(results), *_warnings(results), *settings]
-    if tuning:
-        seeds = ", ".join(map(str, tuning.seeds))
-        notes.append(
-            f"Tuned by validation accuracy with other seeds ({seeds}), then trained on whole training parts. Chosen "
-            f"for {'; '.join(each.text for each in tuned)}."
-        )
-    return [*notes, *_validation(results)]
+    told = ((line, each.run.variant) for each in outcomes for line in (each.files.summary or {}).get("warnings", ()))
+    warnings = [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in grouped(told).items()]
+    notes += [*_absent(results), *warnings, *settings]
+    if tuned:
+        how = "Tuned by validation accuracy with other seeds, then trained on whole training parts."
+        notes.append(f"{how} Chosen for {'; '.join(tuned)}.")
+    return notes
 
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
     found = measures.differences(results, baseline)
-    if not found:
-        return
-    covers = f"with its {measures.CONFIDENCE:.0%} interval (Student's t)"
-    if few := {each.seeds for each in found.values() if each and each.low is None}:
-        covers = f"{max(few)} here: too few seeds for an interval"
-    paired = "paired over the seeds that both completed"
-    yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
+    few = {each.seeds for each in found.values() if each and each.low is None}
+    covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
+    if found:
+        paired = "paired over the seeds that both completed"
+        yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
     if number := len(measures.corrected_p_values(results, baseline)):
         yield f"p: of no difference, corrected for the number of differences in the table ({number}, Holm)."
 
@@ -214,24 +190,6 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
                 f"{result.variant} lacks {count} of {short[0].run.settings.clients} clients (seeds {seeds}), so its "
                 f"numbers are of fewer clients: client {client}: {reason}."
             )
-
-
-def _warnings(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield each warning of the runs once, after the names of the variants that it concerns."""
-    told = (
-        (line, each)
-        for each in results
-        for run in each.outcomes
-        for line in (run.files.summary or {}).get("warnings", ())
-    )
-    for line, variants in grouped(told).items():
-        yield f"{', '.join(dict.fromkeys(each.variant for each in variants))}: {line}"
-
-
-def _validation(results: Sequence[VariantResult]) -> Iterator[str]:
-    settings = [each.run.settings for result in results for each in result.outcomes]
-    if shares := sorted({each.validation for each in settings if each.validation}):
-        yield f"{', '.join(f'{share:.0%}' for share in shares)} of training examples were for validation only."
 
 
 # ---- figures

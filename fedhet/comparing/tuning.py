@@ -11,16 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedhet.comparing.runs import Execution, check, why_incomplete
-from fedhet.comparing.settings import SAME_FOR_ALL, PlannedRun, SharedSettings, distinct
+from fedhet.comparing.runs import Execution, check
+from fedhet.comparing.settings import SAME_FOR_ALL, Choice, PlannedRun, SharedSettings, distinct
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.utils.files import write_csv
 from fedhet.utils.randomness import numpy_generator
-
-Choice = dict[str, Value]
-"""Keys and values that are tried together."""
 
 SEEDS = (1000, 1001, 1002)
 SHARE = 0.2
@@ -53,85 +50,47 @@ class Tuning:
 
 @dataclass
 class Trial:
-    """A configuration in tuning, with its validation accuracies and failures by seed, and its costs.
+    """A configuration in tuning, with its validation accuracies and failures by seed."""
 
-    `round_bytes` is the most that one client sent and received in a round, and `seconds` the time of the longest run.
-    """
-
-    variant: str
     choice: Choice
     by_seed: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    round_bytes: int = 0
-    seconds: float = 0.0
-
-    def note(self, seed: int, run: RunFiles | None, reason: str | None) -> None:
-        """Record a run's validation accuracy, bytes and time, or the reason why it has no accuracy."""
-        accuracy = run.accuracy("validation") if run else None
-        if run is None or accuracy is None:
-            self.failed[seed] = reason or "there is no validation accuracy"
-            return
-        clients, failed = run.measured("validation")  # a client whose evaluation failed counts with 0
-        self.by_seed[seed] = accuracy * clients / (clients + len(failed)) if failed else float(accuracy)
-        training = {row["round"] for row in run.rows if row["round"] and not row.get("final")}
-        sent = (row.bytes_up + row.bytes_down for row in run.clients if row.round in training)
-        self.round_bytes = max(self.round_bytes, *sent, 0)
-        self.seconds = max(self.seconds, float((run.summary or {}).get("seconds") or 0))
 
     @property
     def accuracy(self) -> float | None:
-        """The mean validation accuracy over seeds; None unless all seeds have an accuracy."""
-        return None if self.failed or not self.by_seed else statistics.fmean(self.by_seed.values())
-
-    @property
-    def words(self) -> str:
-        """The tuned keys and their values as text."""
-        return ", ".join(f"{key} = {value}" for key, value in self.choice.items()) or "nothing to choose"
+        """The mean validation accuracy over seeds, or None if a run failed."""
+        return None if self.failed else statistics.fmean(self.by_seed.values())
 
 
 @dataclass
 class Search:
-    """The tuning of a variant: trials, number of configurations in its grid, and why keys have no effect (`idle`)."""
+    """The tuning of a variant: its trials, the size of its grid, and why keys have no effect (`idle`)."""
 
     variant: str
     grid: int
     tried: list[Trial]
-    idle: Mapping[str, str] = field(default_factory=dict)
+    idle: Mapping[str, str]
 
     @property
-    def completed(self) -> list[Trial]:
-        """The configurations that completed with all seeds, in order of accuracy."""
-        done = [each for each in self.tried if each.accuracy is not None]
-        return sorted(done, key=lambda each: -(each.accuracy or 0.0))
-
-    @property
-    def best(self) -> Trial:
-        """The first configuration with the highest mean accuracy."""
-        return self.completed[0]
-
-    @property
-    def edges(self) -> list[str]:
-        """Keys whose best value is the lowest or the highest value tried."""
-        ends = []
-        for key, value in self.best.choice.items():
-            numbers = {v for each in self.tried if isinstance(v := each.choice[key], int | float)}
-            if not isinstance(value, bool | str) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
-                ends.append(key)
-        return ends
-
-    @property
-    def reasons(self) -> str:
-        """A message that no configuration completed with all seeds, with the reasons."""
-        reasons = dict.fromkeys(reason for tried in self.tried for reason in tried.failed.values())
-        return f"no configuration of {self.variant} completed with all tuning seeds: {'; '.join(reasons)}"
+    def best(self) -> Trial | None:
+        """The first configuration with the highest mean accuracy, or None if none completed with all seeds."""
+        completed = [each for each in self.tried if each.accuracy is not None]
+        return max(completed, key=lambda each: each.accuracy or 0.0, default=None)
 
     @property
     def text(self) -> str:
-        """The best configuration as text, with a remark on keys whose best value is at the edge of the values tried."""
-        more = len(self.tried) - min(self.grid, len(self.tried))
-        tried = f"{len(self.tried)} tried" + (f", {more} beyond its grid" if more else f" of {self.grid}")
-        words = [f"{self.variant}: {self.best.words} (validation {self.best.accuracy:.3f}, {tried})"]
-        words += [f"{key} at the edge of the values tried" for key in self.edges]
+        """The best configuration, and keys whose best value is the lowest or highest tried; or why none completed."""
+        if (best := self.best) is None:
+            reasons = dict.fromkeys(reason for tried in self.tried for reason in tried.failed.values())
+            return f"no configuration of {self.variant} completed with all tuning seeds: {'; '.join(reasons)}"
+        more = len(self.tried) - self.grid
+        tried = f"{len(self.tried)} tried" + (f", {more} beyond its grid" if more > 0 else f" of {self.grid}")
+        chosen = ", ".join(f"{key} = {value}" for key, value in best.choice.items()) or "nothing to choose"
+        words = [f"{self.variant}: {chosen} (validation {best.accuracy:.3f}, {tried})"]
+        for key, value in best.choice.items():
+            numbers = {v for each in self.tried if isinstance(v := each.choice[key], int | float)}
+            if not isinstance(value, bool | str) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
+                words.append(f"{key} at the edge of the values tried")
         return "; ".join([*words, *(why.partition(": ")[0] for why in self.idle.values())])
 
 
@@ -141,75 +100,71 @@ def rows(searches: Sequence[Search]) -> Iterator[Sequence[object]]:
     seeds = sorted({seed for each in searches for tried in each.tried for seed in tried.by_seed})
     yield ["method", *keys, *(f"seed {seed}" for seed in seeds), "validation_accuracy", "result"]
     for search in searches:
-        best = search.best if search.completed else None
         for tried in search.tried:
             values = [tried.choice.get(key) for key in keys]
             accuracies = [tried.by_seed.get(seed) for seed in seeds]
-            result = "chosen" if tried is best else "; ".join(dict.fromkeys(tried.failed.values()))
+            result = "chosen" if tried is search.best else "; ".join(dict.fromkeys(tried.failed.values()))
             yield [search.variant, *values, *accuracies, tried.accuracy, result]
-
-
-@dataclass(frozen=True)
-class Tuner:
-    """Runs configurations in a folder; the settings `held_out` hold out validation examples."""
-
-    shared: SharedSettings
-    held_out: Mapping[str, Value]
-    folder: Path
-    execute: Execution
-
-    def run(self, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
-        """Run configurations with these seeds and record their outcomes; runs stopped by the deadline are skipped."""
-        planned = [(tried, seed, self.plan(tried, seed, self.held_out)) for tried in trials for seed in seeds]
-        runs = [run for _, _, run in planned]
-        check(runs, self.shared.functions)
-        failed = self.execute(runs)
-        for tried, seed, run in planned:
-            reason = failed.get(run.name)
-            if reason is None and why_incomplete(run) is not None:
-                continue
-            with showing(run.folder):
-                tried.note(seed, None if reason else read_run(run.folder), reason)
-
-    def plan(self, tried: Trial, seed: int, settings: Mapping[str, Value]) -> PlannedRun:
-        """Return the planned run of a configuration with one seed and the changed `settings`."""
-        words = [f"{key}={value}".replace("/", "_") for key, value in tried.choice.items()]
-        place = self.folder / ",".join([tried.variant, *words, f"seed={seed}"])
-        return self.shared.plan(tried.variant, seed, place, {**tried.choice, **settings})
 
 
 def tune(
     tuning: Tuning, shared: SharedSettings, *, reported: Sequence[int], out: Path, execute: Execution
-) -> tuple[dict[str, Search], dict[str, str]]:
+) -> list[Search]:
     """Run every variant's configurations in `out/tuning`, and write `tuning.csv` into `out`.
 
-    Returns the searches by variant, and why other variants have none: no configuration completed with all seeds.
-    Raises a ConfigError if settings cannot be tuned, and a FedhetError if no variant completed.
+    Raises a ConfigError if settings cannot be tuned, and a FedhetError if no configuration completed with all seeds.
     """
     check_tuning(tuning, shared, reported)
-    tuner = Tuner(shared, held_out(shared), out / "tuning", execute)
     grids = {variant: _grid(tuning, shared, variant) for variant in shared.own}
     largest = max(len(grid) for grid, _ in grids.values())
     number = min(tuning.runs or largest, largest)
     varied = {key for grid, _ in grids.values() for key in grid[0]}
     if vain := [why for _, idle in grids.values() for key, why in idle.items() if key not in varied]:
         raise ConfigError("\n".join(distinct(vain)))
-    searches = []
+    searches, trials = list[Search](), list[tuple[Trial, int, PlannedRun]]()
     for variant, (grid, idle) in grids.items():
         order = numpy_generator(tuning.seeds[0], "tuning", variant).permutation(len(grid))[:number]
-        choices = _filled([grid[index] for index in sorted(order)], number)
-        searches.append(Search(variant, len(grid), [Trial(variant, choice) for choice in choices], idle))
+        tried = [Trial(choice) for choice in _filled([grid[index] for index in sorted(order)], number)]
+        searches.append(Search(variant, len(grid), tried, idle))
+        for each, seed in itertools.product(tried, tuning.seeds):
+            trials.append((each, seed, trial_run(shared, out / "tuning", variant, each.choice, seed)))
     counts = ", ".join(f"{len(each.tried)} for {each.variant}" for each in searches)
     execute.tell(f"tuning with seeds {', '.join(map(str, tuning.seeds))}: configurations {counts}")
-    tuner.run([tried for search in searches for tried in search.tried], tuning.seeds)
+    runs = [run for _, _, run in trials]
+    check(runs, shared.functions)
+    failed = execute(runs)
+    for each, seed, run in trials:
+        with showing(run.folder):
+            accuracy = None if run.name in failed else validation_accuracy(read_run(run.folder))
+        if accuracy is None:
+            each.failed[seed] = failed.get(run.name, "there is no validation accuracy")
+        else:
+            each.by_seed[seed] = accuracy
     write_csv(out / "tuning.csv", rows(searches))
-    without = {each.variant: each.reasons for each in searches if not each.completed}
-    if len(without) == len(searches):
-        raise FedhetError("\n".join(without.values()))
-    searches = [each for each in searches if each.completed]
+    if not any(each.best for each in searches):
+        raise FedhetError("\n".join(each.text for each in searches))
     for each in searches:
-        execute.tell(f"chosen for {each.text}")
-    return {each.variant: each for each in searches}, without
+        execute.tell(f"chosen for {each.text}" if each.best else each.text)
+    return searches
+
+
+def trial_run(
+    shared: SharedSettings,
+    folder: Path,
+    variant: str,
+    choice: Choice,
+    seed: int,
+    settings: Mapping[str, Value] | None = None,
+) -> PlannedRun:
+    """Return the planned run of a configuration, with validation examples unless `settings` are `WHOLE`."""
+    words = [variant, *(f"{key}={value}".replace("/", "_") for key, value in choice.items()), f"seed={seed}"]
+    return shared.plan(variant, seed, folder / ",".join(words), choice | dict(settings or held_out(shared)))
+
+
+def validation_accuracy(run: RunFiles) -> float | None:
+    """Return a run's validation accuracy, in which a client that could not be evaluated counts as 0; None without."""
+    accuracy, (clients, failed) = run.accuracy("validation"), run.measured("validation")
+    return accuracy * clients / (clients + len(failed)) if failed and accuracy is not None else accuracy
 
 
 def held_out(shared: SharedSettings) -> dict[str, Value]:
@@ -275,26 +230,16 @@ def _grid(tuning: Tuning, shared: SharedSettings, variant: str) -> tuple[list[Ch
 
 
 def _filled(choices: list[Choice], number: int) -> list[Choice]:
-    """Return the choices, extended to `number` choices by further learning rates."""
+    """Return the choices, extended to `number` by learning rates between and beyond those tried."""
     rates = sorted({float(each[RATE]) for each in choices if RATE in each})
-    if not rates or rates[0] <= 0:
-        return choices
     filled = list(choices)
-    for rate in _refined(rates):
-        for choice in choices:
-            further = choice | {RATE: float(f"{rate:.3g}")}
-            if len(filled) < number and further not in filled:
-                filled.append(further)
-        if len(filled) >= number:
-            break
-    return filled
-
-
-def _refined(rates: list[float]) -> Iterator[float]:
-    """Yield an endless sequence of further learning rates: between neighbours and beyond both ends, repeatedly."""
-    while True:
+    while len(filled) < number and rates and rates[0] > 0:
         between = [math.sqrt(low * high) for low, high in itertools.pairwise(rates)]
         ratio = rates[1] / rates[0] if len(rates) > 1 else 3.0
         further = [*between, rates[0] / ratio, rates[-1] * ratio]
-        yield from further
+        for rate, choice in itertools.product(further, choices):
+            each = choice | {RATE: float(f"{rate:.3g}")}
+            if each not in filled:
+                filled.append(each)
         rates = sorted([*rates, *further])
+    return filled[:number]

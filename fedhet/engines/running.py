@@ -12,6 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
+from fedhet import models
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.config.user_functions import UserFunctions
@@ -37,6 +41,12 @@ from fedhet.utils.machine import cores, device_of, process_restored, room_on
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+BATCH = 10
+"""Largest number of clients in a batch with `client-batching = auto`."""
+
+MOST = 10_000_000
+"""Multiply-adds of a client's training step up to which a batch of clients takes less time on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +237,7 @@ def run_locally(
         config = config.replace(state_dir=str(folder / "state"))
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
-    batch_size = _batch_size(config)
-    architectures = client_setup.architectures(config, config.clients) if batch_size > 1 else ()
+    architectures, batch_size = _batches(config, device)
     workers = config.workers or (1 if device.type == "mps" else cores())
     with ExitStack() as stack:
         stack.enter_context(process_restored())
@@ -262,12 +271,32 @@ def run_locally(
         )
 
 
-def _batch_size(config: Config) -> int:
-    """Return how many clients with the same architecture are trained in one batch (`client-batching`)."""
+def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
+    """Return the architecture by which each client is batched ("": not at all), and the largest number in a batch."""
     chosen = config.client_batching
-    if chosen != "off" and not (chosen.isdecimal() and int(chosen) > 1):
-        raise ConfigError(f"client-batching must be off, or a number of at least 2, not {chosen!r}")
-    return int(chosen) if chosen != "off" and registry.client_side(config.method_name).can_be_batched else 1
+    if chosen not in ("auto", "off") and not (chosen.isdecimal() and int(chosen) > 1):
+        raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
+    if chosen == "off" or not registry.client_side(config.method_name).can_be_batched:
+        return (), 1
+    names = client_setup.architectures(config, config.clients)
+    if chosen != "auto":
+        return names, int(chosen)
+    if device.type == "cpu":
+        dataset = client_setup.dataset_of(config)
+        example = dataset.transform(dataset.train.inputs[:1])
+        built = {name: models.build(name, dataset.input_shape, dataset.classes).eval() for name in {*names}}
+        small = {name for name, model in built.items() if _work(model, example) * config.batch_size <= MOST}
+        names = [name if name in small else "" for name in names]
+    return names, BATCH
+
+
+def _work(model: nn.Module, inputs: Tensor) -> float:
+    """Return the number of multiply-adds of a forward pass."""
+    from torch.utils.flop_counter import FlopCounterMode  # imported here, because the import is slow
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(inputs)
+    return counter.get_total_flops() / 2
 
 
 def shake_hands(

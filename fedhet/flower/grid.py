@@ -27,7 +27,7 @@ class LocalGrid(Grid):
     """A Flower Grid that answers messages by calling a ClientApp in this process.
 
     There are `clients` nodes; the config of node i has the partition id i and the entries of `node_config`. Up to
-    `batch_size` messages for nodes with the same of the `architectures` are handled in one call, so that these networks
+    `batch_size` messages for nodes with equal `architectures` (but "") are handled in one call, so that these networks
     can be trained in one batch.
     """
 
@@ -86,8 +86,8 @@ class LocalGrid(Grid):
             node = message.metadata.dst_node_id - FIRST_NODE
             architecture = self._architectures[node] if self._architectures else ""
             groups[message.metadata.message_type, architecture].append(message)
-        for group in groups.values():
-            worthwhile = len(group) >= min(4, self._batch_size)
+        for (_, architecture), group in groups.items():
+            worthwhile = architecture and len(group) >= min(4, self._batch_size)
             number = ceil(len(group) / self._batch_size) if worthwhile else len(group)
             for batch in (group[first::number] for first in range(number)):
                 self._waiting |= {message.metadata.message_id: batch for message in batch}

@@ -32,9 +32,6 @@ NoiseMultiplier = Callable[[Mapping[str, Reply], Arrays, Arrays], float | str]
 """Takes the replies of a round and the shared model before and after it; returns the noise multiplier, or why not."""
 
 
-# ---- checks
-
-
 def check_mods(mods: object) -> None:
     """Raise a ConfigError unless `mods` are a list of functions that work with Message-API strategies."""
     if not isinstance(mods, list | tuple) or not all(callable(mod) for mod in mods):
@@ -89,10 +86,9 @@ def check_one_model(name: str, method: str, traits: Traits, specs: Sequence[Spec
 
 
 def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec], arrays: ArrayRecord) -> None:
-    """Check before training that a wrapper for differential privacy, `name`, can process the arrays that clients send.
+    """Raise a ConfigError unless a wrapper for differential privacy, `name`, can process the arrays that clients send.
 
-    The wrapper compares the arrays of each reply by position with `arrays`, which the strategy starts from. A
-    ConfigError is raised unless clients share one model of these arrays, and receive nothing else.
+    It compares the arrays of each reply by position with `arrays`, from which the strategy starts.
     """
     shared = list(specs[0])
     check_one_model(name, method, traits, specs)
@@ -101,20 +97,17 @@ def check_wrapper(name: str, method: str, traits: Traits, specs: Sequence[Spec],
         raise ConfigError(
             f"{name} compares arrays with initial_arrays by position: initial_arrays must be the arrays that clients "
             f"of {method} share, in their order: {', '.join(shared[:2])}, ... ({len(shared)} arrays)"
-            + (f"; leave out {further}" if further else "")
+            f"{'; leave out ' * bool(further)}{further}"
         )
 
 
-# ---- accounting
-
-
 class PrivacyLedger:
-    """The privacy budget (epsilon) that a strategy's runs have spent, or the reason why it is `unknown`.
+    """The privacy budget (epsilon) that all runs of a strategy have spent, or the reason why it is `unknown`.
 
     A round is a Gaussian mechanism. Its noise multiplier is the standard deviation of the noise, divided by the
     greatest change that one client's update can make. Two runs are neighbours if all updates of one client are zero in
-    one of them, so participation and numbers of examples count as public. `name` is the name of the wrapper or mod that
-    adds the noise, `against` a clause of the note that says from whom it protects, `before` the ledger of earlier runs.
+    one of them, so participation and numbers of examples count as public. `name` is the wrapper or mod that adds the
+    noise, `earlier` the ledger of the strategy's earlier runs; `whom` completes the note on who is kept from learning.
     """
 
     def __init__(
@@ -124,17 +117,17 @@ class PrivacyLedger:
         noise_multiplier: NoiseMultiplier,
         *,
         unknown: str = "",
-        against: str = "",
-        before: "PrivacyLedger | None" = None,
+        whom: str = "",
+        earlier: "PrivacyLedger | None" = None,
     ) -> None:
-        self.name = name
-        others = [key for key, kind in traits.sends.items() if key != "model" and kind not in (METRICS, STRUCTURE)]
-        unprotected = f"clients also send {', '.join(others)}, which gets no noise" if others else ""
-        self.unknown: str = (before.unknown if before else "") or unknown or unprotected
-        self._multipliers: list[float] = [*before._multipliers] if before else []
+        self.name, self._noise_multiplier = name, noise_multiplier
+        self._multipliers: list[float] = [*earlier._multipliers] if earlier else []
         shared = "the model" if traits.whole else "the shared part of the model"
-        self._note = f"for all examples of a client{against}; covers {shared}, not metrics or numbers of examples"
-        self._noise_multiplier = noise_multiplier
+        self._note = f"for all examples of a client{whom}; covers {shared}, not metrics or numbers of examples"
+        self.unknown: str = (earlier.unknown if earlier else "") or unknown
+        others = [key for key, kind in traits.sends.items() if key != "model" and kind not in (METRICS, STRUCTURE)]
+        if others and not self.unknown:
+            self.unknown = f"clients also send {', '.join(others)}, which gets no noise"
         if not self.unknown and find_spec("dp_accounting") is None:
             self.unknown = "the package dp-accounting computes it, and is missing: pip install 'fedhet[dp]'"
         if self.unknown:
@@ -181,14 +174,14 @@ def _epsilon(multipliers: tuple[float, ...]) -> float:
 
 
 def wrapper_ledger(
-    wrapper: PrivateWrapper, traits: Traits, *, mean: bool, before: PrivacyLedger | None = None
+    wrapper: PrivateWrapper, traits: Traits, *, mean: bool, earlier: PrivacyLedger | None = None
 ) -> PrivacyLedger:
     """Return the ledger of a run under one of Flower's wrappers for differential privacy.
 
     In a weighted mean of updates of norm at most C, a client with the share s of all examples moves the mean by s C at
     most, and Flower adds noise of standard deviation z C / n with n = `num_sampled_clients`. So the noise multiplier is
-    z / (n s), with the greatest share s; with equal shares it is z. (McMahan et al. 2018,
-    https://arxiv.org/abs/1710.06963.) `mean` says whether the server aggregates by the mean, without clipping.
+    z / (n s), with the greatest share s; with equal shares it is z (McMahan et al. 2018, arXiv 1710.06963). `mean` says
+    whether the server aggregates by the mean, without clipping.
     """
     name = type(wrapper).__name__
     if not isinstance(wrapper, DifferentialPrivacyFixedClippingBase):
@@ -211,17 +204,16 @@ def wrapper_ledger(
         return float(z / (sampled * shares.max()))
 
     unknown = "noise_multiplier is 0" if not z else "" if mean else NO_MEAN
-    return PrivacyLedger(name, traits, noise_multiplier, unknown=unknown, before=before)
+    return PrivacyLedger(name, traits, noise_multiplier, unknown=unknown, earlier=earlier)
 
 
 def mod_ledger(
-    noise: Mapping[str, float], traits: Traits, rounds: int, before: PrivacyLedger | None = None
+    noise: Mapping[str, float], traits: Traits, rounds: int, earlier: PrivacyLedger | None = None
 ) -> PrivacyLedger:
     """Return the ledger of a run whose clients use Flower's `LocalDpMod`, for the client with the least noise.
 
-    The mod clips an update to `clipping_norm` and adds noise before sending, so epsilon holds against the server, too.
-    A client that missed rounds has spent less. `noise` has each client's noise multiplier, 0 without the mod, and can
-    be extended later; `rounds` is the number of rounds before the run was resumed.
+    `noise` has each client's noise multiplier, 0 without the mod, and grows as clients are admitted; `rounds` is the
+    number of rounds before the run was resumed.
     """
 
     def noise_multiplier(*_: object) -> float | str:
@@ -230,7 +222,7 @@ def mod_ledger(
             return f"client {without[0]} adds no noise: make its ClientApp with mods=[LocalDpMod(...)]"
         return min(noise.values())
 
-    ledger = PrivacyLedger("LocalDpMod", traits, noise_multiplier, against=", from the server, too", before=before)
+    ledger = PrivacyLedger("LocalDpMod", traits, noise_multiplier, whom=", from the server, too", earlier=earlier)
     for _ in range(rounds):
         ledger.spend({}, {}, {})
     return ledger

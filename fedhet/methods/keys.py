@@ -40,7 +40,7 @@ def option(
     needs: Mapping[str, tuple[Value, ...] | Mapping[str, float]] | None = None,
     trait: str = "",
     replaced_by: tuple[OwnPart, ...] = (),
-    at_need: tuple[Value, ...] = (),
+    at_need: Value | None = None,
 ) -> Any:
     """Return a dataclass field that is a configuration key.
 
@@ -63,7 +63,7 @@ def option(
         trait: the name of an attribute of `Traits`; the key has an effect if that is true or, if it is a tuple,
             contains the key's value.
         replaced_by: parts that the user passes; if all of them are passed, the key has no effect.
-        at_need: values of a method's own key that `fedhet recommend` tries if the default is not applicable.
+        at_need: value of a method's own key that `fedhet recommend` tries if the method refuses clients without it.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     kind = {"about": about, "at_node": at_node, "resumable": resumable, "path": path, "at_need": at_need}

@@ -191,7 +191,7 @@ class Config:
     )
     client_batching: str = _place(
         "off",
-        "maximum number of clients whose equal networks are trained as one batch, or off",
+        "clients whose equal networks are trained as one batch: auto, off, or the maximum number",
         needs={"engine": ("local",)},
         replaced_by=("model",),
     )

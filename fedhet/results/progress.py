@@ -51,7 +51,8 @@ class ProgressLine(Observer):
         """Update the line on a terminal, or print a new line without a terminal."""
         row = report.row
         self._bytes += row["bytes_up"] + row["bytes_down"]
-        clients = [f"{len(row['participants'])} clients"] if row["participants"] else []
+        number = len(row["participants"])
+        clients = [f"{number} client{'s' * (number > 1)}"] if number else []
         when = " after the last aggregation" if row.get("final") else " before aggregation"
         when *= run.traits.scored == "received" and (self._live is None or bool(row.get("final")))
         parts = [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]

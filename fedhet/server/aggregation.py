@@ -1,23 +1,21 @@
 """Aggregation of arrays from clients: averages, Byzantine-robust rules, and clipping."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from statistics import median
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedhet.flower.insides import aggregate_krum, aggregate_median, aggregate_trimmed_avg
-from fedhet.messages import Arrays, Spec
-from fedhet.methods.options import Config
+from fedhet.messages import Arrays
 from fedhet.server.federation import Federation
 from fedhet.server.run import Run
 from fedhet.utils.text import log
 
 Array = np.ndarray[Any, Any]
-K = TypeVar("K", bound=Hashable)
 
 FURTHEST, FURTHEST_FROM_START = 30.0, 10.0
 """Without `clip-norm`, an update is cut to the median if its norm is above these multiples of the median and of the
@@ -32,31 +30,29 @@ class Aggregator:
         self._sent: tuple[Arrays, dict[Hashable, Arrays]] = ({}, {})
 
     @property
+    def bound(self) -> float:
+        """The multiple of the median norm to which updates are clipped; 0 to clip only absurd ones."""
+        return self.run.config.clip_norm or float(self.run.config.aggregation == "norm-clipped")
+
+    @property
     def plain(self) -> bool:
         """Whether the configured aggregation rule is the mean, without clipping."""
-        return self.run.config.aggregation == "mean" and not _bound(self.run.config)
+        return self.run.config.aggregation == "mean" and not self.bound
 
     def average(
         self,
         models: Mapping[str, Arrays],
-        weights: Mapping[str, float],
-        specs: Mapping[str, Spec] | None = None,
+        weights: Mapping[str, float] | None = None,
         before: Arrays | None = None,
     ) -> Arrays:
-        """Average each shared array over the clients that have it (see `average_shared`), after clipping.
+        """Average each array over the clients that sent it (see `average_shared`), after clipping.
 
-        `before` has the arrays from which clients started, by default the shared model.
+        Clients have equal weights by default. `before` has the arrays from which they started, by default the shared
+        model.
         """
-        before = self.run.state.model if before is None else before
-        models, config = self.clipped(models, dict.fromkeys(models, before)), self.run.config
-        specs = self.federation.specs if specs is None else specs
-        return average_shared(models, weights, specs, config.aggregation, config.byzantine)
-
-    def average_arrays(self, groups: Mapping[str, Mapping[K, Array]]) -> dict[K, Array]:
-        """Average floating-point arrays other than weights, each over the clients that sent it, with equal weights."""
-        specs = {c: {name: (array.shape, "float32") for name, array in arrays.items()} for c, arrays in groups.items()}
-        averages: Any = self.average(cast(Any, groups), dict.fromkeys(groups, 1.0), cast(Any, specs), before={})
-        return cast(dict[K, Array], averages)
+        before, config = self.run.state.model if before is None else before, self.run.config
+        models, weights = self.clipped(models, dict.fromkeys(models, before)), weights or dict.fromkeys(models, 1.0)
+        return average_shared(models, weights, config.aggregation, config.byzantine)
 
     def clipped(
         self,
@@ -66,17 +62,16 @@ class Aggregator:
     ) -> Mapping[str, Arrays]:
         """Return the clients' arrays, with updates clipped to `clip-norm` times the median norm.
 
-        Without `clip-norm`, only updates beyond `FURTHEST` times the median are clipped, with a warning. `starts` are
-        the arrays from which each client started, by default zeros. `scales` are factors of arrays in the norms, by
-        client, 1 by default.
+        Without `clip-norm`, only absurd updates are clipped (see `cut_to_bound`), with a warning. `starts` are the
+        arrays from which each client started, by default zeros. `scales` are factors of arrays in the norms, by client,
+        1 by default.
         """
-        bound = _bound(self.run.config)
-        if not groups or (not bound and len(groups) < 3):
+        if not groups or (not self.bound and len(groups) < 3):
             return groups
-        clipped, cuts = cut_to_bound(groups, starts or {}, bound, scales or {})
+        clipped, cuts = cut_to_bound(groups, starts or {}, self.bound, scales or {})
         known = {cut["client"] for cut in self.run.round.cuts}
         self.run.round.cuts += [cut for cut in cuts if cut["client"] not in known]
-        for cut in () if bound else cuts:
+        for cut in () if self.bound else cuts:
             text = "client %s: its update exceeds %g times the median and %g times the weights: it is cut to the median"
             log.warning(text, cut["client"], FURTHEST, FURTHEST_FROM_START)
         return clipped
@@ -92,69 +87,45 @@ class Aggregator:
         """Return the result of `make`, cached under `key` until the shared model changes."""
         if self._sent[0] is not self.run.state.model:
             self._sent = (self.run.state.model, {})
-        sent = self._sent[1]
-        if key not in sent:
-            sent[key] = make()
-        return sent[key]
-
-
-def _bound(config: Config) -> float:
-    return config.clip_norm or (1.0 if config.aggregation == "norm-clipped" else 0.0)
-
-
-# ---- averages
+        if key not in self._sent[1]:
+            self._sent[1][key] = make()
+        return self._sent[1][key]
 
 
 def average_shared(
-    models: Mapping[str, Arrays],
-    weights: Mapping[str, float],
-    specs: Mapping[str, Spec],
-    rule: str = "mean",
-    byzantine: float = 0.0,
+    models: Mapping[str, Arrays], weights: Mapping[str, float], rule: str = "mean", byzantine: float = 0.0
 ) -> Arrays:
-    """Return the average of each shared array over the clients that sent it, summed in the order of `models`.
+    """Return the average of each array over the clients that sent it, summed in the order of `models`.
 
     `weights` apply to `rule="mean"`; other rules (`AGGREGATIONS`) weight all clients equally, and tolerate the fraction
-    `byzantine` of Byzantine clients.
+    `byzantine` of Byzantine clients. Averages have the dtype of the arrays; those of integers (BatchNorm's counters)
+    are rounded.
     """
-    owners: dict[tuple[str, ...], Spec] = {}
-    for name in dict.fromkeys(key for client in models for key in specs[client]):
-        having = tuple(client for client in models if name in models[client])
-        if having:
-            owners.setdefault(having, {})[name] = specs[having[0]][name]
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for name in dict.fromkeys(name for model in models.values() for name in model):
+        owners.setdefault(tuple(client for client in models if name in models[client]), []).append(name)
     averages: Arrays = {}
-    for having, spec in owners.items():
+    for having, names in owners.items():
         groups = [models[client] for client in having]
         if rule in ("mean", "norm-clipped"):
             counts = [weights[client] if rule == "mean" else 1.0 for client in having]
-            averages |= weighted_average(groups, counts, spec)
+            total = sum(counts)
+            means = [_mean([group[name] for group in groups], [count / total for count in counts]) for name in names]
         else:
-            arrays = robust([[group[name].astype(np.float64) for name in spec] for group in groups], rule, byzantine)
-            for (name, (_, dtype)), array in zip(spec.items(), arrays, strict=True):
-                averages[name] = _rounded(torch.from_numpy(np.asarray(array)), dtype)
+            means = robust([[group[name].astype(np.float64) for name in names] for group in groups], rule, byzantine)
+        for name, mean in zip(names, means, strict=True):
+            dtype = groups[0][name].dtype
+            averages[name] = np.asarray(mean if dtype.kind == "f" else np.rint(mean), dtype)
     return averages
 
 
-def weighted_average(groups: Sequence[Arrays], weights: Sequence[float], spec: Spec) -> Arrays:
-    """Return the weighted mean of groups of arrays with equal names and shapes, in the dtypes of `spec`.
-
-    float64 is summed in float64, other floats in float32, and integers (BatchNorm's counters) in float64.
-    """
-    total = float(sum(weights))
-    average: Arrays = {}
-    for name, (shape, dtype) in spec.items():
-        single = np.dtype(dtype).kind == "f" and dtype != "float64"
-        mean = torch.zeros(shape, dtype=torch.float32 if single else torch.float64)
-        for group, weight in zip(groups, weights, strict=True):
-            mean.add_(torch.from_numpy(group[name]), alpha=weight / total)
-        average[name] = _rounded(mean, dtype)
-    return average
-
-
-def _rounded(mean: torch.Tensor, dtype: str) -> Array:
-    if np.dtype(dtype).kind != "f":
-        mean.round_()
-    return mean.numpy().astype(dtype, copy=False)
+def _mean(arrays: list[Array], fractions: list[float]) -> Array:
+    """Return a weighted mean of arrays, summed in float32 or, for float64 and integers, in float64."""
+    single = arrays[0].dtype.kind == "f" and arrays[0].dtype != np.float64
+    mean = torch.zeros(arrays[0].shape, dtype=torch.float32 if single else torch.float64)
+    for array, fraction in zip(arrays, fractions, strict=True):
+        mean.add_(torch.from_numpy(array), alpha=fraction)
+    return mean.numpy()
 
 
 # ---- clipping
@@ -168,7 +139,8 @@ def cut_to_bound(
 ) -> tuple[dict[str, Arrays], list[dict[str, Any]]]:
     """Clip updates (`models` minus `starts`) to `bound` times their median norm; return models and clipping records.
 
-    If `bound` is 0, updates beyond `FURTHEST` times the median norm are clipped to the median norm.
+    If `bound` is 0, absurd updates are clipped to the median norm: those beyond 30 times the median norm and 10 times
+    the norm of `starts`.
 
     The norm is taken over all floating-point arrays of a client, running statistics included, and divided by the
     square root of their number of entries, so that networks of different sizes can be compared.
@@ -184,11 +156,11 @@ def cut_to_bound(
     return clipped, cuts
 
 
-def _toward(array: Array, before: Array | None, share: float) -> Array:
+def _toward(array: Array, before: Array | None, fraction: float) -> Array:
     if array.dtype.kind != "f":
         return array
     start = 0.0 if before is None else before.astype(np.float64)
-    return np.asarray(start + share * (array.astype(np.float64) - start), array.dtype)  # without axes it is a number
+    return np.asarray(start + fraction * (array.astype(np.float64) - start), array.dtype)  # without axes it is a number
 
 
 def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = MappingProxyType({})) -> float:
@@ -202,7 +174,7 @@ def _norm(arrays: Arrays, before: Arrays, scales: Mapping[str, float] = MappingP
 
 
 def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
-    """Return, for each client, the sum over its arrays of the distance to the nearest client's array of that name."""
+    """Return, by client, the sum over its arrays of the distance to the nearest array of that name from another one."""
     total = dict.fromkeys(sent, 0.0)
     for client, arrays in sent.items():
         for name, array in arrays.items():
@@ -211,15 +183,15 @@ def distances(sent: Mapping[str, Arrays]) -> dict[str, float]:
     return total
 
 
-def robust(clients: list[list[Array]], rule: str, share: float) -> list[Array]:
-    """Aggregate the clients' arrays by a rule that tolerates a `share` of Byzantine clients; all have equal weights.
+def robust(clients: list[list[Array]], rule: str, fraction: float) -> list[Array]:
+    """Aggregate clients' arrays, with equal weights, by a rule that tolerates this `fraction` of Byzantine clients.
 
     Rules are `median` and `trimmed-mean` of each entry (Yin et al., ICML 2018), and `krum` and `multi-krum`, which
     select whole clients (Blanchard et al., NeurIPS 2017).
     """
     count, weighted = len(clients), [(arrays, 1) for arrays in clients]
     # At least one if any are expected, but fewer than half, since no rule tolerates more.
-    byzantine = min(math.ceil(share * count), (count - 1) // 2)
+    byzantine = min(math.ceil(fraction * count), (count - 1) // 2)
     if rule == "median":
         return aggregate_median(weighted)
     if rule == "trimmed-mean":

@@ -64,16 +64,16 @@ class Federation:
         """Return a name for a client: the one that it claims, followed by a number if another node has it."""
         numbered = (f"{claimed} ({number})" for number in itertools.count(2))
         names = itertools.chain([self.earlier_name(node, claimed) or claimed, claimed], numbered)
-        if (name := next(name for name in names if name not in self.nodes)) == claimed:
-            return claimed
+        name = next(name for name in names if name not in self.nodes)
         if not plain_name(name):
             raise FedhetError(
-                f"the client's name {claimed} belongs to another node, and is too long for a number: shorten it"
+                f"another node has the name {claimed}, which is too long for a number: give this node a name of its own"
             )
-        self.run.warn_once(
-            f"node {node} takes part as client {name}, since another node has the name {claimed}: each node needs its "
-            "own partition-id (or name)"
-        )
+        if name != claimed:
+            self.run.warn_once(
+                f"node {node} takes part as client {name}, since another node has the name {claimed}: each node needs "
+                "its own partition-id (or name)"
+            )
         return name
 
     def choose(self, clients: Iterable[str]) -> list[str]:
@@ -140,6 +140,14 @@ class Federation:
         `check` raises an exception to refuse an answer. A client without a valid answer counts as failed in this round.
         """
         return self.exchange(self.messages(MessageType.QUERY, payloads, question=question), check)
+
+    def query(
+        self, nodes: Iterable[int], question: str, payload: Payload, **asked: Any
+    ) -> Iterable[tuple[int, Message]]:
+        """Send a question to nodes that are not admitted, and yield each node that replied with its reply."""
+        encoder, request = Encoder(), self.request(question=question, **asked)
+        messages = [self.message(MessageType.QUERY, node, encoder(payload), request) for node in nodes]
+        return self.by_node(self.send(messages)) if messages else ()
 
     def exchange(self, messages: Iterable[Message], check: Check | None = None) -> dict[str, Reply]:
         """Send messages, and return the valid replies by client (see `receive`)."""

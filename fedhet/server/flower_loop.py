@@ -41,23 +41,17 @@ def _argument(name: str) -> property:
 class FlowerLoop(Hooks[P, S], Strategy):
     """Runs a strategy in Flower's loop, which calls its hooks for each round, such as `configure_train`.
 
-    Attributes:
-        evaluate_last: evaluates all clients after the last round.
-        private_wrapper: Flower's strategy for differential privacy around this one, if any.
+    `private_wrapper` is Flower's strategy for differential privacy around this one, if any.
     """
 
     evaluate_last: Callable[[], MetricRecord]
     _restart: Callable[[], None]
     _running: Callable[[Grid, ArrayRecord | None], AbstractContextManager[None]]
     _check_that_rounds_counted: Callable[[], None]
-    fraction_train = _argument("fraction_train")
-    fraction_evaluate = _argument("fraction_evaluate")
-    min_train_nodes = _argument("min_train_nodes")
-    min_evaluate_nodes = _argument("min_evaluate_nodes")
-    min_available_nodes = _argument("min_available_nodes")
-    weighted_by_key = _argument("weighted_by_key")
-    arrayrecord_key = _argument("arrayrecord_key")
-    configrecord_key = _argument("configrecord_key")
+    fraction_train, fraction_evaluate = _argument("fraction_train"), _argument("fraction_evaluate")
+    min_train_nodes, min_evaluate_nodes = _argument("min_train_nodes"), _argument("min_evaluate_nodes")
+    min_available_nodes, weighted_by_key = _argument("min_available_nodes"), _argument("weighted_by_key")
+    arrayrecord_key, configrecord_key = _argument("arrayrecord_key"), _argument("configrecord_key")
     fresh = True
     private_wrapper: PrivateWrapper | None = None
     _flowers_loop: ExitStack | None = None  # the contexts of a run
@@ -77,12 +71,16 @@ class FlowerLoop(Hooks[P, S], Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord | None, evaluate_fn: EvaluateFunction | None
     ) -> Result:
         """Run `Strategy.start` of Flower, which calls the hooks that a user's subclass overrides."""
+
+        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            return evaluate_fn(round, arrays) if evaluate_fn and arrays and self.makes_global_model else None
+
         self._begin(grid, initial_arrays)
         with self._in_flowers_loop():
             run, first = self.run, encode_arrays(self.global_arrays(), flower=True)
             self._arrays = (first,)
             configs = ConfigRecord(run.train_config), ConfigRecord(run.evaluate_config)
-            result = Strategy.start(self, grid, first, run.config.rounds, run.config.timeout, *configs, evaluate_fn)
+            result = Strategy.start(self, grid, first, run.config.rounds, run.config.timeout, *configs, evaluate)
             if self._flowers_loop:  # aggregate_evaluate of a subclass did not call super()
                 self._complete()
         return result

@@ -1,23 +1,21 @@
 """The handshake, which admits clients whose networks and data the method can combine."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective, is_complete
-from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import Encoder, MessageType, name_in, read_reply
+from fedhet.flower import name_in, read_reply
 from fedhet.flower.insides import simulated
-from fedhet.messages import Arrays, Payload, Reply, Spec, check, check_finite, check_room
+from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.arrays import bytes_of, difference
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
 from fedhet.methods.keys import OwnPart
 from fedhet.results.state import ClientRecord
-from fedhet.server.federation import Federation, reason_of
-from fedhet.server.run import Run
+from fedhet.server.federation import reason_of
+from fedhet.server.round import Common, Hooks
 from fedhet.utils.files import state_folder
 from fedhet.utils.statistics import in_order
 from fedhet.utils.text import log
@@ -29,36 +27,16 @@ UNSEEN = 2**26
 """Bytes of the largest network that the server makes from a client's claim; a client must send a larger one first."""
 
 
-class Common(NamedTuple):
-    """A value that must be equal for all clients of a run; `remedy` is advice for a client with another value."""
-
-    value: int | str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Admission:
-    """The hooks of a method that the handshake calls, and the method's `copies` (see `fedhet.server.round.Hooks`)."""
-
-    public_dataset: Callable[[], PublicDataset | None]
-    common: Callable[[Reply], Mapping[str, Common]]
-    admit: Callable[[Reply], None]
-    first_arrays: Callable[[Spec], Arrays | None]
-    copies: int
-
-
 class Handshake:
     """Asks new nodes for a description of their client (`Report`), and admits clients that can be combined.
 
     If values that must be equal for all clients differ, the majority of the first clients decides.
     """
 
-    def __init__(self, run: Run, federation: Federation, hooks: Admission) -> None:
-        self.run, self.federation, self.hooks = run, federation, hooks
+    def __init__(self, strategy: Hooks[Any, Any]) -> None:
+        self.strategy, self.run, self.federation = strategy, strategy.run, strategy.federation
         self._refused: set[int] = set()  # nodes whose client cannot take part
         self._waiting: set[int] = set()  # nodes of unseen clients
-        self._arrays: dict[str, tuple[tuple[int, ...], str, str]] = {}  # shape, dtype and first owner by shared key
-        self._own: set[OwnPart] = {"data", "model"} if self.run.model else {"data"}  # that all clients have
 
     def admit(self, *, unseen: bool = False) -> None:
         """Admit new nodes as clients; with `unseen`, also the unseen clients, which join after the last round.
@@ -92,16 +70,15 @@ class Handshake:
 
     def _check_settings(self) -> None:
         """Apply `train_config`; raise a ConfigError if keys have no effect because clients have their own data."""
-        known = self.federation.known.values()
-        if not self.run.trains_clients and any(not reply.report.wrapped for reply in known):
-            self.run.trains_clients = True
+        known = [reply.report for reply in self.federation.known.values()]
+        if not all(report.wrapped for report in known):
             self.run.apply_train_config()
         config = self.run.config
         chosen = {key for key in config.chosen if not key.startswith("public-")}  # the server may have its own
         if not (complete := is_complete(config.chosen)):
-            effective(config, self.run.traits, chosen, self._own)
-        statistics = any(reply.report.normalised for reply in known)
-        if "batch-norm" in chosen and config.batch_norm != "aggregate" and not statistics:
+            own: set[OwnPart] = {"model"} if self.run.model else set()
+            effective(config, self.run.traits, chosen, own | {"data"} if all(each.own_data for each in known) else own)
+        if "batch-norm" in chosen and config.batch_norm != "aggregate" and not any(each.normalised for each in known):
             message = (
                 f"batch-norm = {config.batch_norm} has no effect, since no client's network has running statistics, as "
                 "BatchNorm has: leave it out"
@@ -119,7 +96,7 @@ class Handshake:
         it has left (see `Federation.name_for`).
         """
         run, federation = self.run, self.federation
-        public = self.hooks.public_dataset()
+        public = self.strategy.public_dataset()
         payload = Payload() if public is None else with_public_dataset(public)
         opened = self._opened(new, payload, unseen=unseen)
         claimed = federation.nodes.keys() & {reply.client for _, reply in opened.values()}
@@ -141,14 +118,11 @@ class Handshake:
 
     def _opened(self, nodes: Iterable[int], payload: Payload, *, unseen: bool) -> dict[int, tuple[Hashable, Reply]]:
         """Return the kind (see `_kind`) and the valid reply of each node that is asked for a `Report`."""
-        run, federation, encoder = self.run, self.federation, Encoder()
-        request = federation.request(question=HANDSHAKE, begun=bool(run.state.clients))
-        messages = [federation.message(MessageType.QUERY, node, encoder(payload), request) for node in nodes]
         opened: dict[int, tuple[Hashable, Reply]] = {}
-        for node, message in federation.by_node(federation.send(messages)) if messages else ():
+        for node, message in self.federation.query(nodes, HANDSHAKE, payload, begun=bool(self.run.state.clients)):
             try:
                 reply = read_reply(message)
-                if not unseen and _comes_last(reply, run.config.unseen_clients):
+                if not unseen and _comes_last(reply, self.run.config.unseen_clients):
                     self._waiting.add(node)
                     continue
                 opened[node] = self._kind(reply), reply
@@ -171,11 +145,11 @@ class Handshake:
         if report.common:
             remedy = "return the same examples as `common` for all clients, or leave it out"
             common["common test set"] = Common(report.common, remedy)
-        if report.public and traits.public != "none" and self.hooks.public_dataset() is None:
+        if report.public and traits.public != "none" and self.strategy.public_dataset() is None:
             common["digest of the public dataset"] = Common(
                 report.public, "all need the same examples in the same order"
             )
-        return common | dict(self.hooks.common(reply))
+        return common | dict(self.strategy.common(reply))
 
     def _kind(self, reply: Reply) -> Hashable:
         """Return a hashable value that is equal for clients whose networks and common values fit together."""
@@ -186,17 +160,15 @@ class Handshake:
         return self.run.config.test_on != "local" and not reply.report.common_test
 
     def _check_size(self, node: int, reply: Reply) -> None:
-        """Check that the server has memory for a client's network; a large one must be sent, not only claimed."""
-        run, spec = self.run, reply.report.spec
-        check_room(self.hooks.copies * bytes_of(spec), "the server needs memory for the client's network:")
-        if not self.hooks.copies or bytes_of(spec) <= UNSEEN:
+        """Check that the server has memory for a client's network, which the client must send first if it is large."""
+        spec, copies = reply.report.spec, self.strategy.copies
+        check_room(copies * bytes_of(spec), "the server needs memory for the client's network:")
+        if not copies or bytes_of(spec) <= UNSEEN:
             return
-        federation, request = self.federation, self.federation.request(question=FIRST)
-        messages = [federation.message(MessageType.QUERY, node, Encoder()(Payload()), request)]
-        for _, message in federation.by_node(federation.send(messages)):
+        for _, message in self.federation.query([node], FIRST, Payload()):
             sent = read_reply(message)
             check(sent.arrays.get("model", {}), spec, "the client's network")
-            run.round.up[reply.client] += sent.payload.nbytes
+            self.run.round.up[reply.client] += sent.payload.nbytes
             return
         raise FedhetError("the client did not send its network, which is needed for its admission: see its log")
 
@@ -225,11 +197,7 @@ class Handshake:
         )
         known.examples = reply.examples
         self.federation.admit(reply, node, claimed)
-        for key, (shape, dtype) in report.spec.items():
-            self._arrays.setdefault(key, (shape, dtype, report.client))
         run.metric, run.own_data = report.metric, run.own_data or report.own_data
-        if not report.own_data:
-            self._own.discard("data")
         run.noise[report.client] = report.noise
         if report.device not in run.devices:
             run.devices.append(report.device)
@@ -239,15 +207,16 @@ class Handshake:
     def _check_network(self, spec: Spec) -> None:
         """Raise a FedhetError if a client's shared arrays differ from other clients' more than the method allows."""
         method, traits, known = self.run.method.name, self.run.traits, self.federation.specs
-        client, other = next(iter(known.items()), ("", spec))
+        first, other = next(iter(known.items()), ("", spec))
         if traits.alike == "equal" and spec != other:
             raise FedhetError(
-                f"{method} needs equal architectures, and this client's differs from client {client}'s: "
+                f"{method} needs equal architectures, and this client's differs from client {first}'s: "
                 f"{difference(spec, other)}; layer-average, or fedproto with fedproto.width, accepts different networks"
             )
         one_shape = traits.alike not in ("widths", "parts")
-        for key, (shape, dtype) in spec.items() if traits.shares.averaged else ():
-            known_shape, known_dtype, client = self._arrays.get(key, (shape, dtype, ""))
+        for key, own in spec.items() if traits.shares.averaged else ():
+            client, theirs = next(((client, known[client][key]) for client in known if key in known[client]), ("", own))
+            (shape, dtype), (known_shape, known_dtype) = own, theirs
             if dtype != known_dtype or (one_shape and shape != known_shape):
                 raise FedhetError(
                     f"{method} averages {key} over clients, but this client's is {dtype}{list(shape)} and client "
@@ -269,16 +238,16 @@ class Handshake:
             if traits.public != "none":
                 digest, size = self._public_dataset(reply)
                 state.public, state.public_size = state.public or digest, state.public_size or size
-            self.hooks.admit(reply)
+            self.strategy.admit(reply)
         if traits.shares.averaged and not joining:
             known = state.model | self.run.initial
             missing = {key: each for key, each in reply.report.spec.items() if key not in known}
-            if missing and (first := self.hooks.first_arrays(missing)) is not None:
+            if missing and (first := self.strategy.first_arrays(missing)) is not None:
                 state.model = state.model | first
 
     def _public_dataset(self, reply: Reply) -> tuple[str, int]:
         """Return digest and size of the public dataset, the server's or the client's; raise if there is none."""
-        report, public = reply.report, self.hooks.public_dataset()
+        report, public = reply.report, self.strategy.public_dataset()
         if public is not None:
             return public.digest, len(public)
         if report.public:

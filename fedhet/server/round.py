@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, Generic, TypeVar, cast
+from typing import ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from torch import nn
 
@@ -19,7 +19,6 @@ from fedhet.methods.options import Config, Options
 from fedhet.results.state import State
 from fedhet.server.aggregation import Aggregator, average_shared, distances
 from fedhet.server.federation import Federation
-from fedhet.server.handshake import Common, Handshake
 from fedhet.server.reporter import Reporter
 from fedhet.server.run import Round, Run
 from fedhet.utils.randomness import numpy_generator
@@ -28,6 +27,13 @@ from fedhet.utils.text import log
 
 P = TypeVar("P", bound=Options)
 S = TypeVar("S", bound=State)
+
+
+class Common(NamedTuple):
+    """A value that must be equal for all clients of a run; `remedy` is advice for a client with another value."""
+
+    value: int | str
+    remedy: str
 
 
 class Hooks(Generic[P, S]):
@@ -46,7 +52,7 @@ class Hooks(Generic[P, S]):
     federation: Federation
     aggregator: Aggregator
     reporter: Reporter
-    _handshake: Handshake
+    _admit_clients: Callable[..., None]  # `Handshake.admit`
 
     def run_round(self, round: int) -> MetricRecord:
         """Run one round of training, or the closing round after the last one, and return its metrics."""
@@ -99,10 +105,10 @@ class Hooks(Generic[P, S]):
         return {}
 
     def admit(self, reply: Reply) -> None:
-        """Keep the values that the method needs from a client's first handshake, or raise an exception to refuse it."""
+        """Store what the method needs from a client's first handshake in `state`; raise an exception to refuse it."""
 
     def first_arrays(self, missing: Spec) -> Arrays | None:
-        """Return initial values of the shared arrays in `missing`, or None (the default) to use the clients'."""
+        """Return initial values of the shared arrays in `missing`; None, the default, if clients' weights are used."""
         return None
 
     def first_model(self, reply: Reply) -> Arrays:
@@ -208,7 +214,7 @@ class Hooks(Generic[P, S]):
         named_alike = run.traits.networks != "any"  # else methods may share arrays under names of their own
         if named_alike and unknown and len(unknown) == len(run.initial):
             raise ConfigError(
-                f"initial_arrays has none of the arrays that clients share ({', '.join([*shared][:3])}, ...), but "
+                f"initial_arrays has none of the arrays that clients share ({', '.join([*shared][:3])}, ...); it has "
                 f"{', '.join(unknown[:3])}: pass ArrayRecord(model.state_dict()) of the clients' model"
             )
         if unknown and not state.round:
@@ -238,7 +244,7 @@ class Hooks(Generic[P, S]):
                     yield client
 
         def ask(senders: float) -> None:
-            """Ask until this many clients, or all that have it, sent each array."""
+            """Ask until each array was sent by this many clients, or by all clients that have it."""
             while asked := [*lacking(senders)]:
                 self.federation.ask(FIRST, dict.fromkeys(asked, Payload()), keep)
 
@@ -252,8 +258,7 @@ class Hooks(Generic[P, S]):
                 model = sent[client] | model
         else:
             ask(math.inf)
-            wholes = {c: {key: (a.shape, specs[c][key][1]) for key, a in model.items()} for c, model in sent.items()}
-            model = average_shared(sent, dict.fromkeys(sent, 1.0), wholes, "krum", self.config.byzantine)
+            model = average_shared(sent, dict.fromkeys(sent, 1.0), "krum", self.config.byzantine)
         state.model = as_declared(model, specs.values()) | state.model
         if not state.model:
             raise FedhetError(f"no client sent its initial weights:\n{self.run.round.reasons()}")
@@ -261,7 +266,7 @@ class Hooks(Generic[P, S]):
     def _open(self, round: Round) -> dict[str, Payload]:
         """Begin a round: admit clients that come late, and return the payloads for the clients that train."""
         self.run.round = round
-        self._handshake.admit()
+        self._admit_clients()
         self._prepare()
         chosen = self.federation.choose(self.state.clients if round.closing else self.participants(round.number))
         payloads = self._payloads(chosen, partial(self.configure_fit, round.number), "configure_fit")

@@ -17,7 +17,7 @@ from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError, ModelError
-from fedhet.flower import ArrayRecord, Grid, Message, decode_arrays
+from fedhet.flower import Grid, Message
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.privacy import PrivacyLedger
 from fedhet.messages import Arrays, Reply, difference, spec_of
@@ -76,8 +76,7 @@ class Run:
         flower_options: arguments of Flower's `FedAvg` with the same meaning here.
         train_config: entries for the clients' train functions and mods, which are sent unchanged.
         evaluate_config: entries for the clients' evaluate functions, which are sent unchanged.
-        trains_clients: whether some client trains with fedhet's loop, for which `train_config` sets keys.
-        told: warnings logged so far, in order.
+        told: texts of the warnings logged so far, in order.
         noise: noise multiplier of each client's `LocalDpMod` (Flower's local differential privacy); 0 without it.
         privacy: record of the privacy budget spent, if Flower's differential privacy is used, or else None.
     """
@@ -96,7 +95,6 @@ class Run:
     flower_options: FlowerOptions = field(default_factory=FlowerOptions)
     train_config: dict[str, Any] = field(default_factory=dict)
     evaluate_config: dict[str, Any] = field(default_factory=dict)
-    trains_clients: bool = False
     told: list[str] = field(default_factory=list)
     noise: dict[str, float] = field(default_factory=dict)
     privacy: PrivacyLedger | None = None
@@ -133,19 +131,9 @@ class Run:
         """
         flower_names.check_sent(argument, sent or {})
         setattr(self, argument, dict(sent or {}))
-        self.apply_train_config()
-
-    def take_initial(self, arrays: ArrayRecord | None) -> None:
-        """Keep the initial arrays from the caller, or log a warning if the method does not use them."""
-        used = self.traits.averages_model
-        self.initial = decode_arrays(arrays) if arrays and used else {}
-        if arrays and not used:
-            self.warn_once(f"initial_arrays have no effect, since clients of {self.method.name} share no model")
 
     def apply_train_config(self) -> None:
-        """Set the keys of fedhet's training loop that `train_config` has, if some client trains with this loop."""
-        if not self.trains_clients:
-            return
+        """Set the keys of fedhet's training loop that `train_config` has, for clients that train with this loop."""
         flat = self.config.flat()
         ours = flower_names.for_training(self.train_config, flat)
         self.override({key: value for key, value in ours.items() if flat[key] != value})

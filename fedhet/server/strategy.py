@@ -15,7 +15,7 @@ from fedhet.config.flower_names import FlowerOptions, settings_of
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, encode_arrays
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, decode_arrays, encode_arrays
 from fedhet.flower.insides import simulated
 from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages import Reply
@@ -28,7 +28,7 @@ from fedhet.results.recorder import RunDirectory, recorded
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation, await_nodes
 from fedhet.server.flower_loop import OFFERED, EvaluateFunction, FlowerLoop
-from fedhet.server.handshake import Admission, Handshake
+from fedhet.server.handshake import Handshake
 from fedhet.server.reporter import Reporter, unseen_clients
 from fedhet.server.round import P, S
 from fedhet.server.run import Round, Run, named, run_folder
@@ -81,16 +81,14 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self._new_run = partial(Run, self.method, config, public=dataset, model=function, flower_options=options)
         self._renew(observers)
 
-    def _renew(self, observers: Sequence[Observer], before: PrivacyLedger | None = None) -> None:
-        """Create the objects for a new run; `before` is the privacy budget spent in earlier runs."""
-        state = self.state_class(run=uuid.uuid4().hex)
-        self.run = self._new_run(state=state, privacy=before)
+    def _renew(self, observers: Sequence[Observer], spent: PrivacyLedger | None = None) -> None:
+        """Create the objects for a new run; `spent` is the privacy budget of earlier runs."""
+        self.run = self._new_run(state=self.state_class(run=uuid.uuid4().hex), privacy=spent)
         self.federation = Federation(self.run)
         self.aggregator = Aggregator(self.run, self.federation)
         self.reporter = Reporter(self.run, self.size_of, observers)
         self.federation.answered = self.reporter.answered
-        hooks = Admission(self.public_dataset, self.common, self.admit, self.first_arrays, self.copies)
-        self._handshake = Handshake(self.run, self.federation, hooks)
+        self._admit_clients = Handshake(self).admit
         self.fresh, self.private_wrapper = True, None
 
     def _restart(self) -> None:
@@ -135,7 +133,12 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.run.override({key: value for key, value in overrides.items() if value is not None})
         self.run.take("train_config", train_config)
         self.run.take("evaluate_config", evaluate_config)
-        evaluate = self._evaluator(evaluate_fn)
+        evaluate = evaluate_fn or self.on_common_test
+        if evaluate_fn and not self.makes_global_model:
+            self.run.warn_once(
+                f"evaluate_fn is not called, since {self.method.name} has no global model: clients evaluate their own "
+                "models, and the result has their metrics"
+            )
         if initial_arrays is not None and not isinstance(initial_arrays, ArrayRecord):
             raise ConfigError(
                 f"initial_arrays must be a flwr.app.ArrayRecord, such as ArrayRecord(model.state_dict()), not a "
@@ -162,7 +165,12 @@ class FederatedStrategy(FlowerLoop[P, S]):
     def _running(self, grid: Grid, initial_arrays: ArrayRecord | None, *, lines: bool = False) -> Iterator[None]:
         """Context of a run, which begins with the handshake; it is recorded, and printed if `lines`."""
         with self._recording(grid, lines), self.reporter.watching():
-            self.run.take_initial(None if self.state.round else initial_arrays)
+            if initial_arrays and not self.state.round:
+                if self.traits.averages_model:
+                    self.run.initial = decode_arrays(initial_arrays)
+                else:
+                    name = self.method.name
+                    self.run.warn_once(f"initial_arrays have no effect, since clients of {name} share no model")
             self.handshake(grid)
             self.reporter.started()
             yield
@@ -190,11 +198,11 @@ class FederatedStrategy(FlowerLoop[P, S]):
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
         fresh = not self.state.clients
         self.federation.grid, self.run.round = grid, Round()
-        self._handshake.admit()
+        self._admit_clients()
         present = self.federation.nodes
         if len(present) < least:
             raise FedhetError(
-                f"{len(present)} clients can take part: start at least {least}, or lower min-clients:\n"
+                f"clients that can take part: {len(present)}; start at least {least}, or lower min-clients:\n"
                 f"{self.run.round.reasons('no more nodes came')}"
             )
         gone = [client for client in self.state.clients if client not in present]
@@ -215,7 +223,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         """Start the accounting of this run's privacy budget, in addition to the strategy's earlier runs."""
         run, earlier = self.run, self.run.privacy
         if wrapper := self.private_wrapper:
-            run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, before=earlier)
+            run.privacy = wrapper_ledger(wrapper, run.traits, mean=self.aggregator.plain, earlier=earlier)
         elif any(run.noise.values()):
             run.privacy = mod_ledger(run.noise, run.traits, 0 if earlier else self.state.round, earlier)
         elif earlier:
@@ -225,7 +233,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
         """Evaluate all clients after the last round, admit unseen clients, and return metrics."""
         run, federation = self.run, self.federation
         run.round = Round(run.last_round + 1, final=True)
-        self._handshake.admit()
+        self._admit_clients()
         replies = federation.exchange(self._evaluation(list(federation.nodes)))
         if not self.config.unseen_clients:
             return self.reporter.record(replies, {})
@@ -237,7 +245,7 @@ class FederatedStrategy(FlowerLoop[P, S]):
 
     def _join_unseen(self) -> dict[str, Reply]:
         known = set(self.federation.nodes)
-        self._handshake.admit(unseen=True)
+        self._admit_clients(unseen=True)
         new = [client for client in self.federation.nodes if client not in known]
         payloads = self._payloads(new, partial(self.evaluation_payloads, amid_training=False), "evaluation_payloads")
         if self.traits.communicates:
@@ -248,26 +256,6 @@ class FederatedStrategy(FlowerLoop[P, S]):
         self.run.round.training = frozenset(payloads)
         return self.federation.ask(JOIN, payloads) if payloads else {}
 
-    def _evaluator(self, function: EvaluateFunction | None) -> EvaluateFunction | None:
-        """Return the user's `evaluate_fn` with a check of its result, or None if the method has no global model."""
-        if function is None:
-            return self.on_common_test
-        if not self.makes_global_model:
-            self.run.warn_once(
-                f"evaluate_fn is not called, since {self.method.name} has no global model: clients evaluate their own "
-                "models, and the result has their metrics"
-            )
-            return None
-
-        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = function(round, arrays) if arrays else None
-            if metrics is not None and not isinstance(metrics, MetricRecord):
-                kind = type(metrics).__name__
-                raise ConfigError(f"evaluate_fn must return a flwr.app.MetricRecord or None, but returned a {kind}")
-            return metrics
-
-        return evaluate
-
     def _evaluate_globally(self, function: EvaluateFunction | None, result: Result) -> None:
         """Evaluate the global model at the server with `function`, for the record of the next round."""
         round, common = self.state.round, None
@@ -275,6 +263,9 @@ class FederatedStrategy(FlowerLoop[P, S]):
             with seeded(self.config.seed, "evaluation", "server"):
                 common = function(round, encode_arrays(self.global_arrays(), flower=True))
             if common is not None:
+                if not isinstance(common, MetricRecord):
+                    kind = type(common).__name__
+                    raise ConfigError(f"evaluate_fn must return a flwr.app.MetricRecord or None, but returned a {kind}")
                 result.evaluate_metrics_serverapp[round] = common
         self.reporter.on_common_test = common
 

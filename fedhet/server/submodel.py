@@ -22,7 +22,7 @@ from fedhet.methods.included.submodels import SubmodelOptions
 from fedhet.methods.sharing import Units
 from fedhet.results.state import State
 from fedhet.server.aggregation import average_shared
-from fedhet.server.handshake import Common
+from fedhet.server.round import Common
 from fedhet.server.strategy import FederatedStrategy
 
 Indices = NDArray[np.intp]
@@ -78,13 +78,11 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         return parts_of(self.state.network, units, self._widths(client), self.run.round.number) if units else {}
 
     def payload_for(self, client: str) -> Payload:
-        spec, parts = self.federation.specs[client], self.parts(client)
-
-        def part() -> Arrays:
-            return cut({key: array for key, array in self.state.model.items() if key in spec}, parts)
-
-        key = tuple(spec), self._widths(client), self.run.round.number
-        model = self.aggregator.once(key, part)
+        shared, spec = self.state.model, self.federation.specs[client]
+        model = self.aggregator.once(
+            (tuple(spec), self._widths(client), self.run.round.number),
+            lambda: cut({key: shared[key] for key in shared if key in spec}, self.parts(client)),
+        )
         return Payload({"model": model} if model else {})
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
@@ -98,12 +96,10 @@ class SubmodelStrategy(FederatedStrategy[P, T]):
         self, models: Mapping[str, Arrays], weights: Mapping[str, float], parts: Mapping[str, Parts]
     ) -> Arrays:
         """Average each entry of the arrays over clients whose `parts` have it; other entries keep their value."""
-        before, rule = self.state.model, (self.config.aggregation, self.config.byzantine)
+        before, config = self.state.model, self.config
         models = self.aggregator.clipped(models, {client: cut(before, parts[client]) for client in models})
-        if not any(parts.values()):
-            return average_shared(models, weights, self.federation.specs, *rule)
-        pieces, specs, places = split(models, self.federation.specs, parts, before)
-        return joined(average_shared(pieces, weights, specs, *rule), places, before)
+        pieces, places = split(models, parts, before)
+        return joined(average_shared(pieces, weights, config.aggregation, config.byzantine), places, before)
 
     # ---- results
 
@@ -174,14 +170,13 @@ def cut(arrays: Arrays, parts: Parts) -> Arrays:
 
 
 def split(
-    models: Mapping[str, Arrays], specs: Mapping[str, Spec], parts: Mapping[str, Parts], wholes: Arrays
-) -> tuple[dict[str, Arrays], dict[str, Spec], dict[str, tuple[str, Place]]]:
+    models: Mapping[str, Arrays], parts: Mapping[str, Parts], wholes: Arrays
+) -> tuple[dict[str, Arrays], dict[str, tuple[str, Place]]]:
     """Split clients' arrays into pieces, such that each client has either all entries of a piece or none.
 
-    Return pieces and their specifications, by client and name, and by name the key and the place in the split array.
+    Return each client's pieces by name, and for each name the array's key and the piece's index in the whole array.
     """
     pieces: dict[str, Arrays] = {client: {} for client in models}
-    kinds: dict[str, Spec] = {client: {} for client in models}
     places: dict[str, tuple[str, Place]] = {}
     for key in dict.fromkeys(key for model in models.values() for key in model):
         by_client = {client: parts.get(client, {}).get(key) for client, model in models.items() if key in model}
@@ -198,9 +193,8 @@ def split(
             name = str(len(places))
             places[name] = key, place
             for client in owners:
-                pieces[client][name] = piece = np.asarray(arrays[client][place], order="C")
-                kinds[client][name] = piece.shape, specs[client][key][1]
-    return pieces, kinds, places
+                pieces[client][name] = np.asarray(arrays[client][place], order="C")
+    return pieces, places
 
 
 def joined(pieces: Arrays, places: Mapping[str, tuple[str, Place]], before: Arrays) -> Arrays:

@@ -1,10 +1,12 @@
 """Which methods can serve clients: asked of the registry, the methods and the clients, with nothing listed by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from fedhet.comparing.candidates import ask
+from fedhet.comparing.candidates import CONTROLS, ask
 from fedhet.config import configuration, validation
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError
@@ -14,7 +16,13 @@ DIGITS = {"preset": "fedhenn/digits", "clients": 2, "public-samples": 20, "sampl
 
 
 def asked(*methods, base=DIGITS, functions=UserFunctions(), allow=None):  # noqa: B008 - it is frozen
-    return ask(methods, base, functions, seed=0, allow=allow)
+    choices, refused = ask(methods, base, functions, allow=allow)
+    return SimpleNamespace(choices=choices, refused=refused)
+
+
+def test_controls_are_the_methods_without_exchange():
+    configs = {name: configuration.resolve({"method": name}) for name in registry.own_methods()}
+    assert {name for name, config in configs.items() if not registry.traits(config).communicates} == {*CONTROLS}
 
 
 def test_every_method_serves_or_says_why_not():
@@ -22,8 +30,6 @@ def test_every_method_serves_or_says_why_not():
     assert found.choices.keys() | found.refused.keys() == {*registry.methods()}
     assert not found.choices.keys() & found.refused.keys()
     assert {"local", "fedhenn", "fedmd", "layer-average"} <= found.choices.keys()
-    assert {"local", "label-spreading"} <= found.alone
-    assert not {"fedhenn", "fedmd"} & found.alone
     assert "needs equal architectures, not cnn-1-1" in found.refused["fedavg"]
     assert "needs labels of the public dataset" in asked("fedharm", allow="descriptors").refused["fedharm"]
     assert "head.weight" in found.refused["lg-fedavg"]

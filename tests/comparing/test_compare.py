@@ -60,7 +60,7 @@ def test_failed_runs_are_named(comparison):
     assert [len(result.outcomes) for result in comparison.done.results] == [1, 1, 0]
     assert "local-seed1: 3 of 10 clients replied, 5 are needed</pre>" in comparison.done._repr_html_()
     for page in ("comparison.md", "comparison.html"):
-        assert "fedavg-seed1 failed: client 3: its model has no head" in (comparison.folder / page).read_text()
+        assert "fedavg-seed1: client 3: its model has no head" in (comparison.folder / page).read_text()
     assert "fedhenn-seed0: the process ended with exit code 137" in message
     assert "fedavg-seed1: client 3: its model has no head" in message
     assert "local-seed0: ZeroDivisionError: no clients in round 4" in message
@@ -95,9 +95,9 @@ def test_runs_with_other_settings_stay(comparison):
     comparison.calls()
     with pytest.raises(ConfigError) as caught:
         comparison.go(methods=("local", "fedavg", "fedhenn"), seeds=(0,), settings=SETTINGS | {"local-epochs": 5})
-    assert "local-seed0 holds a run with other settings (" in str(caught.value)
+    assert "local-seed0: holds a run with other settings (" in str(caught.value)
     assert "local-epochs = 3 instead of 5" in str(caught.value)
-    assert "fedavg-seed0 exists and is not a run directory" in str(caught.value)
+    assert "fedavg-seed0: exists and is not a run directory" in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
     assert comparison.calls() == []
 

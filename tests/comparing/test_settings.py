@@ -1,8 +1,5 @@
 """The settings that methods of a comparison share, and where their own keys come from."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,8 +9,6 @@ from fedhet.config import configuration
 from fedhet.config.toml import to_toml
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError
-from fedhet.methods import registry
-from fedhet.methods.options import fields_of
 
 FEDMA = {"preset": "fedma/digits", "clients": 2, "fedma.passes": 2}
 
@@ -115,39 +110,6 @@ def test_own_keys_come_from_presets():
     assert shared(["fedproto"], complete).settings("fedproto", 0).options.width == 0
 
 
-PARTS = ["heterofl", "fedrolex", "fjord", "depthfl"]
-
-
-def sizes(found):
-    of = {name: found.settings(name, 0).options for name in found.own}
-    return [getattr(each, f"{each.size_name}s", None) for each in of.values()]
-
-
-def test_shared_keys_are_set_once():
-    found = shared([*PARTS, "fedavg"], {"preset": "fedavg/digits", "heterofl": {"widths": "1,0.5"}})
-    assert sizes(found) == ["1,0.5", "1,0.5", "1,0.5", "4,2", None]
-    found = shared([*PARTS[1:], "x=heterofl,heterofl.widths=1,0.2"], {"heterofl.widths": "1,0.5", "fjord.widths": "1"})
-    assert sizes(found)[1:] == [
-        "1",
-        "4,3,2,1",
-        "1,0.2",
-    ]  # each has its own, and fedrolex's is not said: it was set twice
-    assert sizes(found)[0] == configuration.resolve({"method": "fedrolex"}).options.widths
-
-
-def test_shared_keys_are_on_the_page():
-    owners = {}
-    for name in registry.own_methods():
-        for key, field in fields_of(registry.method(name).Options).items():
-            owners.setdefault((id(field), key), set()).add(name)
-    several = {key: names for (_, key), names in owners.items() if len(names) > 1}
-    page = (Path(__file__).parents[2] / "fedhet" / "comparing" / "README.md").read_text(encoding="utf-8")
-    table = [line.split(" | ") for line in page.split("| methods | keys |")[1].split("\n\n")[0].splitlines()[2:]]
-    named = {key: re.findall("`(.+?)`", row[0]) for row in table for key in re.findall("`(.+?)`", row[1])}
-    assert several.keys() <= named.keys()
-    assert [key for key, names in several.items() if not names <= {*named[key]}] == []
-
-
 def test_hypernetworks_have_their_own_optimiser():
     own = 'optimizer = "adam", learning-rate = 0.005'
 
@@ -195,15 +157,12 @@ def test_keys_without_effect_are_refused():
 def test_each_variant_suits_a_users_models_and_data():
     part = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     functions = UserFunctions(model=lambda client: None, data=lambda client: (part, part, part[0]))
-    found = shared(["local", "flha-ghn", "fedmd"], {"preset": "fedhenn/digits"}, functions)
+    found = shared(["local", "flha-ghn"], {"preset": "fedhenn/digits"}, functions)
     assert {found.settings(variant, 0).dataset for variant in found.own} == {"own"}
     assert {found.settings(variant, 0).partition for variant in found.own} == {"iid"}
     assert found.settings("flha-ghn", 0).options.head == "tiled"
-    assert found.settings("fedmd", 0).options.public_epochs == 0
     keys = [note.partition(" = ")[0] for note in found.notes if "hypernetwork" not in note]
-    assert keys == ["flha-ghn: learning-rate", "flha-ghn: flha-ghn.head", "fedmd: fedmd.public-epochs"]
-    chosen = shared(["fedmd"], {"fedmd.public_epochs": 3}, functions)
-    assert chosen.settings("fedmd", 0).options.public_epochs == 3
+    assert keys == ["flha-ghn: learning-rate", "flha-ghn: flha-ghn.head"]
 
 
 def test_folders_of_users_data(tmp_path):

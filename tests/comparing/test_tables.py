@@ -15,10 +15,10 @@ from fedhet.comparing.measures import (
     MEASURES,
     RunOutcome,
     VariantResult,
-    _with_gains,
     corrected_p_values,
     holm,
     is_local,
+    outcome,
     paired_difference,
     verdict,
 )
@@ -80,8 +80,8 @@ def test_a_comparison_has_a_verdict():
     )
     local = result("local", base)
     assert verdict([local, worse, same, better], local) == (
-        "fedhenn beats training alone by 0.140 [0.122, 0.158]; fedproto is not significantly different from training "
-        "alone; fd is worse than training alone by 0.200 [0.182, 0.218]."
+        "fedhenn beats training alone by 0.140 [0.122, 0.158]; fd is worse than training alone by 0.200 "
+        "[0.182, 0.218]; not significantly different from training alone: fedproto."
     )
     assert verdict([same, better], same).startswith("fedhenn beats fedproto by 0.140")
     few = [result(name, {0: 0.5, 1: 0.6}) for name in ("local", "fedavg")]
@@ -162,26 +162,32 @@ def test_names_stay_whole_in_narrow_tables(terminal):
     console = Console(file=StringIO(), width=60, force_terminal=terminal)
     Execution(print, 1, console).show(TerminalTable(separate_tables(results, LOCAL)[0]))
     heading, _, *lines = console.file.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["local", "nearest-neighbour"]
+    assert [line.split()[0] for line in lines[:2]] == ["local", "nearest-neighbour"]
     assert (max(map(len, lines)) <= 60) == terminal
+    assert lines[2:] == (["(no room for models, seeds, global, p: see comparison.md)"] if terminal else [])
     assert ("models" in heading) == (not terminal)
 
 
-def with_clients(name, accuracies):
+def with_clients(name, accuracies, alone):
     """Three seeds of a variant, whose clients have these accuracies after the last round."""
-    made = result(name, {0: 0.5, 1: 0.5, 2: 0.5})
     rows = [
         ClientRow(r, str(i), "cnn", 9, value * r / 2, None, 0, 0) for i, value in enumerate(accuracies) for r in (1, 2)
     ]
-    outcomes = [replace(each, files=replace(each.files, clients=rows)) for each in made.outcomes]
+    made = result(name, {0: 0.5, 1: 0.5, 2: 0.5})
+    outcomes = [outcome(each.run, replace(each.files, clients=rows), alone) for each in made.outcomes]
     return VariantResult(name, 3, outcomes, False)
 
 
 @pytest.fixture
 def variants():
-    local, fedavg = with_clients("local", [0.5] * 4), with_clients("fedavg", [0.3, 0.8, 0.9, 0.9])
-    assert [is_local(each) for each in (local, fedavg)] == [True, False]
-    return [_with_gains(each, local) for each in (local, fedavg)]
+    alone = dict.fromkeys("0123", 0.5)
+    return [with_clients("local", alone.values(), {}), with_clients("fedavg", [0.3, 0.8, 0.9, 0.9], alone)]
+
+
+def test_local_is_without_public_examples():
+    assert is_local(configuration.resolve({"method": "local"}))
+    assert not is_local(configuration.resolve({"method": "local", "local.public": "mixed", "public-samples": 9}))
+    assert not is_local(configuration.resolve({"method": "fedavg"}))
 
 
 def test_gains_in_tables(variants):

@@ -96,7 +96,7 @@ class Failures:
     def test_late_clients_and_new_nodes(self, case: Case, tmp_path: Path) -> None:
         late = run_on(tmp_path / "late", case.settings(rounds=3), [0, 1, 2], between={2: (2, 99)})
         assert late.row(1)["participants"] == ["0", "1"]
-        assert {row["client"] for row in late.clients if row["round"] == "2"} >= {"0", "1", "2"}
+        assert {row.client for row in late.clients if row.round == 2} >= {"0", "1", "2"}
         if draws_every_round(case):
             assert [row["participants"] for row in late.rows[2:4]] == [["0", "1", "2"]] * 2
         assert late.failures == []

@@ -61,9 +61,9 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
     def test_bytes_agree(self, cache: RecordedRuns) -> None:
         done = cache("normal")
         for row in done.rows:
-            own = [client for client in done.clients if int(client["round"]) == row["round"]]
-            assert row["bytes_up"] == sum(int(client["bytes_up"]) for client in own)
-            assert row["bytes_down"] == sum(int(client["bytes_down"]) for client in own)
+            own = [client for client in done.clients if client.round == row["round"]]
+            assert row["bytes_up"] == sum(client.bytes_up for client in own)
+            assert row["bytes_down"] == sum(client.bytes_down for client in own)
         assert done.summary["bytes_up"] == sum(_sent_bytes(reply.content) for _, reply in done.exchanges)
         assert done.summary["bytes_down"] == sum(_sent_bytes(sent) for sent, _ in done.exchanges)
 
@@ -117,8 +117,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert done.models == crash.models
 
         def received(of: Run, *rounds: int) -> int:
-            rows = [row for row in of.clients if row["client"] == "1" and int(row["round"]) in rounds]
-            return sum(int(row["bytes_down"]) for row in rows)
+            return sum(row.bytes_down for row in of.clients if row.client == "1" and row.round in rounds)
 
         assert received(done, 3, 4) - received(crash, 3, 4) == received(done, 0)
 

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from fedhet.config import configuration
-from fedhet.engines.running import run_locally
+from fedhet.engines.running import _batches, run_locally
 from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import ConfigError
 from fedhet.results.observers import Observer
@@ -59,3 +60,9 @@ def test_any_number_of_workers_gives_the_same_bytes_resumed_or_not(tmp_path, mon
 def test_values(value, tmp_path):
     with pytest.raises(ConfigError, match=f"client-batching must be .* not '{value}'"):
         run(tmp_path / "run", client_batching=value)
+
+
+def test_auto_leaves_out_large_networks():
+    config = configured(client_batching="auto", architectures="mlp-20,cnn", batch_size=64)
+    architectures, size = _batches(config, torch.device("cpu"))
+    assert ({*architectures}, size) == ({"mlp-20", ""}, 10)

@@ -16,7 +16,7 @@ from fedhet.algorithms.hypernets.hypernetwork import GraphHypernetwork
 from fedhet.algorithms.hypernets.personal import PersonalHypernetwork, begin_of
 from fedhet.client.model_check import _note
 from fedhet.config import configuration, user_functions
-from fedhet.messages import load_into, spec_of, to_arrays
+from fedhet.messages import load_into, to_arrays
 from fedhet.models.copies import kinds_of, multiplies, starts_of
 from fedhet.models.representation import Representation, head_name
 from fedhet.server import average_shared
@@ -53,8 +53,7 @@ class Network:
 def averaging(network: Network) -> None:
     """The average of two networks has each array's mean, and runs."""
     states = {str(seed): to_arrays(network.built(seed).state_dict()) for seed in (1, 2)}
-    specs = {name: spec_of(state) for name, state in states.items()}
-    mean, model = average_shared(states, {"1": 1.0, "2": 3.0}, specs), network.built()
+    mean, model = average_shared(states, {"1": 1.0, "2": 3.0}), network.built()
     load_into(model.state_dict(), mean)
     for name, array in states["1"].items():
         if array.dtype.kind == "f":

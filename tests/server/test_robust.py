@@ -11,14 +11,25 @@ from fedhet.server.aggregation import average_shared, cut_to_bound
 from fedhet.testing import Case, Tampering, run
 from fedhet.utils.files import read_tensors
 
-SPEC = {"w": ((4,), "float32"), "n": ((), "int64")}
 HONEST = [{"w": np.array([1.0, 2, 3, 4], np.float32) + k / 10, "n": np.array(7)} for k in range(4)]
 FAR = {"w": np.array([1e8, -1e8, 1e8, 0], np.float32), "n": np.array(10**6)}
 
 
 def of(groups, rule):
     models = {str(number): group for number, group in enumerate(groups)}
-    return average_shared(models, dict.fromkeys(models, 1.0), dict.fromkeys(models, SPEC), rule, byzantine=0.2)
+    return average_shared(models, dict.fromkeys(models, 1.0), rule, byzantine=0.2)
+
+
+def test_weighted_mean():
+    rng = np.random.default_rng(0)
+    groups = {n: {"w": rng.normal(size=3).astype(np.float32), "n": np.array(int(n))} for n in "237"}
+    weights = dict(zip("237", (1, 2, 4), strict=True))
+    mean = average_shared(groups, weights)
+    expected = np.average([group["w"].astype(np.float64) for group in groups.values()], axis=0, weights=[1, 2, 4])
+    np.testing.assert_allclose(mean["w"], expected, rtol=0, atol=1e-6)
+    assert (mean["n"], mean["n"].dtype, mean["w"].dtype) == (5, np.int64, np.float32)
+    wide = {name: {"w": group["w"].astype(np.float64)} for name, group in groups.items()}
+    np.testing.assert_allclose(average_shared(wide, weights)["w"], expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum"])
@@ -38,9 +49,8 @@ def test_updates_are_clipped_to_the_median_norm():
     assert np.allclose(made["3"]["w"], 3)
     assert made["3"]["n"] == 9
     assert made["0"] is models["0"]
-    specs = dict.fromkeys(models, SPEC)
     aggregator = fedhet.FedAvg(aggregation="norm-clipped").aggregator
-    found = aggregator.average(models, dict.fromkeys(models, 1.0), specs, before)
+    found = aggregator.average(models, before=before)
     assert np.allclose(found["w"], 1 + (1 - 1 + 1 + 1) / 4)
 
 

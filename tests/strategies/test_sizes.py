@@ -206,10 +206,9 @@ def test_rules_by_entry(rule):
     models = {
         client: cut({"w": rng.normal(size=(4, 6)), "b": rng.normal(size=3)}, parts.get(client, {})) for client in axes
     }
-    specs = {c: {key: (array.shape, "float64") for key, array in model.items()} for c, model in models.items()}
     weights = {"0": 3.0, "1": 2.0, "2": 5.0}
-    pieces, kinds, places = split(models, specs, parts, before)
-    found = joined(average_shared(pieces, weights, kinds, rule), places, before)
+    pieces, places = split(models, parts, before)
+    found = joined(average_shared(pieces, weights, rule), places, before)
 
     blocks: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for at in np.ndindex(4, 6):
@@ -226,8 +225,7 @@ def test_rules_by_entry(rule):
             ]
             values = [models[client]["w"][own[0].index(i), own[1].index(j)] for i, j in entries]
             sent[client] = {"w": np.array(values)} | ({"b": models[client]["b"]} if len(owners) == 3 else {})
-        spec = {c: {key: (array.shape, "float64") for key, array in model.items()} for c, model in sent.items()}
-        expected = average_shared(sent, weights, spec, rule)
+        expected = average_shared(sent, weights, rule)
         np.testing.assert_allclose([found["w"][at] for at in entries], expected["w"], rtol=1e-12)
         if "b" in expected:
             np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-12)

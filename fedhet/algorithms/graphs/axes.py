@@ -4,6 +4,7 @@ A segment is a run of entries along an axis, which belong to hidden units, or ar
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import lcm, prod
 
@@ -76,15 +77,6 @@ class _Misfit(Exception):
     """Raised if a constraint on axes would divide the entries of a hidden unit."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """A division of an axis by an operator: hidden units are assumed to lie along `axis`, one of `ways` parts."""
-
-    node: str
-    axis: Axis
-    ways: int
-
-
 class Variables:
     """Constraints on the hidden units along the axes of the values in a graph.
 
@@ -92,10 +84,10 @@ class Variables:
     variables are equal, several units form one unit, a variable consists of others, or its units are never permuted.
 
     Attributes:
-        choices: index of the part along which hidden units lie (default 0), by the node that divides an axis.
+        choices: number of the part along which hidden units lie (default 0), by the node that divides an axis.
         meaning: the segments that replace a variable according to the constraints, by variable.
         refusals: axes without units to permute, each with the error message to raise otherwise.
-        splits: divisions of axes, in the order of the graph.
+        splits: divisions of axes in order: the node, the part with units, and the number of parts that can have them.
         bound: segments by (parameter, axis); tied parameters have their first name.
         written: role and layer of each (parameter, axis) along which a layer's outputs lie, in data-flow order.
         read: axes that layers sum over.
@@ -106,7 +98,7 @@ class Variables:
         self.graph, self.choices = graph, choices
         self.meaning: dict[int, Axis] = {}
         self.refusals: list[tuple[Axis, str]] = []
-        self.splits: list[Split] = []
+        self.splits: list[tuple[str, Axis, int]] = []
         self.bound: dict[tuple[str, int], Axis] = {}
         self.written: dict[tuple[str, int], tuple[str, str]] = {}
         self.read: list[Axis] = []
@@ -120,14 +112,8 @@ class Variables:
 
     def known(self, axis: Axis) -> Axis:
         """Return the axis with all current constraints applied."""
-        return joined(
-            *(
-                scaled(self.known(self.meaning[segment.group]), segment.block)
-                if segment.group in self.meaning
-                else (segment,)
-                for segment in axis
-            )
-        )
+        meaning = ((self.meaning.get(segment.group), segment) for segment in axis)
+        return joined(*(scaled(self.known(found), each.block) if found else (each,) for found, each in meaning))
 
     def moves(self, *axes: Axis) -> set[int]:
         """Return the variables along axes whose hidden units the current constraints allow to be permuted."""
@@ -170,19 +156,17 @@ class Variables:
         before, ways = self.meaning, []
         for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
             self.meaning = dict(before)
-            try:
+            with suppress(_Misfit):
                 way = self._split(axis, sizes, place)
-            except _Misfit:
-                continue
-            if self.meaning == before:
-                return way
-            ways.append((way, place, self.meaning))
+                if self.meaning == before:
+                    return way
+                ways.append((way, place, self.meaning))
         self.meaning = before
         if not ways:
             self.refuse([axis], f"{node} divides hidden units: an axis of {entries(axis)} entries into {tuple(sizes)}")
             return list(map(fixed, sizes))
         way, place, self.meaning = ways[min(self.choices.get(node.name, 0), len(ways) - 1)]
-        self.splits.append(Split(node.name, way[place], len(ways)))
+        self.splits.append((node.name, way[place], len(ways)))
         return way
 
     def part(self, axis: Axis, count: int) -> Axis | None:
@@ -217,23 +201,14 @@ class Variables:
 
     def torn(self) -> list[tuple[Axis, str]]:
         """Return the axes in `refusals` that have units to permute, with the messages of the errors to raise."""
-        hidden = self.hidden()
-        return [(axis, reason) for axis, reason in self.refusals if self.moves(axis) & hidden]
+        return [(axis, reason) for axis, reason in self.refusals if self.moves(axis)]
 
-    def hidden(self) -> set[int]:
-        """Return the variables of units that layers read or write, without those of parameters outside layers."""
-        layers = [self.bound[place] for place, (role, _) in self.written.items() if role != VALUE]
-        return self.moves(*layers, *self.read)
-
-    def other_way(self, axis: Axis) -> Split | None:
-        """Return a `Split` whose other parts can free `axis` of hidden units, or None if there is none."""
-        moved = self.moves(axis)
-        others = [
-            split
-            for split in reversed(self.splits)
-            if self.choices.get(split.node, 0) < split.ways - 1 and moved & self.moves(split.axis)
-        ]
-        return next((split for split in others if moving(split.axis) & moving(axis)), others[0] if others else None)
+    def other_way(self, axis: Axis) -> str | None:
+        """Return the last node that could divide its input in another way to free `axis` of hidden units, or None."""
+        for node, part, ways in reversed(self.splits):
+            if self.choices.get(node, 0) < ways - 1 and self.moves(axis) & self.moves(part):
+                return node
+        return None
 
     def _unify(self, one: Axis, other: Axis) -> None:
         while self.known(one) != self.known(other):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import Self
@@ -12,7 +13,7 @@ from torch.nn.modules import pooling
 
 from fedhet.algorithms.graphs.axes import fixed
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
-from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot, untrained
+from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot
 from fedhet.algorithms.graphs.rules import channel_means, features, output_axis
 from fedhet.errors import ModelError
 from fedhet.models.copies import in_evaluation_mode
@@ -78,20 +79,16 @@ def _pools(node: Node, module: nn.Module) -> bool:
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
-    """Return the first list of names in `chosen` whose modules all exist; raise an error if there is none."""
+    """Return the first list of `count` names in `chosen` whose modules all exist; raise an error if there is none."""
+    have = [name for name, _ in model.named_modules() if name]
     lists = [tuple(filter(None, map(str.strip, part.split(",")))) for part in chosen.split(";")]
-    have = dict(model.named_modules())
     for names in lists:
-        if len(names) != count:
-            raise UnsupportedArchitecture(
-                f"{count} names of modules are needed, one for each block, got {len(names)} ({', '.join(names)})"
-            )
-        if all(name in have for name in names):
+        if len(names) == count and all(name in have for name in names):
             return names
-    missing = next(name for name in lists[-1] if name not in have)
-    known = ", ".join(name for name in have if name)
+    missing = "".join(f"; it has no module {name!r}" for name in lists[-1] if name not in have)
     raise UnsupportedArchitecture(
-        f"{type(model).__name__} has no module {missing!r} to end a block: name one of {known}"
+        f"{count} names of modules of {type(model).__name__} are needed, one for each block, not "
+        f"{', '.join(lists[-1])}{missing}: name some of {', '.join(have)}"
     )
 
 
@@ -113,21 +110,18 @@ def block_ends(model: nn.Module, example: Tensor, count: int, names: str = "") -
     total = sum(_is_layer(graph, node) for node in graph)
     places = {layers: name for _, layers, name in _trunk(graph) if layers < total}
     if len(places) < count - 1:
-        only = (
-            f"only after {', '.join(places.values())}, into {len(places) + 1} blocks" if places else "after no module"
-        )
+        only = f"only after {', '.join(places.values())}" if places else "after no module"
         named = ", ".join([node.module for node in graph if _is_layer(graph, node)][:5])
         raise UnsupportedArchitecture(
             f"{type(model).__name__} can be divided {only}, and {count} blocks are needed: set smaller depths, or name "
             f"the modules that end them (its layers are {named}, ...)"
         )
-    chosen: list[int] = []
+    chosen = [0]
     for number in range(1, count):
-        possible = [each for each in places if each > max(chosen, default=0)]
+        possible = [each for each in places if each > chosen[-1]]
         fitting = possible[: len(possible) - (count - 1 - number)]
-        _, nearest = min((abs(layers - total * number / count), layers) for layers in fitting)
-        chosen.append(nearest)
-    return tuple(places[layers] for layers in chosen)
+        chosen.append(min(fitting, key=lambda layers: abs(layers - total * number / count)))
+    return tuple(places[layers] for layers in chosen[1:])
 
 
 def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
@@ -136,14 +130,17 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if they do not run
     in this order.
     """
-    last = [_span(graph, name)[-1:] for name in ends]
-    if not all(last) or last != sorted(last):
+    last = [
+        max((place for place, node in enumerate(graph) if f"{node.module}.".startswith(f"{name}.")), default=-1)
+        for name in ends
+    ]
+    if last != sorted(last) or -1 in last:
         raise UnsupportedArchitecture(
             f"{graph.model} does not run the modules {', '.join(ends)} in this order: name them in order of execution"
         )
     found: dict[str, int] = {}
     for number, node in enumerate(graph):
-        depth = 1 + sum(end[0] < number for end in last)
+        depth = 1 + sum(end < number for end in last)
         for name in node.parameters.values():
             found.setdefault(name, depth)
     of_module = {name.rpartition(".")[0]: depth for name, depth in reversed(found.items())}
@@ -153,10 +150,6 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
         first = graph.tied.get(name, name)
         found.setdefault(name, found.get(first, of_module.get(first.rpartition(".")[0], 1)))
     return found
-
-
-def _span(graph: ArchitectureGraph, module: str) -> list[int]:
-    return [n for n, node in enumerate(graph) if node.module == module or node.module.startswith(f"{module}.")]
 
 
 def _trunk(graph: ArchitectureGraph) -> Iterator[tuple[int, int, str]]:
@@ -254,15 +247,14 @@ class Exits(nn.Module):
         scores: list[Tensor] = []
         self.network.training = self.training
 
-        def leave(exit: nn.Module, axis: int, value: object) -> None:
+        def leave(exit: nn.Module, axis: int, _module: nn.Module, _args: object, value: object) -> None:
             scores.append(exit(channel_means(tensor_of(value), axis)))
             if len(scores) == self.depth:
                 raise _LastExit
 
         with ExitStack() as hooks, suppress(_LastExit):
             for (name, axis), exit in zip(self.ends[: self.depth], self.exits, strict=False):
-                hook = lambda _module, _args, value, exit=exit, axis=axis: leave(exit, axis, value)  # noqa: E731
-                hooks.enter_context(self.get_submodule(name).register_forward_hook(hook))
+                hooks.enter_context(self.get_submodule(name).register_forward_hook(partial(leave, exit, axis)))
             scores.append(self.network(inputs))
         return scores[-1] if self.training else torch.stack(scores).mean(0)
 
@@ -278,11 +270,11 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
     ends = block_ends(network, inputs, model.count, model.names)
     graph = architecture_graph(network, inputs)
     needed = depths(graph, ends)
-    shapes, values = dict(graph.shapes), dict[str, list[Tensor]]()
+    shapes, values = dict(graph.shapes), {name: list[Tensor]() for name in ends}
     with ExitStack() as hooks, in_evaluation_mode(network), torch.no_grad():
         for name in ends:
-            hook = lambda _module, _args, value, name=name: values.setdefault(name, []).append(value)  # noqa: E731
-            hooks.enter_context(network.get_submodule(name).register_forward_hook(hook))
+            add = lambda _module, _args, value, name=name: values[name].append(tensor_of(value, name))  # noqa: E731
+            hooks.enter_context(network.get_submodule(name).register_forward_hook(add))
         outputs = network(inputs)
     if outputs.ndim != 2:
         raise ModelError(
@@ -292,28 +284,24 @@ def groups_by_depth(model: Exits, inputs: Tensor) -> PermutationGroups:
         )
     slots = []
     for number, name in enumerate(ends):
-        if len(values[name]) > 1:
-            raise ModelError(f"{name} runs {len(values[name])} times and cannot end a block: name one that runs once")
-        value = tensor_of(values[name][0], name)
-        if len(value) != len(inputs):
-            raise ModelError(
-                f"{name} returns a tensor for {len(value)} examples, not {len(inputs)}: name modules with a batch axis"
-            )
-        axis = output_axis(graph, name, value.shape)
-        slots.append(Slot(name, "output", axis))
-        shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], value.shape[axis]
+        if [len(value) for value in values[name]] != [len(inputs)]:
+            raise ModelError(f"{name} cannot end a block: name a module that runs once and keeps the batch axis")
+        shape = values[name][0].shape
+        slots.append(Slot(name, "output", axis := output_axis(graph, name, shape)))
+        shapes[f"{EXITS}.{number}.weight"] = outputs.shape[1], shape[axis]
         shapes[f"{EXITS}.{number}.bias"] = (outputs.shape[1],)
         needed |= {f"{EXITS}.{number}.{each}": number + 1 for each in ("weight", "bias")}
     axes = {name: tuple(map(fixed, shape)) for name, shape in shapes.items()}
     group = PermutationGroup(0, ",".join(ends), model.count, rows=tuple(slots), completes=())
     needs = {name: (0, depth) for name, depth in needed.items()}
-    return PermutationGroups((group,), axes, (), graph.tied, needs, untrained(graph))
+    return PermutationGroups((group,), axes, (), graph.tied, needs, graph.untrained)
 
 
 def tensor_of(value: object, name: str = "a block") -> Tensor:
     """Return a module's output `value`, or the first tensor of a tuple; raises a ModelError that starts with `name`."""
     value = value[0] if isinstance(value, tuple) and value else value
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
-        kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ModelError(f"{name} returns {kind}, after which there can be no exit: name modules that return features")
+        raise ModelError(
+            f"{name} returns no features (n, ..., d), after which there could be an exit: name other modules"
+        )
     return value

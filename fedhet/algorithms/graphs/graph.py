@@ -81,6 +81,11 @@ class ArchitectureGraph:
     def __getitem__(self, name: str) -> Node:
         return self._by_name[name]
 
+    @property
+    def untrained(self) -> dict[str, Kind]:
+        """The kinds of the arrays that are not trained."""
+        return {name: kind for name, kind in self.kinds.items() if kind != "trained"}
+
     @cached_property
     def _by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
@@ -156,44 +161,37 @@ class _Reader:
         for node in program.graph.nodes:
             if node.op == "placeholder" and (name := names.get(node.name)) in self.shapes:
                 self.states[node] = self.tied.get(name, name)
-            elif node.op == "placeholder":
-                self._add(node, "input" if node.name in signature.user_inputs else "constant")
-            elif node.op == "get_attr":
-                self._add(node, "constant")
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
-                results = node.all_input_nodes
-                inputs = tuple(map(self._value, results))
-                self.nodes.append(Node(node.name, "output", "", inputs, _shape(results[0]) if results else ()))
-        nodes = self._alive()
-        used = {name for node in nodes for name in node.parameters.values()}
+                self._add(node, "output", [("", each) for each in node.all_input_nodes])
+            else:
+                self._add(node, "input" if node.name in signature.user_inputs else "constant")
+        needed, nodes = set[str](), list[Node]()
+        for each in reversed(self.nodes):
+            if each.operator in ("input", "output") or each.name in needed:
+                needed.update(each.inputs)
+                nodes.append(each)
+        used = {name for each in nodes for name in each.parameters.values()}
         unused = [name for name, _ in self.model.named_parameters() if self.tied.get(name, name) not in used]
-        kinds = kinds_of(self.model)
-        return ArchitectureGraph(type(self.model).__name__, nodes, self.shapes, self.tied, tuple(unused), kinds)
-
-    def _alive(self) -> tuple[Node, ...]:
-        needed: set[str] = set()
-        alive = []
-        for node in reversed(self.nodes):
-            if node.operator in ("input", "output") or node.name in needed:
-                needed.update(node.inputs)
-                alive.append(node)
-        return tuple(reversed(alive))
+        kinds, title = kinds_of(self.model), type(self.model).__name__
+        return ArchitectureGraph(title, tuple(reversed(nodes)), self.shapes, self.tied, tuple(unused), kinds)
 
     def _call(self, node: fx.Node) -> None:
         schema, writes = _schema(node), _writes(node)
         if schema and not schema.returns and not writes:
             return  # a check that export adds to the graph
-        arguments = _arguments(node)
-        inputs, parameters = [], {}
-        for name, value in arguments:
-            for each in _nodes(value):
+        inputs, parameters, options = [], {}, {}
+        for name, value in _arguments(node):
+            found: list[fx.Node] = []
+            fx.node.map_arg(value, found.append)
+            for each in found:
                 if each in self.states and _ROLE.search(name) and name not in parameters:
                     parameters[name] = self.states[each]
                 else:
                     inputs.append((name, each))
-        options = {name: value for name, value in arguments if not _nodes(value)}
+            if not found:
+                options[name] = value
         if writes:
             self.originals[node] = self._original(node.args[0])
         self._add(node, _operator(node), inputs, parameters, options)
@@ -202,16 +200,12 @@ class _Reader:
 
     def _write_through(self, node: fx.Node) -> None:
         """Add the result of an in-place write to a view to all tensors that share its memory."""
-        written, value = node.name, self._original(node)
+        value = self._original(node)
         while (viewed := _viewed(value)) is not None:
-            value = self._original(viewed)
-            names = [value, *(name for name, original in self.originals.items() if original is value)]
-            if any(node < user for name in names for user in name.users):
-                inputs = self._value(value), written
-                written = f"{node.name}_in_{value.name}"
-                module, shape = _module(node), _shape(value)
-                self.nodes.append(Node(written, "as_strided_scatter", module, inputs, shape, ("self", "src")))
-                self.values[value] = written
+            written, value = self.values[value], self._original(viewed)
+            name, inputs = f"{node.name}_in_{value.name}", (self._value(value), written)
+            self.nodes.append(Node(name, "as_strided_scatter", _module(node), inputs, _shape(value)))
+            self.values[value] = name
 
     def _original(self, value: Any) -> fx.Node:
         """Return the node of a tensor before in-place operators changed it, or `value` if none did."""
@@ -220,14 +214,15 @@ class _Reader:
     def _add(
         self,
         node: fx.Node,
-        kind: str,
+        operator: str,
         inputs: Sequence[tuple[str, fx.Node]] = (),
         parameters: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         names, values = tuple(name for name, _ in inputs), tuple(self._value(value) for _, value in inputs)
-        added = Node(node.name, kind, _module(node), values, _shape(node), names, parameters or {}, options or {})
-        self.nodes.append(added)
+        self.nodes.append(
+            Node(node.name, operator, _module(node), values, _shape(node), names, parameters or {}, options or {})
+        )
         self.values[self._original(node)] = node.name
 
     def _value(self, value: fx.Node) -> str:
@@ -248,26 +243,20 @@ def _operator(node: fx.Node) -> str:
     schema = _schema(node)
     if schema is None:
         return getattr(node.target, "__name__", str(node.target))
-    namespace, name = schema.name.split("::")
-    name = name.removesuffix("_") if _writes(node) else name
-    return name if namespace == "aten" else f"{namespace}.{name}"
+    name = schema.name.removeprefix("aten::").replace("::", ".")
+    return name.removesuffix("_") if _writes(node) else name
 
 
 def _writes(node: fx.Node) -> bool:
-    schema = _schema(node)
-    if schema is None or not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    alias = schema.arguments[0].alias_info
+    alias = schema.arguments[0].alias_info if (schema := _schema(node)) and node.args else None
     return alias is not None and alias.is_write
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
     """Return the tensor that the result of `node` is a view of, or None."""
     maker: Any = node.args[0] if node.target is operator.getitem else node
-    schema = _schema(maker) if isinstance(maker, fx.Node) else None
-    if schema is None or not schema.returns or schema.returns[0].alias_info is None:
-        return None
-    return maker.args[0] if isinstance(maker.args[0], fx.Node) else None
+    schema = _schema(maker)
+    return maker.args[0] if schema and schema.returns and schema.returns[0].alias_info is not None else None
 
 
 def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
@@ -288,21 +277,11 @@ def _recurrent_roles(arguments: Mapping[str, Any], count: int) -> list[str]:
     if not count:
         return []
     directions = ["", "_reverse"] if arguments["bidirectional"] else [""]
+    places = [f"l{layer}{direction}" for layer in range(arguments["num_layers"]) for direction in directions]
     kinds = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * bool(arguments["has_biases"])
-    if count > arguments["num_layers"] * len(directions) * len(kinds):
+    if count > len(places) * len(kinds):
         kinds.append("weight_hr")  # projections
-    return [
-        f"{kind}_l{layer}{direction}"
-        for layer in range(arguments["num_layers"])
-        for direction in directions
-        for kind in kinds
-    ]
-
-
-def _nodes(value: Any) -> list[fx.Node]:
-    nodes: list[fx.Node] = []
-    fx.node.map_arg(value, nodes.append)
-    return nodes
+    return [f"{kind}_{place}" for place in places for kind in kinds]
 
 
 def _module(node: fx.Node) -> str:

@@ -27,8 +27,6 @@ def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Ax
 def _convolution(variables: Variables, node: Node, value: Value) -> Value:
     """Return the axes of a convolution's result. A unit is a filter or, with several groups, a group of filters."""
     weight = variables.graph.shapes[node.parameters["weight"]]
-    if len(value) != len(weight):
-        raise UnsupportedArchitecture(f"{node} has an input without batch axis: the model must keep the batch axis")
     groups, channels = node.options["groups"], entries(value[1])
     variables.refuse_moving(node, value[2:])
     if groups == 1:
@@ -110,10 +108,6 @@ def _product(variables: Variables, node: Node, one: Value, other: Value) -> Valu
     return (*broadcast_all(variables, node, one[:-2], other[:-2]), one[-2], other[-1])
 
 
-ZEROS = ("zeros", "zeros_like", "new_zeros")
-"""Operators that make an initial state."""
-
-
 @rule(*GATES)
 def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
     """Return the axes of the outputs and states of an LSTM, GRU or RNN. Each gate has a row for each unit."""
@@ -121,11 +115,10 @@ def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -
         raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: pad them")
     if "weight_hr_l0" in node.parameters:
         raise UnsupportedArchitecture(f"{node} has projections, which are not supported: build it with proj_size=0")
-    for name in node.inputs[1:]:
-        if variables.graph[name].operator not in ZEROS:
-            raise UnsupportedArchitecture(
-                f"{node} starts from a computed state, and fedhet supports zero states only: call it without a state"
-            )
+    if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
+        raise UnsupportedArchitecture(
+            f"{node} starts from a computed state, and fedhet supports zero states only: call it without a state"
+        )
     axis, hidden = value[-1], []
     for layer in range(node.options["num_layers"]):
         directions = []

@@ -113,28 +113,18 @@ def permutation_groups(graph: ArchitectureGraph, *, partly: bool = False, whole:
         raise UnsupportedArchitecture(
             f"the forward pass does not use the parameters {', '.join(graph.unused)}: remove them from the model"
         )
-    wrapped = [graph[each].operator for node in graph if node.operator.startswith("wrap_with") for each in node.inputs]
-    if "parameter" in wrapped and not partly:
-        raise UnsupportedArchitecture(
-            f"the forward of {graph.model} calls layers within torch.autocast or torch.no_grad, which hides them from "
-            "torch.export: leave both out of it (precision = bf16 trains in mixed precision)"
-        )
     choices: dict[str, int] = {}
-    while True:
-        variables = _walked(graph, choices, partly=partly)
-        torn = variables.torn()
-        others = {split.node for axis, _ in torn if (split := variables.other_way(axis))}
-        if not others:
-            break
+    variables = _walked(graph, choices, partly=partly)
+    while others := {node for axis, _ in variables.torn() if (node := variables.other_way(axis))}:
         choices |= {node: choices.get(node, 0) + 1 for node in others}
-    for axis, reason in torn:
+        variables = _walked(graph, choices, partly=partly)
+    for axis, reason in variables.torn():
         if not partly:
             raise UnsupportedArchitecture(reason)
         variables.pin(axis)
-    for split in variables.splits if whole else ():
-        module = graph[split.node].module
-        names = {name for node in graph if node.module == module for name in node.parameters.values()}
-        for axis in [split.axis, *(axis for (name, _), axis in variables.bound.items() if name in names)]:
+    for divides, part, _ in variables.splits if whole else ():
+        names = {name for each in graph if each.module == graph[divides].module for name in each.parameters.values()}
+        for axis in [part, *(axis for (name, _), axis in variables.bound.items() if name in names)]:
             variables.pin(axis)
     return _solved(variables)
 
@@ -170,19 +160,10 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
             for axis in value:
                 variables.pin(axis)
         return ()
-    if not node.parameters and node.operator != "expand":  # expand makes axes of equal entries
-        moved = variables.moves(*_axes(inputs))
-        if node.operator not in RULES and moved and not moved & variables.hidden():
-            for axis in _axes(inputs):
-                variables.pin(axis)
-            moved = set()
-        if not moved or 0 in node.shape:
-            return tuple(map(fixed, node.shape))  # any operator may work on fixed axes, or return an empty tensor
-    if isinstance(first, Several) and node.operator in ("getitem", "select"):
-        if node.options.get("dim", 0) != 0:
-            raise UnsupportedArchitecture(
-                f"{node} selects from final states along another axis than the first: select one layer's (h_n[-1])"
-            )
+    still = 0 in node.shape or not variables.moves(*_axes(inputs))
+    if still and not node.parameters and node.operator != "expand":  # expand makes axes of equal entries
+        return tuple(map(fixed, node.shape))  # any operator may work on fixed axes, or return an empty tensor
+    if isinstance(first, Several) and node.operator in ("getitem", "select") and node.options.get("dim", 0) == 0:
         return first.values[node.options["index"]]
     if node.operator == "getitem":  # results of a pooling and its indices have the same axes
         return first
@@ -201,7 +182,7 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
 
 
 def _check(graph: ArchitectureGraph, node: Node) -> None:
-    """Raise an UnsupportedArchitecture error for an operator without a rule, a computed weight or an empty result."""
+    """Raise an UnsupportedArchitecture error for an operator without a rule, or with a computed weight."""
     if node.operator not in RULES:
         name = node.operator if "." in node.operator else f"aten.{node.operator}"
         before, place = node, repr(node.module)
@@ -219,8 +200,6 @@ def _check(graph: ArchitectureGraph, node: Node) -> None:
                 f"{role} of {node.operator} in {node.module!r} is computed, not a parameter: remove weight_norm, or "
                 "pass one tensor as query, key and value of attention"
             )
-    if 0 in node.shape:
-        raise UnsupportedArchitecture(f"{node} returns an empty tensor of shape {node.shape}: use a larger example")
 
 
 def _solved(variables: Variables) -> PermutationGroups:
@@ -243,31 +222,13 @@ def _solved(variables: Variables) -> PermutationGroups:
         first = graph.tied.get(name, name)
         bound = (variables.bound.get((first, axis), fixed(size)) for axis, size in enumerate(shape))
         axes[name] = tuple(joined(tuple(map(numbered, variables.known(axis)))) for axis in bound)
-    kinds = untrained(graph)
+    kinds = graph.untrained
     slots = [Slot(name, role, axis) for (name, axis), (role, _) in written.items()]
     groups = _groups(list(names.values()), axes, slots, kinds)
     moved = {slot.parameter for group in groups for slot in group.rows + group.completes}
     layers = [name for (name, _), (role, _) in written.items() if role != VALUE and not role.startswith("running_")]
     still = [name for name in layers if name not in moved]
     return PermutationGroups(groups, axes, tuple(dict.fromkeys(still)), graph.tied, kinds=kinds)
-
-
-def untrained(graph: ArchitectureGraph) -> dict[str, Kind]:
-    """Return the kinds of the arrays that are not trained, by name (see `kinds_of`).
-
-    Only the running statistics of PyTorch's normalisation operators count as statistics, all others as buffers.
-    """
-    normalising = {
-        name.rpartition(".")[0]
-        for node in graph
-        for role, name in node.parameters.items()
-        if role.startswith("running_")
-    }
-    return {
-        name: "buffer" if kind == "statistic" and name.rpartition(".")[0] not in normalising else kind
-        for name, kind in graph.kinds.items()
-        if kind != "trained"
-    }
 
 
 def _groups(

@@ -79,18 +79,13 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
             groups = _checked(model, graph, example, partly=True, whole=True)
             if not groups:
                 raise
-        known[graph, partly] = groups if groups or not partly else _refused(graph)
+        if partly and not groups:
+            permutation_groups(graph)  # raises an error with the reason
+            raise UnsupportedArchitecture(
+                f"{graph.model} has no hidden layer that could be made narrower: use another one"
+            )
+        known[graph, partly] = groups
     return known[graph, partly]
-
-
-def _refused(graph: ArchitectureGraph) -> PermutationGroups:
-    """Raise an UnsupportedArchitecture error with the reason why no layer can be made narrower."""
-    reason = "it has no hidden layer, so leave it out of methods that change widths"
-    try:
-        permutation_groups(graph)
-    except UnsupportedArchitecture as error:
-        reason = str(error)
-    raise UnsupportedArchitecture(f"no hidden layer of {graph.model} can be made narrower: {reason}")
 
 
 def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **options: bool) -> PermutationGroups:
@@ -132,25 +127,13 @@ def _failing(model: nn.Module, example: Tensor) -> str:
 
 def _replaced(module: nn.Module, name: str) -> nn.Module:
     """Return `module` with size attributes that fit its parameters, or a module that replaces it at other widths."""
-    if isinstance(module, nn.RNNBase):
-        recurrent = {
-            len(value[0])
-            for key, value in module._parameters.items()
-            if key.startswith("weight_hh") and value is not None
-        }
-        if len(recurrent) > 1:
-            return StackedRecurrent(module)
-    if isinstance(module, nn.MultiheadAttention):
-        try:
-            return HeadAttention(module)
-        except TypeError as error:
-            raise UnsupportedArchitecture(f"{name!r} cannot change its width: {error}") from error
-    _learn_sizes(module, name)
-    return module
-
-
-def _learn_sizes(module: nn.Module, name: str) -> None:
     match module:
+        case nn.RNNBase() if len({len(weights[1][0]) for weights in module.all_weights}) > 1:
+            return StackedRecurrent(module)
+        case nn.RNNBase():
+            module.input_size, module.hidden_size = (len(w[0]) for w in module.all_weights[0][:2])
+        case nn.MultiheadAttention():
+            return HeadAttention(module)
         case nn.Linear():
             module.out_features, module.in_features = module.weight.shape
         case _ConvNd() if not module.transposed:
@@ -170,14 +153,13 @@ def _learn_sizes(module: nn.Module, name: str) -> None:
             if module.num_groups > 1:  # groups keep their number of channels
                 module.num_groups = len(module.weight) // (module.num_channels // module.num_groups)
             module.num_channels = len(module.weight)
-        case nn.RNNBase():
-            module.input_size, module.hidden_size = (len(w[0]) for w in module.all_weights[0][:2])
         case _ if hasattr(module, "hidden_dim") and isinstance(token := getattr(module, "class_token", None), Tensor):
             module.hidden_dim = token.shape[-1]  # type: ignore[assignment]  # of torchvision's VisionTransformer
         case _ if type(module).__module__.startswith("torch.nn."):
             raise UnsupportedArchitecture(
                 f"{name!r}, of type {type(module).__name__}, cannot change its width: replace it by a supported layer"
             )
+    return module
 
 
 States = tuple[Tensor, ...]
@@ -224,13 +206,15 @@ class StackedRecurrent(nn.Module):
 class HeadAttention(nn.Module):
     """``nn.MultiheadAttention`` for self-attention, whose width E can differ from the number of heads times their size.
 
-    It returns no attention weights. Raises a TypeError for `kdim`, `vdim`, `add_bias_kv` or `add_zero_attn`.
+    It returns no attention weights.
     """
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
         if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
-            raise TypeError("leave out kdim, vdim, add_bias_kv and add_zero_attn, which are not supported")
+            raise UnsupportedArchitecture(
+                "nn.MultiheadAttention cannot change its width: leave out kdim, vdim, add_bias_kv and add_zero_attn"
+            )
         self.dropout, self.batch_first, self.scale = attention.dropout, attention.batch_first, attention.head_dim**-0.5
         # A single head can have any size.
         self.sizes = (3, -1, attention.head_dim) if attention.num_heads > 1 else (3, 1, -1)
@@ -248,8 +232,7 @@ class HeadAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
+        **_: bool,
     ) -> tuple[Tensor, None]:
         """Apply self-attention to sequences (N, T, E), or (T, N, E) without ``batch_first``; masks as in PyTorch."""
         sequence = query if self.batch_first else query.transpose(0, 1)

@@ -19,6 +19,7 @@ _POOLING = (
     "adaptive_max_pool1d", "adaptive_max_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d",
     "upsample_bilinear2d",
 )
+_RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 _ACTIVATIONS = (
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "sigmoid", "log_sigmoid",
     "tanh", "hardtanh", "hardswish", "hardsigmoid", "clamp", "abs", "square", "threshold",
@@ -103,56 +104,37 @@ def _along(variables: Variables, node: Node, value: Value) -> Value:
     return tuple(fixed(size) if dim in dims and entries(axis) != size else axis for dim, (axis, size) in sizes)
 
 
-@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+@rule(*_RESHAPES)
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
-    """Return the axes of a reshaped value, by the smallest runs of old and new axes with equal numbers of entries."""
-    result: list[Axis] = []
-    old, new = 0, 0
-    while old < len(value) or new < len(node.shape):
-        start = old, new
-        old, new = min(old + 1, len(value)), min(new + 1, len(node.shape))
-        while (before := prod(map(entries, value[start[0] : old]))) != (after := prod(node.shape[start[1] : new])):
-            old, new = old + (before < after), new + (before > after)
-        result += _regroup(variables, node, value[start[0] : old], node.shape[start[1] : new])
-    return tuple(result)
-
-
-def _regroup(variables: Variables, node: Node, old: Value, sizes: Sequence[int]) -> list[Axis]:
-    """Return axes of these sizes, to which the axes `old` are reshaped; an old axis is divided where a new one ends."""
-    if not variables.moves(*old):
-        return list(map(fixed, sizes))
-    ends = sorted({1, *accumulate(map(entries, old), mul), *accumulate(sizes, mul)})
-    refusal = f"{node} reshapes an axis of hidden units apart: {tuple(map(entries, old))} to {tuple(sizes)}"
+    """Return the axes of a reshaped value: an old axis is divided where a new one ends, and the parts are joined."""
+    sizes = tuple(map(entries, value))
+    refusal = f"{node} reshapes an axis of hidden units apart: {sizes} to {node.shape}"
+    ends = sorted({1, *accumulate(sizes, mul), *accumulate(node.shape, mul)})
     if any(after % before for before, after in pairwise(ends)):
-        variables.refuse(old, refusal)
-        return list(map(fixed, sizes))
+        variables.refuse(value, refusal)
+        return tuple(map(fixed, node.shape))
     parts: list[Axis] = []
     start = 1
-    for axis in old:
+    for axis in value:
         end = start * entries(axis)
         within = [after // before for before, after in pairwise(ends) if start <= before < end]
         parts += [axis] if len(within) < 2 else variables.split(axis, within, node)
         start = end
     result = []
-    for size in sizes:
+    for size in node.shape:
         taken: list[Axis] = []
         while parts and (not taken or prod(map(entries, taken)) < size) and entries(parts[0]) <= size:
             taken.append(parts.pop(0))
         result.append(_together(variables, taken, refusal))
     for axis in parts:  # axes of one entry, which the reshape drops
         variables.pin(axis)
-    return result
+    return tuple(result)
 
 
 def _together(variables: Variables, axes: Sequence[Axis], refusal: str) -> Axis:
     """Flatten axes to one axis. At most one can have hidden units; `refusal` is the message of the error otherwise."""
     sizes = [entries(axis) for axis in axes]
     places = [place for place, axis in enumerate(axes) if variables.moves(axis)]
-    if len(places) > 1:
-        hidden = variables.hidden()
-        for place in [place for place in places if not variables.moves(axes[place]) & hidden]:
-            variables.pin(axes[place])
-            places.remove(place)
     if len(places) == 1:
         place = places[0]
         return scaled(axes[place], prod(sizes[place + 1 :])) * prod(sizes[:place])
@@ -283,22 +265,18 @@ def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
         return None  # equal entries, or an axis in between
     if node.operator in ("transpose", "permute", "t"):
         return order_of(node, len(shape)).index(axis)
-    sizes = list(accumulate((1, *shape), mul)), list(accumulate((1, *node.shape), mul))
-    reshapes = len(node.shape) != len(shape) or node.operator in ("view", "reshape", "_unsafe_view")
-    if reshapes and sizes[0][-1] == sizes[1][-1]:
-        return _reshaped(sizes[0][axis], sizes[0][axis + 1], sizes[1])
+    if prod(shape) == prod(node.shape) and (len(node.shape) != len(shape) or node.operator in _RESHAPES):
+        start, end, *_ = list(accumulate((1, *shape), mul))[axis:]
+        ends = list(pairwise(accumulate((1, *node.shape), mul)))
+        covering = [
+            new for new, (before, after) in enumerate(ends) if before < after and before <= start and end <= after
+        ]
+        parts = [new for new, (before, after) in enumerate(ends) if start <= before < after <= end]
+        return next(iter(covering), max(parts, key=lambda new: node.shape[new], default=None))
     if len(node.shape) < len(shape):
         removed = dims_of(node, len(shape))
         return None if axis in removed else axis - sum(dim < axis for dim in removed)
     return axis + len(node.shape) - len(shape)
-
-
-def _reshaped(start: int, end: int, ends: Sequence[int]) -> int | None:
-    """Return the reshaped axis that covers the old axis, or the largest one within it; None if there is none."""
-    axes = range(len(ends) - 1)
-    covering = [axis for axis in axes if ends[axis] <= start and end <= ends[axis + 1] and ends[axis] < ends[axis + 1]]
-    parts = [axis for axis in axes if start <= ends[axis] < ends[axis + 1] <= end]
-    return next(iter(covering), max(parts, key=lambda axis: ends[axis + 1] // ends[axis], default=None))
 
 
 def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()) -> int:
@@ -309,9 +287,8 @@ def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()
     inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
     node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
     if node is None or (known := features(graph).get(node.name)) is None:
-        size = tuple(shape) or (node.shape if node else "unknown")
         raise UnsupportedArchitecture(
-            f"the output of {module!r}, of shape {size}, has no single axis of features: name a layer (nn.Linear)"
+            f"the output of {module!r} has no single axis of features: name a layer (nn.Linear)"
         )
     return known
 

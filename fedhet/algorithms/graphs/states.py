@@ -33,27 +33,23 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
     largest width that `PermutationGroups.needs` requires for these arrays. Raises a ValueError for arrays of another
     architecture.
     """
-    units_of: dict[int, tuple[int, str]] = {}
-    for name, shape in shapes.items():
-        axes = groups.axes.get(name)
-        if axes is None or len(axes) != len(shape):
-            raise ValueError(
-                f"{name} of shape {shape} is not an array of the network: give a state of the same network"
-            )
-        for axis, size in zip(axes, shape, strict=True):
-            if {segment.group for segment in axis} != {axis[0].group} or axis[0].group is None:
-                continue
-            units, rest = divmod(size, sum(segment.block for segment in axis))
-            known, where = units_of.setdefault(axis[0].group, (units, name))
-            if rest or known != units:
-                raise ValueError(
-                    f"{name} of shape {shape} must have {known} units of {groups[axis[0].group].name!r}, as {where} has"
-                )
-    least: dict[int, int] = {}
+    known: dict[int, int] = {}
     for index, units in (groups.needs[name] for name in shapes if name in groups.needs):
-        least[index] = max(units, least.get(index, 0))
-    known_units = least | {index: units for index, (units, _) in units_of.items()}
-    return tuple(known_units.get(group.index, group.width) for group in groups)
+        known[index] = max(units, known.get(index, 0))
+    for name, shape in shapes.items():
+        axes = groups.axes.get(name, ())
+        misfit = ValueError(
+            f"{name} of shape {shape} does not fit the network's other arrays: give a state of the same"
+        )
+        if name not in groups.axes or len(axes) != len(shape):
+            raise misfit
+        for axis, size in zip(axes, shape, strict=True):
+            index, *others = {segment.group for segment in axis}
+            if index is not None and not others:
+                units, rest = divmod(size, sum(segment.block for segment in axis))
+                if rest or known.setdefault(index, units) != units:
+                    raise misfit
+    return tuple(known.get(group.index, group.width) for group in groups)
 
 
 def expand(
@@ -61,16 +57,15 @@ def expand(
 ) -> dict[str, Array]:
     """Return the state of a wider network that contains a network at the assigned units, with zeros for other units.
 
-    The wider network, of widths `sizes`, computes the same function, except with norms over all units. Raises a
-    ValueError unless an assignment maps all units to different units of the wider network.
+    The wider network, of widths `sizes`, computes the same function, except with norms over all units. An assignment
+    maps all units to different units of the wider network.
     """
-    local = widths(state, groups)
-    units = {index: _checked(groups, index, each, local[index], sizes[index]) for index, each in assignments.items()}
-    wide = groups.with_widths([sizes[index] if index in units else width for index, width in enumerate(local)])
+    local = enumerate(widths(state, groups))
+    wide = groups.with_widths([sizes[index] if index in assignments else width for index, width in local])
     result = _arrays(state)
     for name, array in result.items():
         for number, axis in enumerate(wide.axes[name]):
-            if (places := _entries(axis, units)) is not None:
+            if (places := _entries(axis, assignments)) is not None:
                 front = np.moveaxis(array, number, 0)
                 scattered = np.zeros((entries(axis), *front.shape[1:]), array.dtype)
                 scattered[places] = front
@@ -80,16 +75,11 @@ def expand(
 
 
 def cut_out(state: State, groups: PermutationGroups, assignments: Assignments) -> dict[str, Array]:
-    """Return the state of a network with only the assigned units of a wider network (the inverse of ``expand``).
-
-    Raises a ValueError if an assignment has a unit twice, or a unit that the wider network does not have.
-    """
-    local = widths(state, groups)
-    units = {index: _checked(groups, index, each, None, local[index]) for index, each in assignments.items()}
-    whole, result = groups.with_widths(local), _arrays(state)
+    """Return the state of a network with only the assigned units of a wider network (the inverse of ``expand``)."""
+    whole, result = groups.with_widths(widths(state, groups)), _arrays(state)
     for name, array in result.items():
         for number, axis in enumerate(whole.axes[name]):
-            if (places := _entries(axis, units)) is not None:
+            if (places := _entries(axis, assignments)) is not None:
                 array = np.take(array, places, axis=number)
         result[name] = array
     return result
@@ -131,10 +121,8 @@ def columns(state: State, groups: PermutationGroups, index: int) -> list[Slot]:
 
 
 def set_rows(state: State, groups: PermutationGroups, index: int, matrix: NDArray[np.floating]) -> dict[str, Array]:
-    """Return the state with the weights from `rows` replaced by `matrix`; raises a ValueError for other shapes."""
+    """Return the state with the weights from `rows` replaced by `matrix`."""
     result, end = _arrays(state), 0
-    if matrix.shape != (expected := (widths(state, groups)[index], len(columns(state, groups, index)))):
-        raise ValueError(f"the matrix of group {groups[index].name!r} must have shape {expected}, got {matrix.shape}")
     result |= {slot.parameter: result[slot.parameter].copy() for slot in groups[index].rows}
     for slot, places in _row_places(state, groups, index):
         front = _front(result, slot)
@@ -149,24 +137,13 @@ def tie(state: dict[str, Array], groups: PermutationGroups) -> dict[str, Array]:
 
 
 def _arrays(state: State) -> dict[str, Array]:
-    return {name: _array(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+    return {name: _array(value) for name, value in state.items()}
 
 
-def _array(tensor: Tensor) -> Array:
-    exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-    return exact.detach().cpu().numpy().copy()
-
-
-def _checked(
-    groups: PermutationGroups, index: int, assignment: ArrayLike, width: int | None, size: int
-) -> NDArray[np.intp]:
-    places = np.asarray(assignment)
-    whole = places.ndim == 1 and np.issubdtype(places.dtype, np.integer) and (width is None or len(places) == width)
-    if not whole or len(np.unique(places)) < len(places) or ((places < 0) | (places >= size)).any():
-        wanted = "" if width is None else f"{width} "
-        name = groups[index].name
-        raise ValueError(f"group {name!r} needs {wanted}different integers below {size} as assignment, got {places!r}")
-    return places.astype(np.intp)
+def _array(value: Array | Tensor) -> Array:
+    if isinstance(value, Tensor):
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True).copy()
+    return value
 
 
 def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
@@ -175,16 +152,14 @@ def _entries(axis: Axis, units: Assignments) -> NDArray[np.intp] | None:
         return None
     start, parts = 0, []
     for segment in axis:
-        known = segment.group is not None and segment.group in units
-        chosen = np.asarray(units[segment.group]) if known else np.arange(segment.width)  # type: ignore[index]
+        chosen = np.asarray(units.get(segment.group, np.arange(segment.width)))  # type: ignore[arg-type]
         parts.append(start + (chosen[:, None] * segment.block + np.arange(segment.block)).ravel())
         start += segment.size
     return np.concatenate(parts).astype(np.intp)
 
 
 def _front(state: State, slot: Slot) -> Array:
-    value = state[slot.parameter]
-    return np.moveaxis(_array(value) if isinstance(value, Tensor) else value, slot.axis, 0)
+    return np.moveaxis(_array(state[slot.parameter]), slot.axis, 0)
 
 
 def _row_places(state: State, groups: PermutationGroups, index: int) -> Iterator[tuple[Slot, NDArray[np.intp]]]:

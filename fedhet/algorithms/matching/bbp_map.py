@@ -165,26 +165,26 @@ class GlobalRows:
     ) -> None:
         self.weights = [np.asarray(rows if s == 1 else s * rows, dtype=np.float32) for rows in weights]  # s w_l
         self.s, self.s0, self.gamma, self.max_rows = s, s0, gamma, max_rows
-        self.shift = s0 * prior
-        self.g = np.empty((0, len(prior)))
+        self.shift = (s0 * prior).astype(np.float32)
+        self.g = np.empty((0, len(prior)), dtype=np.float32)
         self.counts: Ints = np.empty(0, dtype=np.intp)
         self.assignments: list[Ints] = [np.empty(0, dtype=np.intp) for _ in weights]
 
     def match(self, j: int) -> None:
         """Remove the rows of client j from the global rows, and assign them again with the largest total value."""
-        from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
-
         rows, old = self.weights[j], self.assignments[j]
         self.g[old] -= rows[: len(old)]
         self.counts[old] -= 1
         kept = self.counts > 0
-        self.g, self.counts, place = self.g[kept], self.counts[kept], np.cumsum(kept) - 1
-        self.assignments = [place[assignment] for assignment in self.assignments]
-        units: Ints = linear_sum_assignment(self.costs(rows))[1]
-        size, new = len(self.counts), units >= len(self.counts)
+        if not kept.all():
+            self.g, self.counts, place = self.g[kept], self.counts[kept], np.cumsum(kept) - 1
+            self.assignments = [place[assignment] for assignment in self.assignments]
+        units, size = _assigned(self.costs(rows), len(self.counts)), len(self.counts)
+        new = units >= size
         opened = np.count_nonzero(new)
         units[new] = np.arange(size, size + opened)
-        self.g = np.concatenate([self.g, np.tile(self.shift, (opened, 1))])
+        if opened:
+            self.g = np.concatenate([self.g, np.tile(self.shift, (opened, 1))])
         self.g[units] += rows
         self.counts = np.pad(self.counts, (0, opened))
         self.counts[units] += 1
@@ -194,14 +194,27 @@ class GlobalRows:
         """Return the negative values of assigning a client's `rows` to each global row and to each new row."""
         clients, size, s, s0 = len(self.weights), len(self.counts), self.s, self.s0
         room = len(rows) if self.max_rows is None else max(min(len(rows), self.max_rows - size), len(rows) - size)
-        norms, g = np.square(rows).sum(1), self.g.astype(np.float32)
+        norms, squares = (np.einsum("ld,ld->l", each, each) for each in (rows, self.g))
         precision, popularity = s0 + s * self.counts, np.minimum(self.counts, MOST_POPULAR)
         # |g|^2 / (s + G) - |g|^2 / G is computed as one fraction to avoid cancellation.
-        column = np.square(self.g).sum(1) * s / (precision * (s + precision)) - np.log(
-            popularity / (clients - popularity)
-        )
-        matched = (norms[:, None] + 2 * (rows @ g.T)) * (-1 / (s + precision)).astype(np.float32)
+        column = squares * s / (precision * (s + precision)) - np.log(popularity / (clients - popularity))
+        matched = (norms[:, None] + 2 * (rows @ self.g.T)) * (-1 / (s + precision)).astype(np.float32)
         prior_value = 2 * np.log(self.gamma / clients) - self.shift @ self.shift / s0
         values = (norms + 2 * (rows @ self.shift) + self.shift @ self.shift) / (s + s0) + prior_value
         new = 2 * np.log(np.arange(1, room + 1)) - values[:, None]
         return np.concatenate([matched + column.astype(np.float32), new.astype(np.float32)], 1)
+
+
+def _assigned(costs: Floats, size: int) -> Ints:
+    """Return the column assigned to each row so that the total cost is least; columns from `size` on are new rows.
+
+    Few new rows are taken, so few are offered first: the least total cost is convex in their number.
+    """
+    from scipy.optimize import linear_sum_assignment  # imported here, because the import is slow
+
+    offered = max(len(costs) - size, 0) + 8
+    while True:
+        columns: Ints = linear_sum_assignment(costs[:, : size + offered])[1]
+        if np.count_nonzero(columns >= size) < offered or size + offered >= costs.shape[1]:
+            return columns
+        offered *= 4

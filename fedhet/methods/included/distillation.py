@@ -98,7 +98,7 @@ class FedMDOptions(ScoresOptions):
         20,
         "number of epochs on the labelled public dataset in a client's first round; 0: no labels are needed",
         at_least=0,
-        at_need=(0,),
+        at_need=0,
     )
     private_epochs: int = option(25, "number of private epochs in a client's first round; 0: local-epochs", at_least=0)
     digest_epochs: int = option(1, "number of epochs per round on the mean scores", at_least=1)
@@ -131,7 +131,7 @@ class FedDFOptions(ScoresOptions):
     server_model: str = option("", "the server's network; empty: the first of architectures, mlp-20 for tabular data")
     server_steps: int = option(1000, "number of mini-batches per round on which the server trains", at_least=1)
     server_learning_rate: float = option(0.001, "initial learning rate of the server's Adam, in each round", above=0)
-    teach: bool = option(False, "clients first train for an epoch on the server's scores", at_need=(True,))
+    teach: bool = option(False, "clients first train for an epoch on the server's scores", at_need=True)
 
 
 def _feddf(options: FedDFOptions) -> Traits:

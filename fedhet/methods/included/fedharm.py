@@ -19,14 +19,14 @@ class FedHARMOptions(Options):
         "what is aligned: descriptors by cosine (the paper's), or representations by FedHeNN's spectral target",
         choices=("cosine", "spectral"),
         needs={"alpha": {"below": 1}},
-        at_need=("spectral",),
+        at_need="spectral",
     )
     alpha: float = option(
         0.5,
         "weight of the task's loss on the public dataset, 1 - alpha of the distance; 0: no labels are needed",
         at_least=0,
         at_most=1,
-        at_need=(0.0,),
+        at_need=0.0,
     )
     divide: bool = option(
         False, "divide the loss on the public dataset by alpha", needs={"alpha": {"above": 0, "below": 1}}

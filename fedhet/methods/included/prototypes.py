@@ -17,7 +17,7 @@ class WidthOptions(Options):
         "width to which a linear layer before the head projects representations; 0: no such layer",
         at_least=0,
         at_most=2**16,
-        at_need=(64,),
+        at_need=64,
     )
 
     def suited(self) -> dict[str, tuple[Value, str]]:
