@@ -90,9 +90,6 @@ def _refusal(config: Config, functions: UserFunctions, node_config: Mapping[str,
 
 
 def _line(error: Exception) -> str:
-    """Return an error's message in one line, without the clients' names if all clients failed for one reason."""
-    said = str(error) or type(error).__name__
-    lines = [" ".join(line.split()) for line in said.removeprefix(NOBODY).strip().splitlines()]
-    if said.startswith(NOBODY) and len(lines) == 1:
-        return lines[0].partition("): ")[2] or lines[0]
-    return "; ".join(lines)
+    """Return an error's message in one line."""
+    lines = str(error).removeprefix(NOBODY).strip().splitlines()
+    return "; ".join(" ".join(line.split()) for line in lines) or type(error).__name__

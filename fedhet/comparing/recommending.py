@@ -36,8 +36,6 @@ from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import grouped
 
-__all__ = ["Recommendation", "recommend"]
-
 LONGER = 1.5
 """How much longer than expected a run of the comparison may take."""
 LATE = "there was no time for it within the budget"
@@ -224,7 +222,6 @@ class _Search:
             else:
                 self.accuracies[name] = validation_accuracy(files) or 0.0
         self.execute.show(TerminalTable(self.standing()))
-        _tell({name: why for name, why in self.refused.items() if name in self.choices}, "left", self.execute)
 
     def standing(self) -> list[list[str]]:
         """Return a table of the validation accuracies, the best first."""
@@ -234,7 +231,7 @@ class _Search:
     def compare(self, seeds: Sequence[int]) -> tuple[list[PlannedRun], dict[str, str]]:
         """Run the best methods and those without exchange with one seed after the other, until the budget is used up.
 
-        Returns the runs of complete seeds, and why some of them failed.
+        Returns the runs of complete seeds, and why runs failed.
         """
         ranked = [name for name, _ in self.standing()[1:]]
         alone = sorted((name for name in ranked if name in CONTROLS), key=lambda name: name != "local")
@@ -243,9 +240,8 @@ class _Search:
         available = (self.execute.deadline - time.monotonic()) * self.execute.at_once
         needed = accumulate(LONGER * min(FEWEST, len(seeds)) * _seconds(self.plan(name, SEED)) for name in best)
         fit = max(2, sum(each <= available for each in needed))
-        late = dict.fromkeys(best[fit:], LATE)
-        self.refused |= late
-        _tell(late, "left", self.execute)
+        self.refused |= dict.fromkeys(best[fit:], LATE)
+        _tell({name: why for name, why in self.refused.items() if name in self.choices}, "left", self.execute)
         self.execute.tell(f"comparison on test parts: {', '.join(best[:fit])}")
         runs, failed = list[PlannedRun](), dict[str, str]()
         for seed in seeds:
@@ -309,13 +305,12 @@ def _seconds(run: PlannedRun) -> float:
 
 def _verdict(alone: VariantResult, federated: VariantResult | None, *, beats: bool) -> str:
     """Return a sentence on whether the best federated method is better than training without exchange."""
-    said = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
+    found = f"alone, the best is {alone.variant}, {format_value(alone.mean(SCORE))}"
     if federated is None:
-        return f"Nothing beats training alone here, since no federated method has a result: {said}."
-    difference = federated.difference(alone, SCORE)
-    said += f"; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {difference}."
+        return f"Nothing beats training alone here, since no federated method has a result: {found}."
+    said, difference = "Nothing clearly beats training alone here", federated.difference(alone, SCORE)
     if beats:
-        return f"{federated.variant} beats training alone: {said}"
-    if difference is None or difference.low is None:
-        return f"There are too few seeds for a verdict (the same command goes on with further seeds): {said}"
-    return f"Nothing clearly beats training alone here: {said}"
+        said = f"{federated.variant} beats training alone"
+    elif difference is None or difference.low is None:
+        said = "There are too few seeds for a verdict (the same command goes on with further seeds)"
+    return f"{said}: {found}; federated, {federated.variant}, {format_value(federated.mean(SCORE))}: {difference}."
