@@ -115,9 +115,11 @@ def test_refusals_of_a_users_networks():
         "the model needs images (channels, height, width) of 4 x 4 pixels or more, not shape (16, 4); "
         "set it to a model for these inputs"
     )
-    assert refused["flha-distillation"] == f"flha-distillation.teacher: {reason}"
-    assert refused["lora"].startswith("lora adapts nn.Linear layers, but Sequential has none except its head '")
-    assert refused["fml"] == f"fml.shared-model: {reason}"
+    assert refused["flha-distillation"] == f"2 clients (0, 1): flha-distillation.teacher: {reason}"
+    assert refused["lora"].startswith(
+        "2 clients (0, 1): lora adapts nn.Linear layers, but Sequential has none except its head '"
+    )
+    assert refused["fml"] == f"2 clients (0, 1): fml.shared-model: {reason}"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ changed, and goes through handshake, opening, checking and aggregation without a
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from fedhet.config import client_setup
 from fedhet.flower import ClientApp, ConfigRecord, Error, Message, RecordDict, read_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
-from fedhet.flower.insides import identify
 from fedhet.messages.protocol import FIRST, HANDSHAKE
 from fedhet.server import FederatedStrategy, State
 from fedhet.testing import PARTIAL, Case
@@ -41,17 +40,18 @@ class Replayed(LocalGrid):
         super().__init__(ClientApp(), clients)
         self._answers, self._changes = answers, changes
 
-    def _handle(self, message: Message) -> Message:
+    def _handle(self, batch: Sequence[Message]) -> None:
+        self._complete(batch, [self._reply(message) for message in batch])
+
+    def _reply(self, message: Message) -> Message:
         client = str(message.metadata.dst_node_id - FIRST_NODE)
         place = (*where(message), read_request(message.content)[0].question, client)
         try:
             content = self._answer(place)
             self._changes.get(place, bool)(content)
-            reply = Message(content, reply_to=message)
+            return Message(content, reply_to=message)
         except LookupError as error:
-            reply = Message(Error(2, str(error)), reply_to=message)
-        identify(reply, self._ids)
-        return reply
+            return Message(Error(2, str(error)), reply_to=message)
 
     def _answer(self, place: Place) -> RecordDict:
         """The recorded reply; the first weights are the same of all, and were asked of one."""
