@@ -165,12 +165,9 @@ def _start(layer: Any, generator: torch.Generator | None = None) -> None:
 
 @torch.no_grad()
 def _add(layer: Any, name: str, products: Arrays) -> None:
-    """Add the product B A, which the server sends as factors or under the name of B, to a layer's weight."""
-    b, a = (products.get(f"{name}.{each}") for each in (B, A))
-    if b is not None:
-        product = to_tensor(b).to(layer.lora_b)
-        product = product if a is None else product @ to_tensor(a).to(layer.lora_a)
-        layer.weight += _as_stored(layer, product).to(layer.weight.dtype)
+    """Add the sum of products B A that the server sends, if any, to a layer's weight."""
+    if f"{name}." in products:
+        layer.weight += _as_stored(layer, to_tensor(products[f"{name}."]).to(layer.lora_b)).to(layer.weight.dtype)
 
 
 def _with_adapter(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from fedhet.methods.included.prototypes import FDOptions, FedGenOptions, FedProt
 from fedhet.methods.options import Config
 from fedhet.models import place_before
 from fedhet.models.generator import Generator, draw
-from fedhet.models.representation import Representation, head_name
+from fedhet.models.representation import head_name
 from fedhet.training import BATCH, Loss, Prediction, Step, Term
 from fedhet.utils.text import log
 
@@ -48,11 +48,6 @@ class ByClass(ClientSide[P]):
         super().__init__(client)
         self.classes = torch.empty(0, dtype=torch.long, device=client.device)
         self.prototypes = torch.empty(0, device=client.device)
-
-    @property
-    def until(self) -> Representation | None:
-        """Representation at which a forward pass can stop; None if class vectors are means of outputs."""
-        return self.client.representation if self.of_phi else None
 
     def handshake(self, payload: Payload) -> Payload:
         """Return the width of the vectors; raises a DataError unless each example has exactly one class."""
@@ -89,7 +84,7 @@ class ByClass(ClientSide[P]):
         return Payload({"prototypes": to_arrays({name: of_all[enough] for name, of_all in means.items()})})
 
     def _vectors_of(self, inputs: Tensor | LazyInputs) -> Tensor:
-        vectors = self.client.read(inputs, until=self.until)
+        vectors = self.client.read(inputs, until=self.client.representation if self.of_phi else None)
         vectors = vectors if self.of_phi else self.client.task.outputs.scores(vectors)
         return vectors if vectors.dtype == torch.float64 else vectors.float()
 
@@ -139,11 +134,13 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
 
     def evaluate(self, when: str) -> Callable[[Tensor], Tensor] | None:
         """Return a function to class scores: negative squared distances to prototypes, or the network's outputs."""
-        rows = self.candidates()
-        if not len(rows):
+        data, by = self.client.data, self.options.predict
+        chosen = torch.full_like(self.classes, by != "head", dtype=torch.bool)
+        if by == "prototype":
+            chosen = torch.isin(self.classes, data.train.labels)
+        if not chosen.any():
             return super().evaluate(when)
-        candidates, prototypes = self.classes[rows], self.prototypes[rows]
-        data = self.client.data
+        candidates, prototypes = self.classes[chosen], self.prototypes[chosen]
         evaluated = [part.labels for part in (data.test, data.validation, data.common) if part is not None]
         # At least two, since a single column would be one logit for two classes.
         classes = max(2, self.client.outputs, 1 + int(torch.cat([candidates, *evaluated]).max()))
@@ -155,14 +152,7 @@ class FedProto(SameWidth[FedProtoOptions], ByClass[FedProtoOptions]):
             scores[:, candidates] = -distances
             return scores
 
-        return Prediction(self.client.model, self.until, nearest)
-
-    def candidates(self) -> Tensor:
-        """Return the rows of `prototypes` to predict by, (candidates,) int64; empty to predict by the head."""
-        known = torch.arange(len(self.classes), device=self.client.device)
-        if self.options.predict == "prototype":
-            return known[torch.isin(self.classes, self.client.data.train.labels)]
-        return known if self.options.predict == "all-prototypes" else known[:0]
+        return Prediction(self.client.model, self.client.representation, nearest)
 
 
 def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> Tensor:
@@ -174,11 +164,7 @@ def distance(step: Step, row_of: Tensor, prototypes: Tensor, weight: float) -> T
 
 
 class FedTGP(FedProto):
-    """Trains representations (Phi) towards the server's prototypes; sends the client's mean Phi of each class."""
-
-    def candidates(self) -> Tensor:
-        """Return the rows of all global prototypes, (classes,) int64, since all classes are predicted by prototypes."""
-        return torch.arange(len(self.classes), device=self.client.device)
+    """Trains representations (Phi) towards the server's prototypes, by which all classes are predicted."""
 
 
 class FD(ByClass[FDOptions]):

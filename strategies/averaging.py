@@ -38,11 +38,10 @@ class FedRep(FederatedStrategy[FedRepOptions, State]):
     method = fedrep
 
     def check_reply(self, reply: Reply) -> None:
-        if not self.run.round.closing:
+        if self.run.round.closing:
+            reply.arrays.clear()
+        else:
             super().check_reply(reply)
-
-    def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
-        return {} if self.run.round.closing else super().aggregate_fit(round, replies)
 
 
 @dataclass

@@ -43,13 +43,7 @@ class FLHAGHN(FederatedStrategy[FLHAGHNOptions, State]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         models = {client: reply.arrays["model"] for client, reply in replies.items()}
-        if not self.aggregator.plain:
-            self.state.model = self.state.model | self.aggregator.average(models)
-            return {}
-        models = dict(self.aggregator.clipped(models, dict.fromkeys(models, self.state.model)))
-        for name in dict.fromkeys(name for model in models.values() for name in model):
-            arrays = [to_tensor(model[name]).float() for model in models.values() if name in model]
-            self.state.model = self.state.model | to_arrays({name: sum(arrays, torch.zeros(())) / len(arrays)})
+        self.state.model = self.state.model | self.aggregator.average(models)
         return {}
 
 

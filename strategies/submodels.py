@@ -226,10 +226,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class LoRAState(SubmodelState):
-    """The state of LoRA: with `aggregate = stack`, `products` has each layer's sum of products B A.
-
-    A sum is stored as factors `lora_a` and `lora_b` while they are smaller than the sum, then as one array `lora_b`.
-    """
+    """The state of LoRA: with `aggregate = stack`, `products` has each layer's sum of products B A."""
 
     products: Arrays = field(default_factory=dict)
 
@@ -254,47 +251,32 @@ class LoRA(SubmodelStrategy[declared.LoRAOptions, LoRAState]):
 
     def aggregate_fit(self, round: int, replies: Mapping[str, Reply]) -> dict[str, float]:
         """Aggregate the adapters by the method's key `aggregate`, and average the head as in FedAvg."""
-        keys, config, before = self.options, self.config, self.state.model
+        how, before, sums = self.options.aggregate, self.state.model, self.state.products
         models = self._clipped({client: reply.arrays["model"] for client, reply in replies.items()})
-        products = {client: _products(model) for client, model in models.items()}
-        weights = {client: float(reply.examples) for client, reply in replies.items()}
-        widest = {key: max(model[key].shape for model in models.values()) for key in before}
-        values = {client: {key: _filled(a, widest[key]) for key, a in m.items()} for client, m in models.items()}
-        if keys.aggregate != "truncate":
+        if how == "truncate":
+            widest = {key: max(model[key].shape for model in models.values()) for key in before}
+            values = {client: {key: _filled(a, widest[key]) for key, a in m.items()} for client, m in models.items()}
+        else:
             heads = {client: {key: m[key] for key in m if not key.endswith((A, B))} for client, m in models.items()}
-            values = {client: products[client] | heads[client] for client in models}
-        means = average_shared(values, weights, config.aggregation, config.byzantine)
-        for layer in _layers(before) if keys.aggregate != "truncate" else ():
+            values = {client: _products(model) | heads[client] for client, model in models.items()}
+        weights = {client: float(reply.examples) for client, reply in replies.items()}
+        means = average_shared(values, weights, self.config.aggregation, self.config.byzantine)
+        for layer in _layers(before) if how != "truncate" else ():
             product = means.pop(layer)
-            if keys.aggregate == "svd":
+            if how == "svd":
                 means[layer + A], means[layer + B] = _factors(product, len(before[layer + A]))
             else:
-                self._add(layer, product, models, weights)
+                sums[layer] = sums[layer] + product if layer in sums else product
         self.state.model = before | {key: _placed(mean, before[key]) for key, mean in means.items()}
         return {}
 
-    def _clipped(self, sent: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        """Return the clients' arrays in the dtypes of the state, with updates clipped."""
-        # With `aggregate = stack`, the server does not know the A from which a client started.
+    def _clipped(self, models: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
+        """Return the clients' arrays with updates clipped; with `stack` not A, whose start the server does not know."""
         stacked = self.options.aggregate == "stack" and not self.aggregator.plain
-        before, left_out = self.state.model, A if stacked else None
-        models = {c: {key: a.astype(before[key].dtype) for key, a in model.items()} for c, model in sent.items()}
-        moved = {c: {k: model[k] for k in model if k.rpartition(".")[2] != left_out} for c, model in models.items()}
-        clipped = self.aggregator.clipped(moved, {client: cut(before, self.parts(client)) for client in sent})
+        moved = {c: {k: a for k, a in m.items() if not (stacked and k.endswith(A))} for c, m in models.items()}
+        starts = {client: cut(self.state.model, self.parts(client)) for client in models}
+        clipped = self.aggregator.clipped(moved, starts)
         return {client: model | clipped[client] for client, model in models.items()}
-
-    def _add(self, layer: str, product: Array, models: Mapping[str, Arrays], weights: Mapping[str, float]) -> None:
-        """Add a round's mean product B A to a layer's sum; with the plain mean, as factors while these are smaller."""
-        sums, a, b, total = self.state.products, layer + A, layer + B, sum(weights.values())
-        if self.config.aggregation == "mean" and (a in sums or b not in sums):
-            pairs = [(sums.pop(a), sums.pop(b))] if a in sums else []
-            pairs += [(model[a] * (weights[client] / total), model[b]) for client, model in models.items()]
-            stacked = {a: np.concatenate([rows for rows, _ in pairs]), b: np.concatenate([c for _, c in pairs], 1)}
-            if stacked[a].size + stacked[b].size < product.size:
-                sums |= stacked
-                return
-            product = _products(stacked)[layer]
-        sums[b] = sums[b] + product if b in sums else product
 
 
 def _layers(model: Arrays) -> list[str]:

@@ -16,7 +16,6 @@ from tests.strategies.by_hand import WHO, assert_equal, examples_of, rounds_of
 
 RANKS = {"0": 4, "1": 3, "2": 1}
 LAYERS = ("1", "3")
-"""Of 64 x 40, where factors of three rounds are smaller than their product, and 40 x 12, where those of two are not."""
 
 SAME = {
     "rounds": 3,
@@ -127,7 +126,7 @@ def test_rounds_follow_the_papers(federate, aggregate, who):
         assert saved.keys() == whole.keys(), "a network without adapters, as the user's"
         assert_equal(saved, whole)
     if aggregate == "stack":
-        assert sorted(done.state.products) == ["1.lora_a", "1.lora_b", "3.lora_b"]
+        assert sorted(done.state.products) == ["1.", "3."]
 
 
 def test_only_adapters_are_sent(federate):

@@ -94,7 +94,7 @@ fedgh = Method("fedgh", _learner, LearnerOptions, own={"fedgh.width": 32, "fedgh
 class FedTGPOptions(LearnerOptions):
     """Configuration key of FedTGP, with the authors' `server_epochs` and `threshold` (tau, the maximum margin)."""
 
-    server_epochs, threshold = 100, 100.0
+    server_epochs, threshold, predict = 100, 100.0, "all-prototypes"
     weight: float = option(0.1, "lambda, the weight of the distance to the global prototypes", at_least=0)
 
 
