@@ -14,7 +14,7 @@ from fedhet.comparing import tables
 from fedhet.comparing.measures import VariantResult, measure, verdict
 from fedhet.comparing.runs import Execution, check, prepared, unused
 from fedhet.comparing.settings import Choice, PlannedRun, SharedSettings, distinct, shared_settings, variants_of
-from fedhet.comparing.tuning import RATE, WHOLE, Tuning, tune, validation_note
+from fedhet.comparing.tuning import RATE, WHOLE, Tuning, tune
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.results.history import showing
@@ -97,8 +97,7 @@ def compare(
             its own settings.
         config: settings for all methods, as for `fedhet.run`, without `seed`, `out`, `engine` and `workers`. Keys that
             are not set have the first method's defaults; a method's own keys are as in its own preset. If one method
-            needs public examples or closing epochs, all get them. With `rounds = 0`, one method must determine the
-            number of rounds.
+            needs public examples or closing epochs, all get them.
         seeds: each method runs once with each seed.
         model: the clients' networks, as for `fedhet.run`.
         data: the clients' data, as for `fedhet.run`.
@@ -157,8 +156,7 @@ def _compared(
     with showing(out):
         results = measure(runs, failed)
         done = Comparison(out, results, next(each for each in results if each.variant == baseline), failed)
-        settings = [*shared.notes, note] if tuning and (note := validation_note(shared)) else shared.notes
-        notes = tables.notes_below(results, done.baseline, settings, [each.text for each in tuned if each.best])
+        notes = tables.notes_below(results, done.baseline, shared.notes, [each.text for each in tuned if each.best])
         dataset = "own data" if shared.functions.data is not None else runs[0].settings.dataset
         said = verdict(results, done.baseline)
         publish(done, said, notes, f"{', '.join(shared.own)} on {dataset}", execute)

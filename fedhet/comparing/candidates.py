@@ -1,6 +1,5 @@
 """Find the methods that can train a federation's clients, and the reasons why other methods cannot."""
 
-import dataclasses
 import logging
 import math
 import time
@@ -13,7 +12,6 @@ from fedhet.config import client_setup
 from fedhet.config.user_functions import UserFunctions
 from fedhet.engines.running import shake_hands
 from fedhet.methods import registry
-from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config
 from fedhet.server.handshake import NOBODY
 
@@ -21,8 +19,7 @@ CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbou
 """Methods in which clients exchange nothing; the first is the one that all others are compared with."""
 FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
 """Methods that are asked and tried first, if there is no time for all."""
-SEED = 1000
-"""The seed of handshakes and trials."""
+SEED = 1000  # of handshakes and trials
 
 
 def ask(
@@ -43,24 +40,24 @@ def ask(
     Policy.of(node_config, deployed=False)
     shared_settings(variants_of(CONTROLS[:1]), seeds=[SEED], config=base, functions=functions, strict=False)
     choices, refused = dict[str, Choice](), dict[str, str]()
-    log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    for reference in methods:
-        if choices and time.monotonic() > deadline:
-            refused[reference] = "there was no time within the budget to ask the clients whether they can train it"
-            continue
-        try:
-            name = registry.method(reference).name
-            for choice, config in _configurations(name, base, functions):
-                if not (reason := _refusal(config, functions, node_config)):
-                    choices[name] = choice
-                    refused.pop(name, None)
-                    break
-                refused.setdefault(name, reason)
-        except Exception as error:  # a method that raises cannot serve
-            refused[reference] = _line(error)
-    log.setLevel(level)
+    logging.disable(logging.CRITICAL)
+    try:
+        for reference in methods:
+            if choices and time.monotonic() > deadline:
+                refused[reference] = "there was no time within the budget to ask the clients whether they can train it"
+                continue
+            try:
+                name = registry.method(reference).name
+                for choice, config in _configurations(name, base, functions):
+                    if not (reason := _refusal(config, functions, node_config)):
+                        choices[name] = choice
+                        refused.pop(name, None)
+                        break
+                    refused.setdefault(name, reason)
+            except Exception as error:  # a method that raises cannot serve
+                refused[reference] = _line(error)
+    finally:
+        logging.disable(logging.NOTSET)
     return choices, refused
 
 
@@ -71,8 +68,8 @@ def _configurations(name: str, base: Mapping[str, Any], functions: UserFunctions
     as_they_are = {key: shared.for_all[key] for key in ("architectures", "assign")}  # and not equal ones
     config = shared.settings(name, SEED, as_they_are)
     yield {}, config
-    keys = {f"{config.family}.{kebab(key.name)}": key.metadata["at_need"] for key in dataclasses.fields(config.options)}
-    if choice := {key: value for key, value in keys.items() if value is not None}:
+    needs = {key: spec.metadata["at_need"] for key, spec in config.specs().items()}
+    if choice := {key: value for key, value in needs.items() if value is not None}:
         yield choice, shared.settings(name, SEED, {**as_they_are, **choice})
 
 

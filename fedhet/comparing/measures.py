@@ -6,7 +6,7 @@ All numbers are from the last round. Spread is the sample standard deviation ove
 import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -136,33 +136,30 @@ class VariantResult:
         return {each.run.seed: value for each in self.outcomes if (value := each.values[measure]) is not None}
 
 
-def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference | None]:
-    """Return the difference in personal accuracy of each variant, except the baseline, to the baseline."""
-    return {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
-
-
-def corrected_p_values(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, float]:
-    """Return the p-values of the `differences` to the baseline, corrected by `holm`."""
-    found = differences(results, baseline).items()
-    known = {variant: p for variant, each in found if each is not None and (p := each.p) is not None}
-    return dict(zip(known, holm(list(known.values())), strict=True))
+def differences(results: Iterable[VariantResult], baseline: VariantResult) -> dict[str, Difference]:
+    """Return the differences in personal accuracy of the other variants to the baseline, with p corrected by `holm`."""
+    pairs = {each.variant: each.difference(baseline, "personal_accuracy") for each in results if each is not baseline}
+    found = {variant: each for variant, each in pairs.items() if each is not None}
+    known = {variant: each.p for variant, each in found.items() if each.p is not None}
+    corrected = dict(zip(known, holm([*known.values()]), strict=True))
+    return {variant: replace(each, p=corrected.get(variant)) for variant, each in found.items()}
 
 
 def verdict(results: Sequence[VariantResult], baseline: VariantResult) -> str:
     """Return a sentence on which variants differ significantly from the baseline (corrected p < 1 - `CONFIDENCE`)."""
     other = "training alone" if any(is_local(each.run.settings) for each in baseline.outcomes) else baseline.variant
-    p_values = corrected_p_values(results, baseline)
-    known = {name: each for name, each in differences(results, baseline).items() if each is not None}
-    if known and not p_values:
+    known, different, same = differences(results, baseline), [], []
+    if known and all(each.p is None for each in known.values()):
         return f"Fewer than {FEWEST} seeds: no difference to {other} can be called significant."
-    different, same = [], []
     for name, each in sorted(known.items(), key=lambda item: -item[1].mean):
-        if p_values.get(name, 1.0) < 1 - CONFIDENCE and each.low is not None and each.high is not None:
+        if each.p is None or each.low is None or each.high is None:
+            continue
+        if each.p >= 1 - CONFIDENCE:
+            same.append(name)
+        else:
             low, high = sorted((abs(each.low), abs(each.high)))
             words = "beats" if each.mean > 0 else "is worse than"
             different.append(f"{name} {words} {other} by {abs(each.mean):.3f} [{low:.3f}, {high:.3f}]")
-        elif name in p_values:
-            same.append(name)
     if same:
         different.append(f"not significantly different from {other}: {', '.join(same)}")
     return f"{'; '.join(different)}." if different else ""

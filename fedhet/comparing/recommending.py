@@ -1,7 +1,7 @@
 """Recommend a method for a federation's own clients, models and data, within a time budget.
 
-Each method that can train the clients runs once on validation examples. The best are compared with training without
-exchange on test examples, with other seeds.
+Each method that can train the clients runs once on validation examples. The best ones, and methods without exchange,
+are compared on test examples with other seeds.
 """
 
 import json
@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import grouped
 
-LONGER = 1.5
-"""How much longer than expected a run of the comparison may take."""
+LONGER = 1.5  # than expected a run of the comparison may take
 LATE = "there was no time for it within the budget"
 SCORE = "personal_accuracy"
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -95,12 +93,11 @@ def recommend(
         console: console for progress and tables; by default standard output.
     """
     began, seconds = time.monotonic(), min(parsed("budget", budget, _SECONDS, "30m"), 1e9)  # the longest possible wait
-    most = math.inf if max_bytes is None else parsed("max-bytes", max_bytes, _BYTES, "500KB")
+    most = parsed("max-bytes", max_bytes, _BYTES, "500KB") if max_bytes is not None else math.inf
     check_list("methods", methods, str, "['fedhenn', 'fedavg']")
     check_list("seeds", seeds, int, "[0, 1, 2]")
-    for name in methods:
-        registry.method(name)  # an unknown one is refused before anything else
-    wanted = distinct([CONTROLS[0], *(methods or FIRST), *CONTROLS, *(methods or registry.methods())])
+    known = [variant.method for variant in variants_of(methods)]  # an unknown one is refused before anything else
+    wanted = distinct([CONTROLS[0], *(known or FIRST), *CONTROLS, *(known or registry.methods())])
     out, functions = Path(out or Path("runs") / "recommend"), UserFunctions(model, data, task)
     base, execute = prepared(config, functions, out, jobs, console)
     execute = replace(execute, deadline=began + max(0.9 * seconds, seconds - 30))  # then the page is written
@@ -171,13 +168,14 @@ class _Search:
         self.shorter = {"rounds": 1, "local-epochs": min(epochs, 1)}
         run = self.plan("local", SEED)
         problem = self.run([run], max(self.execute.deadline, start + 60)).get(run.name)
+        if problem not in (None, LATE):
+            raise FedhetError(f"local failed, so nothing can be recommended: {problem}")
         now = time.monotonic()
         alone = max(now - start, 0.0 if problem else _seconds(run))  # it may have completed in an earlier call
         rows = [] if problem else read_run(run.folder).rows
         first = next((row["timing"]["seconds"] for row in rows if row["round"] == 1), alone)
 
         def needed(rounds: int, epochs: int) -> float:
-            """Return the seconds that `local` and another method need for trials and a comparison."""
             each = alone + first * (rounds * max(epochs, 1) - 1)
             return (now - began + math.ceil(2 / self.execute.at_once) * (1 + LONGER * FEWEST) * each) / 0.9
 
@@ -187,12 +185,9 @@ class _Search:
         enough = next((part for part in parts if needed(*part) <= budget), None)
         if problem or not enough:
             most, least = (math.ceil(needed(*part) / 60) for part in (parts[0], parts[-1]))
-            late = (
+            raise FedhetError(
                 f"the budget of {format_seconds(budget)} is too short for a verdict: set --budget {most}m or fewer "
                 f"rounds (--budget {least}m is enough for {_training(*parts[-1])})"
-            )
-            raise FedhetError(
-                late if problem in (None, LATE) else f"local failed, so nothing can be recommended: {problem}"
             )
         self.shorter = {} if enough == parts[0] else {"rounds": enough[0], "local-epochs": enough[1]}
         if self.shorter:
@@ -217,8 +212,7 @@ class _Search:
             files = read_run(run.folder)
             cost = max((row.bytes_up + row.bytes_down for row in files.clients if row.round), default=0)
             if cost > max_bytes:
-                limit = f"above the limit of {format_bytes(max_bytes)} (max-bytes)"
-                self.refused[name] = f"a round costs a client {format_bytes(cost)}, {limit}"
+                self.refused[name] = f"a round costs {format_bytes(cost)}, above max-bytes = {format_bytes(max_bytes)}"
             else:
                 self.accuracies[name] = validation_accuracy(files) or 0.0
         self.execute.show(TerminalTable(self.standing()))
@@ -238,8 +232,8 @@ class _Search:
         sharing = [name for name in ranked if name not in CONTROLS]
         best = [*alone[:1], *sharing[:1], *alone[1:], *sharing[1:2]]
         available = (self.execute.deadline - time.monotonic()) * self.execute.at_once
-        needed = accumulate(LONGER * min(FEWEST, len(seeds)) * _seconds(self.plan(name, SEED)) for name in best)
-        fit = max(2, sum(each <= available for each in needed))
+        seconds = [LONGER * min(FEWEST, len(seeds)) * _seconds(self.plan(name, SEED)) for name in best]
+        fit = next((number for number in range(len(best), 2, -1) if sum(seconds[:number]) <= available), 2)
         self.refused |= dict.fromkeys(best[fit:], LATE)
         _tell({name: why for name, why in self.refused.items() if name in self.choices}, "left", self.execute)
         self.execute.tell(f"comparison on test parts: {', '.join(best[:fit])}")
@@ -254,9 +248,9 @@ class _Search:
         if not any(run.variant == "local" and run.name not in failed for run in runs):
             reasons = "\n".join(dict.fromkeys(failed.values())) or LATE
             raise FedhetError(
-                f"local has no result, so nothing can be recommended (the same command continues):\n{reasons}"
+                f"local has no result (the same command continues), so nothing is recommended:\n{reasons}"
             )
-        return sorted(runs, key=lambda run: best.index(run.variant)), failed
+        return runs, failed
 
     def conclude(self, runs: Sequence[PlannedRun], failed: Mapping[str, str]) -> Recommendation:
         """Choose the method; write and print the verdict, the page and the settings."""

@@ -10,7 +10,6 @@ from fedhet.config import client_setup, configuration, toml
 from fedhet.config.toml import parse_settings, toml_value
 from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import is_complete
-from fedhet.engines.running import shake_hands
 from fedhet.errors import ConfigError
 from fedhet.methods import registry
 from fedhet.methods.keys import default_of
@@ -136,11 +135,13 @@ def shared_settings(
     base = {key: value for key, value in flat.items() if key not in SET_HERE | {"method"}}
     base["seed"] = seeds[0]
     base = _method_keys_of_presets([registry.method(each.method) for each in variants], base) | base
-    rounds, notes_on_rounds = _rounds(variants, base, functions)
+    first = registry.method(variants[0].method)
+    rounds = {"rounds": Config.rounds, **first.common, **_preset(base, first), **base}["rounds"]
+    rounds_of = {variant.name: variant.settings.get("rounds", rounds) for variant in variants}
     by_hand = frozenset(flat.keys() - {"preset"})
 
     def resolve(variant: Variant, settings: Mapping[str, Value]) -> Config:
-        chosen = {**base, "rounds": rounds[variant.name], **settings, "method": variant.method}
+        chosen = {**base, "rounds": rounds_of[variant.name], **settings, "method": variant.method}
         return configuration.resolve(chosen, strict=False)
 
     def complete(resolved: Config, names: frozenset[str]) -> Config:
@@ -163,7 +164,7 @@ def shared_settings(
     for variant in variants:
         name, wanted = variant.name, _suited_training(completed[variant.name], base, functions)
         own[name], said = _own_settings(variant, completed[variant.name], for_all, wanted, by_hand)
-        own[name]["rounds"] = rounds[name]
+        own[name]["rounds"] = rounds_of[name]
         notes += said
         configs = [configuration.resolve({**for_all, **own[name], "seed": seed}, strict=False) for seed in seeds]
         if functions.model is None and any(map(client_setup.must_be_equal, configs)):
@@ -172,7 +173,7 @@ def shared_settings(
         if configs[0].test_on == "local" and not registry.traits(configs[0]).serves_clients:
             notes.append(UNSCORED.format(name))
     fixed = {variant.name: frozenset(variant.settings) for variant in variants}
-    notes += [*notes_on_rounds, *_remarks(completed, by_hand)]
+    notes += _remarks(completed, by_hand)
     return SharedSettings(for_all, own, fixed, frozenset(equalised), notes, functions)
 
 
@@ -250,31 +251,6 @@ def _own_settings(
         trains = registry.method(variant.method).trains
         notes.append(f"{variant.name}: its clients train {trains}, with {said} of its own")
     return {**settings, **training, "method": variant.method, **variant.settings}, notes
-
-
-def _rounds(
-    variants: Sequence[Variant], base: Mapping[str, Any], functions: UserFunctions
-) -> tuple[dict[str, int], list[str]]:
-    """Return the variants' numbers of rounds, and notes on numbers that follow from another variant."""
-    methods = {variant.name: registry.method(variant.method) for variant in variants}
-    fixed = {variant.name: int(variant.settings["rounds"]) for variant in variants if "rounds" in variant.settings}
-    first = methods[variants[0].name]
-    for_all = {"rounds": Config.rounds, **first.common, **_preset(base, first), **base}["rounds"]
-    if for_all != 0:
-        return dict.fromkeys(methods, for_all) | fixed, []
-    settling = next((variant for variant in variants if methods[variant.name].settles_rounds), None)
-    if settling is None:
-        names = ", ".join(methods)
-        raise ConfigError(f"rounds = 0: none of {names} determines the number of rounds itself: set rounds")
-    others = [name for name, method in methods.items() if not method.settles_rounds and name not in fixed]
-    rounds = dict.fromkeys(methods, 0) | fixed | dict.fromkeys(others, 1)
-    why = dict.fromkeys(others, "all that a one-shot method needs")
-    if longer := [name for name in others if not methods[name].one_shot]:
-        chosen = {**base, **settling.settings, "method": settling.method, "rounds": 0}
-        config = configuration.resolve(chosen, strict=False)
-        rounds |= dict.fromkeys(longer, shake_hands(config, functions, functions.public_dataset(config)).config.rounds)
-        why |= dict.fromkeys(longer, f"as many as {settling.name} needs")
-    return rounds, [f"{name}: rounds = {rounds[name]}, {reason}" for name, reason in why.items()]
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:

@@ -19,7 +19,6 @@ from fedhet.results.tables import format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
 
 _WORDS = ("method", "models")
-_LEFT = (*_WORDS, "settings")
 _LEAST = ("own steps", "public", "labelled", "models", "seeds", "steps", "worst tenth", "p", "global")
 """Headings of the columns that a narrow terminal does not show, the least important first."""
 _COUNTED = "labelled", "public", "own steps", "steps", "examples seen"
@@ -43,8 +42,8 @@ class TerminalTable:
         hidden = [heading for heading in self.lines[0] if heading not in {column[0] for column in columns}]
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for heading, *_ in columns:
-            left, whole = heading in _LEFT, heading in _WORDS
-            table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=whole)
+            words = heading in _WORDS
+            table.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=words)
         for line in list(zip(*columns, strict=True))[1:]:
             table.add_row(*line)
         yield table
@@ -87,13 +86,15 @@ def number_rows(results: Sequence[VariantResult], baseline: VariantResult) -> It
             for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
                 values = [getattr(each, end, None) for each in of_all]
                 yield [result.variant, f"difference{name}", result.models, result.equalised, *values]
-    for variant, p in measures.corrected_p_values(results, baseline).items():
-        yield [variant, "p", "", "", *(p if measure == "personal_accuracy" else None for measure in measures.MEASURES)]
+    for variant, found in measures.differences(results, baseline).items():
+        if found.p is not None:
+            yield [variant, "p", "", "", found.p, *[None] * (len(measures.MEASURES) - 1)]
 
 
 def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -> list[list[list[str]]]:
     """Return tables of accuracies, of gains over training without exchange (if known), and of costs, with headings."""
-    found, p_values = measures.differences(results, baseline), measures.corrected_p_values(results, baseline)
+    found = measures.differences(results, baseline)
+    p_values = {variant: each.p for variant, each in found.items() if each.p is not None}
     shown = {name: _HEADINGS.get(name, name.removesuffix("_accuracy")) for name in _shown(results)}
     gains = {name: text for name, text in _GAINS.items() if any(result.mean(name) is not None for result in results)}
     accuracies = [["method", "models", "seeds", *shown.values(), f"minus {baseline.variant}", *["p"] * bool(p_values)]]
@@ -171,12 +172,12 @@ def notes_below(
 
 def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
     found = measures.differences(results, baseline)
-    few = {each.seeds for each in found.values() if each and each.low is None}
+    few = {each.seeds for each in found.values() if each.low is None}
     covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
     if found:
         paired = "paired over the seeds that both completed"
         yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
-    if number := len(measures.corrected_p_values(results, baseline)):
+    if number := sum(each.p is not None for each in found.values()):
         yield f"p: of no difference, corrected for the number of differences in the table ({number}, Holm)."
 
 

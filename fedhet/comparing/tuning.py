@@ -143,8 +143,8 @@ def tune(
     write_csv(out / "tuning.csv", rows(searches))
     if not any(each.best for each in searches):
         raise FedhetError("\n".join(each.text for each in searches))
-    for each in searches:
-        execute.tell(f"chosen for {each.text}" if each.best else each.text)
+    for search in searches:
+        execute.tell(f"chosen for {search.text}" if search.best else search.text)
     return searches
 
 
@@ -175,16 +175,6 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
         "validation-on": "common" if common else shared.for_all["validation-on"],
         "report": False,
     }
-
-
-def validation_note(shared: SharedSettings) -> str:
-    """Return a warning if validation parts and the reported test set differ in their labels, or an empty string."""
-    if shared.for_all["test-on"] != "global" or shared.functions.data is None:
-        return ""
-    return (
-        "Tuning measured validation parts of each client's own examples, but the table reports the common test set "
-        "(test-on = global), which has other labels: return a `validation` part with the labels of that test set."
-    )
 
 
 def check_tuning(tuning: Tuning, shared: SharedSettings, reported: Sequence[int]) -> None:

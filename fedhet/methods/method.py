@@ -166,11 +166,6 @@ class Method:
         """Return whether the method determines the number of rounds itself (`rounds = 0`)."""
         return self.common.get("rounds") == 0
 
-    @property
-    def one_shot(self) -> bool:
-        """Return whether the method has a single round by default, as in its paper."""
-        return self.common.get("rounds") == 1
-
     def traits_of(self, options: options.Options) -> Traits:
         """Return the method's traits, given the values of its own keys."""
         return self.traits(options) if callable(self.traits) else self.traits

@@ -127,16 +127,11 @@ def test_the_best_wins_after_one_try_each(made):
 def test_the_budget_is_kept(made, budget):
     done = made.go(budget)
     assert made.now <= recommending.parsed("budget", budget, {"s": 1, "m": 60}, "")
-    assert {each.variant: len(each.outcomes) >= 3 for each in done.comparison.results}["local"]
-    assert "too few seeds" not in done.verdict
-
-
-def test_methods_without_a_turn_are_named(made):
-    done = made.go("110s")
+    compared = {each.variant: len(each.outcomes) for each in done.comparison.results}
+    assert compared["local"] >= 3
     assert f"left: {recommending.LATE}" in made.printed
-    missing = [name for name in CONTROLS if name not in {each.variant for each in done.comparison.results}]
     names = done.verdict.partition("Training without exchange, too, but not compared (validation): ")[2]
-    assert missing
+    missing = [name for name in CONTROLS if name not in compared]
     assert [name.partition(" (0.")[0] for name in names.removesuffix(".").split(", ")] == missing
 
 
@@ -154,29 +149,20 @@ def test_a_budget_that_is_too_short(made):
     assert made.started == [f"local,rounds=1,local-epochs=1,seed={SEED}"]
 
 
-def test_a_short_budget_is_enough_for_fewer_rounds(made, monkeypatch):
+@pytest.mark.parametrize(("budget", "fewer"), [("130s", "2 rounds of 5 epochs"), ("80s", "2 rounds of 1 epoch")])
+def test_a_short_budget_is_enough_for_fewer_rounds(made, monkeypatch, budget, fewer):
     long = [{"round": 1, "timing": {"seconds": SECONDS / 10}}]
     monkeypatch.setattr(recommending, "read_run", lambda folder: replace(read_run(folder), rows=long))
     with pytest.raises(FedhetError, match=r"\(--budget 2m is enough for 2 rounds of 1 epoch\)"):
         made.go("20s")
-    done = made.go("130s")
-    assert made.now <= 130 + 20
-    assert "the budget is enough for 2 rounds of 5 epochs instead of 3 rounds of 5 epochs" in made.printed
-    assert "enough for 2 rounds of 5 epochs only: a larger one" in done.verdict
-    assert configuration.resolve(done.settings).rounds == 3
-    kept = set(made.started)
-    made.go("130s")
-    assert not kept & set(made.started) - {name for name in made.started if name.startswith("fedproto")}
-
-
-def test_a_very_short_budget_is_enough_for_two_rounds_of_one_epoch(made, monkeypatch):
-    long = [{"round": 1, "timing": {"seconds": SECONDS / 10}}]
-    monkeypatch.setattr(recommending, "read_run", lambda folder: replace(read_run(folder), rows=long))
-    done = made.go("80s")
-    assert "the budget is enough for 2 rounds of 1 epoch instead of 3 rounds of 5 epochs" in made.printed
-    assert "enough for 2 rounds of 1 epoch only: a larger one" in done.verdict
+    done = made.go(budget)
+    assert f"the budget is enough for {fewer} instead of 3 rounds of 5 epochs" in made.printed
+    assert f"enough for {fewer} only: a larger one" in done.verdict
     config = configuration.resolve(done.settings)
     assert (config.rounds, config.local_epochs) == (3, 5)
+    kept = set(made.started)
+    made.go(budget)
+    assert not kept & set(made.started) - {name for name in made.started if name.startswith("fedproto")}
 
 
 def test_the_same_command_continues(made):
@@ -194,7 +180,7 @@ def test_a_round_above_the_limit_is_a_reason(made):
     made.sent["fedhenn"] = 2_000_000
     done = made.go(max_bytes="1 MB")
     assert done.method == "fedmd"
-    reason = "a round costs a client 2.00 MB, above the limit of 1.00 MB (max-bytes)"
+    reason = "a round costs 2.00 MB, above max-bytes = 1.00 MB"
     assert done.refused["fedhenn"] == record(made)["refused"]["fedhenn"] == reason
     assert f"fedhenn left: {reason}" in made.printed
     assert "layer-average" not in done.refused

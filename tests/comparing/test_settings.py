@@ -17,27 +17,15 @@ def shared(methods, config=FEDMA, functions=UserFunctions()):  # noqa: B008
     return shared_settings(variants_of(methods), seeds=(0,), config=config, functions=functions)
 
 
-@pytest.mark.parametrize("methods", [("fedma", "fedavg", "ensemble", "pfnm"), ("pfnm", "fedavg", "ensemble", "fedma")])
-def test_rounds_of_one_shot_methods(methods):
-    found = shared(methods)
-    rounds = {method: found.settings(method, 0).rounds for method in methods}
-    assert rounds == {"fedma": 0, "fedavg": 6, "ensemble": 1, "pfnm": 1}  # two hidden layers and the last one, twice
-    assert {found.settings(method, 0).local_epochs for method in methods} == {20}
-    assert any(note.startswith("fedavg: rounds = 6, as many as fedma needs") for note in found.notes)
-
-
 def test_rounds_count_for_all():
     found = shared(("fedma", "fedavg", "pfnm"), FEDMA | {"rounds": 4})
     assert {found.settings(method, 0).rounds for method in ("fedma", "fedavg", "pfnm")} == {4}
     assert found.notes == []
-
-
-def test_rounds_that_no_method_determines():
-    with pytest.raises(ConfigError, match="none of fedavg, pfnm determines the number of rounds itself"):
-        shared(("fedavg", "pfnm"))
-    for method in ("fedavg", "pfnm", "fedhenn"):
-        with pytest.raises(ConfigError, match=f"rounds = 0: {method} does not determine the number"):
-            configuration.resolve({"method": method, "rounds": 0})
+    found = shared(("fedma", "fedavg,rounds=6"))
+    assert [found.settings(method, 0).rounds for method in ("fedma", "fedavg")] == [0, 6]
+    for order in (("fedavg", "fedma"), ("fedma", "fedavg")):
+        with pytest.raises(ConfigError, match="rounds = 0: fedavg does not determine the number"):
+            shared(order)
 
 
 @pytest.mark.parametrize(("chosen", "equalised"), [("cnn-1-1,cnn-2-1", {"fedavg"}), ("cnn-2-1", set())])

@@ -15,7 +15,7 @@ from fedhet.comparing.measures import (
     MEASURES,
     RunOutcome,
     VariantResult,
-    corrected_p_values,
+    differences,
     holm,
     is_local,
     outcome,
@@ -100,9 +100,9 @@ def test_p_values_are_corrected():
     results = [
         result(name, {0: 0.5, 1: 0.5 + x, 2: 0.5 - x}) for name, x in (("local", 0), ("fd", 0.01), ("fml", 0.02))
     ]
-    alone = [corrected_p_values([results[0], each], results[0])[each.variant] for each in results[1:]]
-    together = corrected_p_values(results, results[0])
-    assert [together[each.variant] for each in results[1:]] == holm(alone)
+    alone = [differences([results[0], each], results[0])[each.variant].p for each in results[1:]]
+    together = differences(results, results[0])
+    assert [together[each.variant].p for each in results[1:]] == holm(alone)
     assert "corrected for the number of differences in the table (2, Holm)" in "\n".join(
         notes_below(results, results[0])
     )

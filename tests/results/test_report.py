@@ -220,6 +220,12 @@ def odd_run(make_run):
     return folder
 
 
+def test_a_notebook_shows_a_run(odd_run):
+    done = RunResult(odd_run, {})
+    assert "<svg" in done._repr_html_()
+    assert "<svg" in done.plot()._repr_svg_()
+
+
 def test_odd_text_stays_text(odd_run, tmp_path):
     page, both = write_report(odd_run), compare_folders([odd_run], tmp_path / "both.html")
     notebook = f"<!DOCTYPE html>{RunResult(odd_run, {})._repr_html_()}"
