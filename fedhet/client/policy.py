@@ -8,7 +8,8 @@ import hashlib
 import hmac
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedhet.methods import registry
 from fedhet.methods.method import METRICS, STRUCTURE, Traits
 from fedhet.methods.options import Config, keys_about, keys_that, listed
 from fedhet.utils.files import plain_name, state_folder
-from fedhet.utils.machine import proof
+from fedhet.utils.machine import out_of_memory, proof
 from fedhet.utils.statistics import Metric
 from fedhet.utils.text import log
 
@@ -39,9 +40,6 @@ TRAINED = frozenset({"weights", "hypernetwork", "features", "descriptors", "post
 
 LEAST = 10
 """Default of `min-examples` at a deployed node: how many examples must be behind every number that it sends."""
-
-SIZE = "fedhet.size"
-"""Record of a node's context with the measured size of its client (`fedhet.client.submodel`)."""
 
 PINNED = "fedhet.split"
 """Record of a node's context with the settings by which its data are split in this run."""
@@ -227,6 +225,34 @@ def number_in(
     return value
 
 
+@contextmanager
+def memory_limited(context: Context) -> Iterator[None]:
+    """Limit this process's memory (`RLIMIT_DATA`) to the node's `memory-limit` within the context, on Linux only.
+
+    Raises `Refused` if the process needs more memory.
+    """
+    if "memory-limit" not in context.node_config:
+        yield
+        return
+    import resource  # which not every system has
+
+    limit = number_in(context.node_config, "memory-limit", 0, at_least=1e-6, at_most=1e9)
+    most = int(1e9 * limit)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        yield
+    except Exception as error:  # of whichever library runs out of memory
+        if not out_of_memory(error):
+            raise
+        raise Refused(
+            f"the client needs more memory than its node allows (memory-limit = {limit} GB): raise the limit or choose "
+            "a smaller model"
+        ) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 # ---- reading a message
 
 
@@ -253,7 +279,6 @@ def opened(
     if not here and not request.run:  # a server elsewhere that relies on a folder of its own choice
         request = replace(request, run=hashlib.sha256(text.encode()).hexdigest()[:12])
     node, name = _with_data(context.node_config), name_of(context)
-    node |= dict(context.state.config_records.get(SIZE, {}))
     if not plain_name(name):
         raise ConfigError(f"this node's name {name!r} is not a valid file name: set another name in the node config")
     limits = {"partition-id": MOST_PARTITIONS, "num-partitions": MOST_PARTITIONS, "split-seed": 2**63}

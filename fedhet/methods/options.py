@@ -35,8 +35,6 @@ _place = partial(option, about="place", resumable=True)
 class Options:
     """A method's own keys. Subclasses add fields made with `option`, with the paper's values as defaults."""
 
-    size_name: ClassVar[str] = ""
-    """Name of the setting by which a node chooses its client's size, if clients have parts of one network."""
     uses: ClassVar[Collection[str]] = ()
     """Common keys with an effect, whatever the method's traits are and the user's data or models replace."""
     without: ClassVar[Collection[str]] = ()

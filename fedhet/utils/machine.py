@@ -12,10 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -74,13 +73,6 @@ def memory() -> int:
     return psutil.virtual_memory().total
 
 
-def data_in_use() -> int:
-    """Return the bytes of memory that this process uses for data, after glibc has released free memory; Linux only."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    return int(getattr(psutil.Process().memory_info(), "data", 0))
-
-
 NO_MEMORY = (
     "can't allocate memory",
     "could not create a primitive",  # oneDNN's
@@ -98,18 +90,6 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
         return True
     return error.__cause__ is not None and out_of_memory(error.__cause__)
-
-
-def peak_memory(function: Callable[[], None]) -> int:
-    """Call a function, and return the peak of the memory in bytes that PyTorch allocated during the call."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it writes to the terminal
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
-        function()
-    events = profiled.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    return max(accumulate(size for _, size in changes), default=0)
 
 
 def check_device_name(name: str) -> None:

@@ -11,14 +11,17 @@ has half of it, and the last client is measured, too.
 """
 
 import argparse
+import os
 import tempfile
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedhet.client.app import make_client_app
@@ -29,7 +32,6 @@ from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of
 from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.utils.files import read_csv, write_csv, write_text
-from fedhet.utils.machine import peak_memory
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 
@@ -44,6 +46,16 @@ HALVES = {
 
 CLIENTS = {2: "whole", 3: "half"}
 """The clients that are measured, after the others have warmed up the process, and what they have of the network."""
+
+
+def peak_memory(function: Callable[[], None]) -> int:
+    """Call a function, and return the peak of the memory in bytes that PyTorch allocated during the call."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it writes to the terminal
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
+        function()
+    events = profiled.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(accumulate(size for _, size in changes), default=0)
 
 
 @dataclass

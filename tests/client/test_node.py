@@ -1,6 +1,5 @@
 """The decisions of a node: where it writes, what leaves it, and what it does with a network that diverges."""
 
-import contextlib
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet.client import app, memory, policy, state
+from fedhet.client import policy, state
 from fedhet.config import configuration
 from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
@@ -222,47 +221,6 @@ def test_client_beyond_memory_limit(federate, tiny):
     assert watch.rows[0]["failures"] == [{"client": "1", "reason": reason}]
     assert watch.rows[2]["participants"] == ["0", "2"]
     assert torch.ones(10**9, dtype=torch.uint8)[-1] == 1, "the limit is that of a client at work"
-
-
-def wide():
-    """Its two groups are of 400 units, its weights almost all between them: 640 kB, a quarter at half the width."""
-    return nn.Sequential(nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 3))
-
-
-@pytest.mark.parametrize(
-    ("name", "setting", "keys", "sizes"),
-    [
-        ("HeteroFL", "width", {"widths": "0.25,1,0.5"}, (1.0, 0.5, 0.25)),
-        ("DepthFL", "depth", {"depths": "1,3", "blocks": "0,2"}, (3, 1)),
-    ],
-)
-def test_largest_size_in_memory(name, setting, keys, sizes, federate, monkeypatch):
-    """Beside what the process has; it is measured in the handshake alone, and a size that never fits is refused."""
-    measured, measure = [], memory.step_memory
-
-    def spying(job):
-        width, needed = job.client.part.width, measure(job)
-        measured.append((job.client.name, width))
-        return needed
-
-    monkeypatch.setattr(memory, "step_memory", spying)
-    monkeypatch.setattr(memory, "data_in_use", lambda: 0)
-    monkeypatch.setattr(app, "memory_limited", lambda context: contextlib.nullcontext())
-    limits = [0.006, 0.0026, 0.0021][: len(sizes)]
-    nodes = {n: {setting: "auto", "memory-limit": limit} for n, limit in enumerate([*limits, 0.00001])}
-    watch, strategy = federate(name, wide, nodes, clients=len(nodes), momentum=0.9, **keys)
-    shares = [size / max(sizes) for size in sizes]
-    assert not [client for client, _ in measured if client == str(len(sizes))]
-    for number, share in enumerate(shares):
-        tried = [width for client, width in measured if client == str(number)]
-        assert tried == sorted(tried)
-        assert tried[-2 if number else -1] == share
-        shape = strategy.federation.specs[str(number)]["0.weight"][0]
-        assert shape == ((400 * share, 4) if setting == "width" else (400, 4))
-    (refused,) = watch.rows[0]["failures"]
-    words = f"training with the smallest {setting}, {sizes[-1]:g}, needs more memory than the client's node allows"
-    assert refused["reason"] == f"{words} (memory-limit = 1e-05 GB): raise the limit"
-    assert [row["participants"] for row in watch.rows[1:3]] == [[str(n) for n in range(len(sizes))]] * 2
 
 
 # ---- what leaves it

@@ -27,7 +27,7 @@ class SubmodelOptions(Options):
     """
 
     uses = ("assign",)
-    size_name = "width"
+    size_name: ClassVar[str] = "width"
     counted: ClassVar[bool] = False
     """Whether sizes are whole numbers, of which the largest is that of the whole network, and not fractions."""
 
