@@ -1,20 +1,19 @@
 """Runs a user's own ClientApp under fedhet's strategies, with its train and evaluate functions unchanged."""
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from fedhet.client.app import Answers
 from fedhet.client.clients import Clients
-from fedhet.client.job import Job
 from fedhet.client.policy import Policy
+from fedhet.client.work import Job, enough
 from fedhet.config import user_functions
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
-from fedhet.data.reading import LazyInputs
-from fedhet.errors import ConfigError, DataError, FedhetError, ModelError
+from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.flower import AppError, ClientApp, Context, Message, MessageType, ask_app, is_request
 from fedhet.flower.insides import failure, mods_of
 from fedhet.flower.privacy import check_mods, noise_multiplier
@@ -26,7 +25,7 @@ from fedhet.tasks import LARGEST, as_task
 from fedhet.training import Trained
 from fedhet.utils.randomness import derive_seed, splitting_alike
 from fedhet.utils.statistics import Metric
-from fedhet.utils.text import log, traceback_in_file
+from fedhet.utils.text import traceback_in_file
 
 COUNT = "num-examples"
 """Name of the metric with the number of examples, as for Flower's strategies."""
@@ -35,7 +34,6 @@ COUNT = "num-examples"
 def wrap(
     app: ClientApp,
     model: Any,
-    examples: Callable[..., tuple[int, int]] | None = None,
     *,
     accuracy: str = "eval_acc",
     loss: str = "eval_loss",
@@ -59,15 +57,13 @@ def wrap(
         app: your ClientApp, with `@app.train()` and `@app.evaluate()`.
         model: the model, in any form that `fedhet.make_client_app` accepts; its state dict has the arrays that the
             functions receive and return.
-        examples: a function that returns a client's numbers of training and test examples, needed only if the app's
-            functions return no `num-examples`; its argument is, for example, the client's `partition_id`.
         accuracy: name of the metric from `evaluate` that is used as the score, from 0 to 1.
         loss: name of the metric from `evaluate` with the mean loss.
         train_loss: name of the metric from `train` with the mean loss; `train` may leave it out.
 
     Raises:
         ModelError: `model` is None.
-        ConfigError: `app` is not a ClientApp, a mod cannot be used, or `examples` is not a function of a client.
+        ConfigError: `app` is not a ClientApp, or a mod cannot be used.
     """
     if not isinstance(app, ClientApp):
         raise ConfigError(
@@ -76,22 +72,13 @@ def wrap(
     check_mods(mods := mods_of(app))
     if (function := user_functions.model_function(model)) is None:
         raise ModelError("fedhet.wrap needs the model whose arrays the app's functions receive: fedhet.wrap(app, Net)")
-    if examples is not None and not callable(examples):
-        raise ConfigError(
-            f"examples must be a function, such as lambda partition_id: (60, 20), not {examples!r:.80}; leave it out "
-            "if the app's functions return num-examples"
-        )
 
     def loop(config: Config, message: Message, context: Context) -> _Loop:
-        _check_method(config)
-        return _Loop(app, message, context, (accuracy, loss, train_loss), counted=examples is not None)
+        _check_settings(config)
+        return _Loop(app, message, context, accuracy, loss, train_loss)
 
-    def uncounted(client: ClientInfo) -> tuple[int, int]:  # until the app's functions return `num-examples`
-        least = Policy.of(client.node_config, deployed=True).least
-        return least, least
-
-    counts = user_functions.of_client("examples", examples or uncounted, _unread)
-    answers = Answers(Clients(function, counts, as_task(None)), noise=noise_multiplier(mods), loop=loop).app()
+    clients = Clients(function, _placeholders, as_task(None))
+    answers = Answers(clients, noise=noise_multiplier(mods), loop=loop).app()
     return _Both(answers, app)
 
 
@@ -110,62 +97,49 @@ class _Both(ClientApp):
         return self._own(message, context)
 
 
-def _check_method(config: Config) -> None:
+def _check_settings(config: Config) -> None:
+    """Raise a ConfigError for methods and settings that need fedhet's training loop, or examples that it can read."""
+    what = "validation" if config.validation else "unseen-clients" if config.unseen_clients else ""
+    remedy = f"leave {what} unset"
     if not registry.client_side(config.method_name).takes_any_loop:
         able = [name for name in registry.own_methods() if registry.client_side(name).takes_any_loop]
+        what, remedy = config.method_name, f"choose one of {', '.join(able)}"
+    if what:
         raise ConfigError(
-            f"{config.method_name} needs fedhet's training loop, but this client's app trains with its own "
-            f"(fedhet.wrap): create the app with fedhet.make_client_app, or choose one of {', '.join(able)}"
-        )
-    if config.validation or config.unseen_clients:
-        key = "validation" if config.validation else "unseen-clients"
-        raise ConfigError(
-            f"{key} needs fedhet's training loop, but this client's app trains with its own (fedhet.wrap): create the "
-            f"app with fedhet.make_client_app, or leave {key} unset"
+            f"{what} needs fedhet's training loop, but this client's app trains with its own (fedhet.wrap): create the "
+            f"app with fedhet.make_client_app, or {remedy}"
         )
 
 
-class _Unread:
-    """Placeholder for examples that only the app's own functions can read."""
-
-    def __getitem__(self, row: int) -> Any:
-        raise DataError(
-            "only the app's own functions can read the client's examples (fedhet.wrap), but a setting of the run needs "
-            "them: set batch-norm = local, and leave validation unset"
-        )
+def _placeholders(client: ClientInfo) -> ClientData:
+    """Return as many empty examples as the node requires; only the app's own functions read and count the data."""
+    least = Policy.of(client.node_config, deployed=True).least
+    part = Examples(torch.zeros(least, 0), torch.zeros(least).long())
+    return ClientData(part, part)
 
 
-def _unread(client: str, counts: Any) -> ClientData:
-    """Return client data with placeholders for `counts` = (training, test) examples; raise a DataError if invalid."""
-    try:
-        train, test = (int(count) for count in counts)
-    except (TypeError, ValueError):
-        train, test = -1, -1
-    if train < 1 or test < 0:
-        raise DataError(
-            f"client {client}: examples() must return the numbers of training and test examples, at least "
-            f"(1, 0), but returned {counts!r}"
-        )
-    unread = (LazyInputs(_Unread(), None, torch.arange(count)) for count in (train, test))
-    own_train, own_test = (Examples(part, torch.zeros(len(part), dtype=torch.int64)) for part in unread)
-    return ClientData(own_train, own_test)
-
-
+@dataclass
 class _Loop:
-    """Trains and evaluates with a user's app; `names` are its metrics, `counted` says whether `wrap` has `examples`."""
+    """Trains and evaluates with a user's app.
 
-    def __init__(
-        self, app: ClientApp, message: Message, context: Context, names: tuple[str, str, str], *, counted: bool
-    ) -> None:
-        self._app, self._message, self._context, self._names = app, message, context, names
-        self._counted, self._left_out = counted, set[str]()
-        self._metrics: dict[str, dict[str, float]] = {"train": {}, "evaluate": {}}
+    `accuracy`, `loss` and `train_loss` are names of its metrics, `metrics` are those that `train` and `evaluate`
+    returned, and `left_out` names metrics that are not finite.
+    """
+
+    app: ClientApp
+    message: Message
+    context: Context
+    accuracy: str
+    loss: str
+    train_loss: str
+    metrics: dict[str, dict[str, float]] = field(default_factory=lambda: {"train": {}, "evaluate": {}})
+    left_out: set[str] = field(default_factory=set)
 
     def train(self, job: Job) -> None:
         """Train the client's network with the app's train function."""
-        client, train_loss = job.client, self._names[2]
+        client = job.client
         arrays, metrics, weight = self._ask("train", job, client.request.round)
-        count = self._count(job, "train", metrics, len(client.data.train))
+        count = _count("train", metrics)
         job.examples = max(1, int(count))
         job.policy.check_examples(job.examples, max(client.config.batch_size, job.policy.least))
         job.weight = metrics.pop(weight, 0.0 if weight != COUNT else count)
@@ -173,71 +147,54 @@ class _Loop:
             raise ModelError(
                 f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it to its MetricRecord"
             )
-        try:
-            check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
-        except FedhetError as error:
-            raise ModelError(f"{error} (fedhet.wrap)") from error
+        check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
         load_into(client.tensors, arrays)
-        if train_loss in metrics:
-            client.trained = Trained(loss=metrics[train_loss], epochs=1)
-        self._metrics["train"] = metrics
+        if self.train_loss in metrics:
+            client.trained = Trained(loss=metrics[self.train_loss], epochs=1)
+        self.metrics["train"] = metrics
         self._report(job)
 
     def measure(self, job: Job, when: str) -> None:
         """Evaluate the client's network on its test examples; `when` is `received` or `trained`."""
-        accuracy, loss, _ = self._names
-        known, request = len(job.client.data.test), job.client.request
-        aggregated = request.flower and self._message.metadata.message_type == MessageType.EVALUATE
+        request = job.client.request
+        aggregated = request.flower and self.message.metadata.message_type == MessageType.EVALUATE
+        earlier = request.final or (when == "received" and not aggregated)
         try:
-            if _few(job, known):
-                return
-            earlier = request.final or (when == "received" and not aggregated)
             _, metrics, weight = self._ask("evaluate", job, request.round - earlier)
         except AppError as error:
             return job.say(f"{error}; its metrics are missing")
         except FedhetError:
             raise
         except Exception as error:  # as for Flower's strategies, the training counts
-            line = traceback_in_file(error, f"client {job.client.name}: evaluate (round {job.client.request.round})")
+            line = traceback_in_file(error, f"client {job.client.name}: evaluate (round {request.round})")
             return job.say(f"its evaluate function raised {line}; its metrics are missing")
-        count = self._count(job, "evaluate", metrics, known)
-        if _few(job, max(1, int(count))):
+        count = _count("evaluate", metrics)
+        if not enough(job, max(1, int(count)), when):
             return
         job.test_examples, share = max(1, int(count)), max(0.0, metrics.pop(weight, count))
         job.examples = job.examples or job.test_examples
-        if missing := next((n for n in (accuracy, loss) if n not in metrics and n not in self._left_out), None):
+        if missing := [name for name in (self.accuracy, self.loss) if name not in {*metrics, *self.left_out}]:
             job.say(
-                f"its evaluate function returned no metric {missing!r}, so there is no score; it returned "
+                f"its evaluate function returned no metric {missing[0]!r}, so there is no score; it returned "
                 f"{', '.join(sorted(metrics)) or 'none'}: pass the names of its accuracy and loss, "
                 "fedhet.wrap(..., accuracy='...', loss='...')"
             )
-        if not 0 <= metrics.get(accuracy, 0.0) <= 1:
-            job.say(f"the metric {accuracy} is {metrics[accuracy]!r}, must be from 0 to 1, and is left out")
-            del metrics[accuracy]
-        if accuracy in metrics and loss in metrics:
-            metric = Metric((metrics[accuracy],), (share,))
-            job.measured[when] = job.policy.measured(metric, metrics[loss], examples=job.test_examples, ranked=False)
+        accuracy, loss = metrics.get(self.accuracy), metrics.get(self.loss)
+        if accuracy is not None and not 0 <= accuracy <= 1:
+            job.say(f"the metric {self.accuracy} is {accuracy!r}, must be from 0 to 1, and is left out")
+            del metrics[self.accuracy]
+        elif accuracy is not None and loss is not None:
+            metric = Metric((accuracy,), (share,))
+            job.measured[when] = job.policy.measured(metric, loss, examples=job.test_examples, ranked=False)
         if when == job.side.traits.scored:
-            self._metrics["evaluate"] = metrics
+            self.metrics["evaluate"] = metrics
             self._report(job)
-
-    def _count(self, job: Job, action: str, metrics: dict[str, float], given: int) -> float:
-        """Return the number of examples in the `metrics` of the app's function `action`, by default `given`."""
-        count = metrics.get(COUNT, given if self._counted else 0)
-        if not count > 0:
-            raise ModelError(
-                f"the app's {action} function returned no {COUNT!r} above 0: add it to its MetricRecord, or pass "
-                "fedhet.wrap(..., examples=...)"
-            )
-        if self._counted and count != given:
-            job.say(f"its {action} function returned {COUNT} = {count:g}, which counts, but examples returned {given}")
-        return count
 
     def _report(self, job: Job) -> None:
         """Store metrics for the reply, with a prefix for names that fedhet or both of the app's functions use."""
-        (accuracy, loss, _), evaluated = self._names, self._metrics["evaluate"]
-        taken = {accuracy, loss, *evaluated}
-        job.further = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self._metrics["train"].items()}
+        evaluated = self.metrics["evaluate"]
+        taken = {self.accuracy, self.loss, *evaluated}
+        job.further = {f"train_{n}" if n in taken or _ours(n) else n: v for n, v in self.metrics["train"].items()}
         job.evaluated = {f"evaluate_{n}" if _ours(n) else n: value for n, value in evaluated.items()}
 
     def _ask(self, action: str, job: Job, round: int) -> tuple[dict[str, Any], dict[str, float], str]:
@@ -253,25 +210,25 @@ class _Loop:
             "batch-size": config.batch_size,
         }
         model = to_arrays(client.tensors)
-        split_seed = int(self._context.node_config.get("split-seed", config.seed))
+        split_seed = int(self.context.node_config.get("split-seed", config.seed))
         then = client.seed("dropout") if action == "train" else derive_seed(client.root, "evaluation", client.name)
         with splitting_alike(derive_seed(split_seed, "data", client.name), then):
-            arrays, record, weight = ask_app(self._app, action, self._message, self._context, model, settings)
+            arrays, record, weight = ask_app(self.app, action, self.message, self.context, model, settings)
         metrics: dict[str, float] = {}
         for name, value in record.items():
             entries = enumerate(value) if isinstance(value, list) else ()
             metrics |= {f"{name}.{place}": float(each) for place, each in entries} or {name: float(value)}
         if left_out := [name for name, value in metrics.items() if not abs(value) <= LARGEST]:
-            self._left_out |= {*left_out}
+            self.left_out |= {*left_out}
             job.say(f"{', '.join(left_out)} of its {action} function is not a finite number, and is left out")
         return arrays, {name: value for name, value in metrics.items() if name not in left_out}, weight
 
 
-def _few(job: Job, count: int) -> bool:
-    """Return whether `count` test examples are too few for a metric; log a warning if so."""
-    if few := count < max(job.policy.least, 1):
-        log.warning("client %s has %d test examples, too few for a metric (min-examples)", job.client.name, count)
-    return few
+def _count(action: str, metrics: dict[str, float]) -> float:
+    """Return the number of examples in the `metrics` of the app's function `action`."""
+    if not (count := metrics.get(COUNT, 0)) > 0:
+        raise ModelError(f"the app's {action} function returned no {COUNT!r} above 0: add it to its MetricRecord")
+    return count
 
 
 def _ours(name: str) -> bool:

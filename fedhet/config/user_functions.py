@@ -153,7 +153,7 @@ def _first(config: Config) -> ClientInfo:
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a user passed as the argument `model`, `data` or `examples`, to be called with a client.
+    """A function that a user passed as the argument `model` or `data`, to be called with a client.
 
     `accept` receives the client's name and the returned value, and converts it or raises an error. During the call,
     random generators to which the user's function `given` refers are seeded, and also the global ones (for `model`, by

@@ -67,10 +67,6 @@ def hospital(seen=None, net=network, wrong=None, trained=()):
     return app
 
 
-def counts(partition_id):
-    return EXAMPLES, 12
-
-
 def fedhets_own():
     """The same clients by fedhet's own loop."""
     parts = [slice(EXAMPLES), slice(EXAMPLES, None)]
@@ -106,7 +102,7 @@ def test_own_functions_agree_with_fedhets_loop(name, more, started):
     """With the same steps, a full batch each, the shared arrays and every evaluation agree."""
     ours, theirs = (
         started(getattr(fedhet, name)(**{**SETTINGS, **more}), app)
-        for app in (fedhets_own(), fedhet.wrap(hospital(), network, counts))
+        for app in (fedhets_own(), fedhet.wrap(hospital(), network))
     )
     mine, own = (result.arrays.to_torch_state_dict() for result, _ in (ours, theirs))
     torch.testing.assert_close(mine, own, rtol=0, atol=1e-12)
@@ -121,7 +117,7 @@ def test_own_functions_agree_with_fedhets_loop(name, more, started):
 def test_fedrep_keeps_heads(started):
     sent = []
     strategy = fedhet.FedRep(**SETTINGS | {"local_epochs": 3, "closing_epochs": 0})
-    result, rows = started(strategy, fedhet.wrap(hospital(sent), network, counts))
+    result, rows = started(strategy, fedhet.wrap(hospital(sent), network))
     assert set(result.arrays) == {"0.weight", "0.bias"}
     assert [row["bytes_up"] for row in rows[1:4]] == [3 * 4 * (4 * 5 + 5)] * 3  # float32
     assert {config["body-epochs"] for config in sent} == {1}  # its function may heed them
@@ -132,7 +128,7 @@ def test_fedrep_keeps_heads(started):
 def test_methods_that_need_fedhets_loop(name):
     strategy = getattr(fedhet, name)(**SETTINGS)
     with pytest.raises(FedhetError, match=f"{strategy.config.method_name} needs fedhet's training loop, but this"):
-        strategy.start(LocalGrid(fedhet.wrap(hospital(), network, counts), 3))
+        strategy.start(LocalGrid(fedhet.wrap(hospital(), network), 3))
 
 
 def start(app, **more):
@@ -146,19 +142,15 @@ WRONG = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
     ("do", "why"),
     [
         (
-            lambda: start(fedhet.wrap(hospital(wrong=WRONG), network, counts)),
+            lambda: start(fedhet.wrap(hospital(wrong=WRONG), network)),
             r"that the app's train function returned: 0\.weight is float64\[6, 4\]",
         ),
         (
-            lambda: start(fedhet.wrap(hospital(), network, counts), validation=0.2),
+            lambda: start(fedhet.wrap(hospital(), network), validation=0.2),
             "validation needs fedhet's training loop",
         ),
-        (
-            lambda: start(fedhet.wrap(hospital(), network, lambda partition_id: 5)),
-            r"examples\(\) must return the numbers of training and test examples",
-        ),
-        (lambda: fedhet.wrap("app", network, counts), r"app must be a flwr\.clientapp\.ClientApp .*, not str"),
-        (lambda: fedhet.wrap(hospital(), None, counts), "needs the model whose arrays"),
+        (lambda: fedhet.wrap("app", network), r"app must be a flwr\.clientapp\.ClientApp .*, not str"),
+        (lambda: fedhet.wrap(hospital(), None), "needs the model whose arrays"),
     ],
 )
 def test_it_is_told_what_is_wrong(do, why):
@@ -167,13 +159,13 @@ def test_it_is_told_what_is_wrong(do, why):
 
 
 def test_a_score_by_another_name(caplog):
-    start(fedhet.wrap(hospital(), network, counts, accuracy="auc"))
+    start(fedhet.wrap(hospital(), network, accuracy="auc"))
     assert "returned no metric 'auc', so there is no score; it returned eval_acc, eval_loss, sens" in caplog.text
 
 
 @pytest.mark.parametrize("node", [{"allow": "weights"}, {"min-examples": 13}])
 def test_a_node_that_allows_no_metrics(node, started, caplog):
-    app = fedhet.wrap(hospital(), network, counts)
+    app = fedhet.wrap(hospital(), network)
 
     def at_a_node(message, context):
         context.node_config |= node
@@ -183,4 +175,4 @@ def test_a_node_that_allows_no_metrics(node, started, caplog):
     assert rows[-1]["received"] is None
     assert "eval_acc" not in rows[-1]["metrics"]
     assert (rows[1]["train_loss"] is None) == ("allow" in node)
-    assert ("12 test examples, too few for a metric" in caplog.text) == ("min-examples" in node)
+    assert ("has 12 examples for the metric" in caplog.text) == ("min-examples" in node)
