@@ -10,10 +10,9 @@ import torch
 from fedhet.algorithms.matching import groups_to_json
 from fedhet.client import work
 from fedhet.client.clients import Clients
-from fedhet.client.job import ClientWork, Job, Loop, do
-from fedhet.client.memory import memory_limited, with_measured_size
 from fedhet.client.model_check import PARTS, check_public_dataset, check_unchanged
-from fedhet.client.policy import Policy, name_of, opened
+from fedhet.client.policy import Policy, memory_limited, name_of, opened
+from fedhet.client.work import ClientWork, Job, Loop, T
 from fedhet.config.client_setup import ClientInfo
 from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
@@ -30,6 +29,7 @@ from fedhet.methods.method import Method
 from fedhet.methods.options import Config
 from fedhet.models.copies import kinds_of
 from fedhet.tasks import Task, as_task
+from fedhet.training import compute_in_batches
 from fedhet.utils.machine import cluster_machine, in_ray
 from fedhet.utils.machine import describe as describe_device
 from fedhet.utils.randomness import seeded
@@ -135,16 +135,18 @@ class Answers:
             run = f"run {request.run}, " if request.run else ""
             asked = f"{asked} ({info.config.method_name}, {run}round {request.round})"
             loop, payload = self._loop(info.config, message, context) if self._loop else None, decode(message.content)
-            with memory_limited(context), nothing_downloaded(policy.deployed or bool(machine)):
-                info = with_measured_size(self._clients, info, request, policy, payload, context)
-                with self._clients.job(info, request, policy, payload, loop) as job:
-                    if self._clipping:
-                        specs = [spec_of(job.side.shared())]
-                        check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
-                    answered = yield from answer(job)
-                    reply = self._reply(job, policy.outgoing(answered, job.side), info)
-                    record = write_reply(reply, flower=request.flower or self._flower)
-                    outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
+            with (
+                memory_limited(context),
+                nothing_downloaded(policy.deployed or bool(machine)),
+                self._clients.job(info, request, policy, payload, loop) as job,
+            ):
+                if self._clipping:
+                    specs = [spec_of(job.side.shared())]
+                    check_one_model("a mod of Flower's", info.config.method_name, job.side.traits, specs)
+                answered = yield from answer(job)
+                reply = self._reply(job, policy.outgoing(answered, job.side), info)
+                record = write_reply(reply, flower=request.flower or self._flower)
+                outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
             if request.final:
                 self._clients.forget_data(job.client)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
@@ -196,7 +198,7 @@ class Answers:
         report = Report(client.name, lost_state=client.request.expected if job.lost else -1)
         if client.request.question == HANDSHAKE:
             self._introduce(job, report, info)
-        report.note = "; ".join(filter(None, [report.note, *job.remarks]))
+        report.note = "; ".join(job.remarks)
         if report.note and policy.deployed:  # it was found with the client's examples
             log_once(self, f"client {client.name}: {report.note}")
             report.note = ""
@@ -230,7 +232,7 @@ class Answers:
         report.architecture = client.architecture if client.config.disclose_architecture else ""
         if info.partition_id is not None and info.num_partitions is not None:
             report.partition_id, report.partitions = info.partition_id, info.num_partitions
-        report.device, report.note = describe_device(client.device), job.note
+        report.device = describe_device(client.device)
         report.outputs = client.outputs
         report.spec = spec_of(job.side.shared())
         report.noise, report.wrapped = self._noise, self._loop is not None
@@ -238,6 +240,28 @@ class Answers:
         public = _own_public_dataset(job)
         if public is not None and not (job.side.traits.public == "labelled" and public.labels is None):
             report.public, report.public_size = public.digest, len(public)
+
+
+def do(works: Sequence[ClientWork[T]]) -> list[T | BaseException]:
+    """Return the result of each client's work, or the exception that it raised.
+
+    The training phases and evaluations that several clients yield at the same time are computed in batches.
+    """
+    results: dict[int, T | BaseException] = {}
+    while len(results) < len(works):
+        computations = []
+        for place, client_work in enumerate(works):
+            if place in results:
+                continue
+            torch.set_grad_enabled(True)
+            try:
+                computations.append(next(client_work))
+            except StopIteration as end:
+                results[place] = end.value
+            except (Exception, SystemExit) as error:  # a user's code may raise anything, and call sys.exit
+                results[place] = error
+        compute_in_batches(computations)
+    return [results[place] for place in range(len(works))]
 
 
 def _for_models(mod: Any) -> Any:

@@ -111,13 +111,9 @@ def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
 
 def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client: str) -> None:
     if misfit := _misfit(network, tensors):
-        if set(network.state_dict()) < set(tensors):
-            raise ModelError(
-                f"{path} also has arrays of other networks than client {client}'s ({misfit}), which load_model cannot "
-                "load: read the file with safetensors.torch.load_file"
-            )
         raise ModelError(
-            f"client {client}'s {network._get_name()} does not fit {path}: {misfit}; use the model of that run"
+            f"client {client}'s {network._get_name()} does not fit {path}: {misfit}; use the model of that run, or "
+            "read the file with safetensors.torch.load_file"
         )
     load_state(network, tensors)
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from torch import nn
 from fedhet.algorithms.graphs import PermutationGroups
 from fedhet.client import checkpoints
 from fedhet.client.client import Client
-from fedhet.client.job import Job, Loop
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, NodeSecret
 from fedhet.client.state import ClientStore
 from fedhet.client.submodel import Submodel
+from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction
 from fedhet.data import ClientData, resident, with_drawn_test_part, with_validation
@@ -62,7 +61,6 @@ class Clients:
         self._data_kept: dict[tuple[str, object, torch.device], ClientData] = {}
         self._checked: dict[str, ModelCheck] = {}
         self._named: dict[str, str] = {}
-        self._architectures: set[str] = set()  # of clients that were checked
         self._serving: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -95,14 +93,8 @@ class Clients:
         policy.check_examples(len(data.train), data.batch_size or config.batch_size)
         with self._network(info, data, device) as network:
             transform = client_setup.transform_of(data.dataset, network.representation.precision)
-            if first := info.name not in self._checked:
-                self._checked[info.name] = self._check(info, data, network.representation, own_loop=loop is not None)
-                self._architectures.add(self._named.get(info.name, ""))
-            checked = self._checked[info.name]
-            if (changed := data.relabelled(checked.task.outputs.labels)) is not data:  # kept for later messages
-                kept = (key for key in reversed(self._data_kept) if self._data_kept[key] is data)
-                self._data_kept |= dict.fromkeys(list(islice(kept, 1)), changed)
-                data = changed
+            checked = self._checked.get(info.name) or self._check(info, data, network.representation, loop)
+            data = data.relabelled(checked.task.outputs.labels)
             if secret and not policy.noise:
                 data = secret.grouped(data, policy.least, checked.task.outputs)
             network.representation.places = checked.task.outputs.places
@@ -129,17 +121,13 @@ class Clients:
             side = registry.client_side(config.method_name)(client)
             policy.check_shared(side)
             build, redraw = partial(self._build, info, part=network.part), partial(self._redraw, info, client)
-            job = Job(side, payload, policy, build, redraw, checked.note, loop)
-            if first and self._data and request.question != HANDSHAKE:
-                del self._checked[info.name]  # until the check has passed
+            job = Job(side, payload, policy, build, redraw, loop)
+            job.say(checked.note if request.question == HANDSHAKE else "")
+            if info.name not in self._checked and self._data and request.question != HANDSHAKE:
                 check_unchanged(job)
-                self._checked[info.name] = checked
+            self._checked[info.name] = checked
             seed_everything(derive_seed(client.root, "message", info.name, request.round, request.question))
             yield job
-
-    def forget_networks(self) -> None:
-        """Free the cached networks."""
-        self._free.clear()
 
     def forget_data(self, client: Client) -> None:
         """Free the GPU memory of a client's data at the end of a run."""
@@ -153,7 +141,7 @@ class Clients:
         if serving != self._serving:
             self._serving = serving
             caches: list[Any] = [self._free, self._groups, self._data_kept, self._checked, self._named]
-            for cache in (*caches, self._architectures):
+            for cache in caches:
                 cache.clear()
             resident.cache_clear()
 
@@ -187,19 +175,16 @@ class Clients:
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]
 
-    def _check(self, info: ClientInfo, data: ClientData, network: Representation, *, own_loop: bool) -> ModelCheck:
+    def _check(self, info: ClientInfo, data: ClientData, network: Representation, loop: Loop | None) -> ModelCheck:
         """Check a client's network on its data, unless both are built into fedhet or a user's own loop trains it."""
         config, dataset = info.config, data.dataset
-        if own_loop:
+        if loop is not None:
             return ModelCheck(Task("classification"), 0)
         if dataset and not self._model:
             return ModelCheck(dataset.task, dataset.classes)
-        task = dataset.task if dataset else self._task
-        named = registry.client_side(config.method_name).head_of(config)
-        known = self._named.get(info.name) in self._architectures
-        again = None if known else partial(self._build, info, f"{info.name} again")
-        transform = client_setup.transform_of(dataset, network.precision)
-        return check_model(network, data, transform, task, self._model, guessed=not named, again=again)
+        task, transform = dataset.task if dataset else self._task, client_setup.transform_of(dataset, network.precision)
+        guessed = not registry.client_side(config.method_name).head_of(config)
+        return check_model(network, data, transform, task, self._model, guessed=guessed)
 
     # ---- networks
 

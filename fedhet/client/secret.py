@@ -45,8 +45,7 @@ class NodeSecret:
             if not self._path.is_file():
                 log.info("client %s: a new secret and a new account of privacy begin in %s", client, self._path)
                 self._write({"seed": secrets.randbits(62), "examples": {}, "spent": []})
-        self._content = self._read()
-        self.seed = int(self._content["seed"])
+            self.seed = int(self._read()["seed"])
 
     def keep(self, choice: Mapping[str, Any]) -> None:
         """Store settings that decide which examples are used, or compare them with the stored settings.
@@ -54,12 +53,18 @@ class NodeSecret:
         Raises `Refused` if a setting differs: sums over two sets of examples could differ by a single example, and
         disclose it.
         """
-        if self._new(choice):
-            with locked(self._path.parent, wait=True):
-                self._content = self._read()  # another process may have stored a choice
-                new = self._new(choice)
-                self._content["examples"].setdefault(self._data, {}).update(new)
-                self._write(self._content)
+        with locked(self._path.parent, wait=True):
+            content = self._read()
+            kept = content["examples"].setdefault(self._data, {})
+            if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
+                raise Refused(
+                    f"this node must use the same examples as in its first run with {self._data}, but {changed[0]} has "
+                    f"changed: restore {changed[0]} in the run or in the node config, or let the node's owner remove "
+                    f"{FOLDER}/{self._path.name} in the node's state-dir"
+                )
+            if not choice.keys() <= kept.keys():
+                kept.update(choice)
+                self._write(content)
 
     def spend(self, noise: float, rate: float, steps: int, budget: float) -> float:
         """Charge steps of differentially private training to the node's budget; return epsilon over all its runs.
@@ -68,27 +73,15 @@ class NodeSecret:
         that is lost or repeated counts, too. Raises `Refused`, and charges nothing, if epsilon would exceed the budget.
         """
         with locked(self._path.parent, wait=True):
-            self._content = self._read()
-            spent = [*self._content["spent"], [noise, rate, steps]]
+            content = self._read()
+            spent = [*content["spent"], [noise, rate, steps]]
             if (epsilon := epsilon_of(spent)) > budget:
                 raise Refused(
                     f"this node's privacy budget is spent: epsilon would be {epsilon:.4g} at delta = {DELTA:g}, but is "
                     f"limited to dp-epsilon = {budget:g}; leave the node out, or let its owner raise dp-epsilon"
                 )
-            self._content["spent"] = spent
-            self._write(self._content)
+            self._write(content | {"spent": spent})
         return epsilon
-
-    def _new(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings in `choice` that are not stored yet; raises `Refused` if a stored one differs."""
-        kept = self._content["examples"].get(self._data, {})
-        if changed := [key for key, value in choice.items() if kept.get(key, value) != value]:
-            raise Refused(
-                f"this node must use the same examples as in its first run with {self._data}, but {changed[0]} has "
-                f"changed: restore {changed[0]} in the run or in the node config, or let the node's owner remove "
-                f"{FOLDER}/{self._path.name} in the node's state-dir"
-            )
-        return {key: value for key, value in choice.items() if key not in kept}
 
     def grouped(self, data: ClientData, least: int, outputs: Outputs) -> ClientData:
         """Return the client's data with its training examples in fixed groups (see `groups_of`).

@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -35,19 +35,9 @@ class ClientStore:
     """
 
     def __init__(self, state_dir: str | Path, run: str, client: str) -> None:
-        self._state_dir, self._run, self._client = state_dir, run, client
-
-    @cached_property
-    def _base(self) -> Path:
-        return state_folder(self._state_dir, "")
-
-    @cached_property
-    def _states(self) -> Path:
-        return self._base / self._run / "clients" / file_name(self._client)
-
-    @cached_property
-    def _beginning(self) -> Path:
-        return self._base / self._run / BEGINNING / f"{file_name(self._client)}.json"
+        self._base, self._run, self._client = state_folder(state_dir, ""), run, client
+        self._states = self._base / run / "clients" / file_name(client)
+        self._beginning = self._base / run / BEGINNING / f"{file_name(client)}.json"
 
     def make_room(self) -> None:
         """Remove old runs and public datasets, if several runs share the state folder."""

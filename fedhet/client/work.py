@@ -4,26 +4,89 @@ The work is a generator that yields each training phase and each evaluation befo
 clients can be trained in one batch (`fedhet.training.vectorised`). Global generators are seeded after a yield.
 """
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.client.client import AnySide, Client
-from fedhet.client.job import ClientWork, Job
+from fedhet.client.policy import Policy
 from fedhet.config import client_setup
 from fedhet.data import Examples, resident
-from fedhet.errors import ModelError, Refused
+from fedhet.errors import ConfigError, ModelError, Refused
 from fedhet.messages import Payload, to_arrays
-from fedhet.messages.protocol import STARTS, WHOLE
+from fedhet.messages.protocol import STARTS, WHOLE, Measured
 from fedhet.models.copies import load_state
 from fedhet.models.representation import isolated
 from fedhet.tasks import LARGEST
-from fedhet.training import Evaluation, Phase, Training
+from fedhet.training import Computation, Evaluation, Phase, Training
 from fedhet.utils.randomness import derive_seed, seed_everything, torch_generator
 from fedhet.utils.text import log
+
+T = TypeVar("T")
+
+ClientWork = Generator[Computation, None, T]
+"""A client's work as a generator: it yields each training phase and evaluation to compute, and returns its result."""
+
+
+class Loop(Protocol):
+    """A user's own training and evaluation of a client's network, which replace fedhet's training loop."""
+
+    def train(self, job: "Job") -> None:
+        """Train the network of the job's client."""
+
+    def measure(self, job: "Job", when: str) -> None:
+        """Evaluate the client's network; `when` is `received` before training, `trained` after training."""
+
+
+@dataclass
+class Job:
+    """The client of the method's client side `side`, and the message that it answers.
+
+    Attributes:
+        payload: the arrays and values that the server sent.
+        build: function that builds the whole network with the initial weights of the client that its argument names,
+            or with the common initial weights for `all`; `redraw` loads these weights into the client's network.
+        loop: the user's own training and evaluation; None for fedhet's training loop.
+        measured: the client's evaluations so far, by name.
+        lost: whether the state that the server expects is missing.
+        further: metrics that the user's own train function returned, by name; `evaluated`: its evaluate function.
+        scored: the fine-tuned personal model's tensors at the run's last evaluation; empty without fine-tuning.
+        examples: number of training examples that the user's own functions report, and `test_examples` of test
+            examples; None to count the client's data.
+        weight: the client's weight from the user's own train function; 0 if it is the number of training examples.
+        remarks: messages for the server's log.
+        batches: the random generator for the order of examples.
+    """
+
+    side: AnySide
+    payload: Payload
+    policy: Policy
+    build: Callable[[str], nn.Module]
+    redraw: Callable[[str], None]
+    loop: Loop | None = None
+    measured: dict[str, Measured] = field(default_factory=dict)
+    lost: bool = False
+    further: dict[str, float] = field(default_factory=dict)
+    evaluated: dict[str, float] = field(default_factory=dict)
+    scored: dict[str, Tensor] = field(default_factory=dict)
+    examples: int | None = None
+    test_examples: int | None = None
+    weight: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+    batches: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client: Client = self.side.client
+        self.batches = self.client.generator("batches")
+
+    def say(self, remark: str) -> None:
+        """Add a remark for the server's log, once."""
+        if remark and remark not in self.remarks:
+            self.remarks.append(remark)
+
 
 # ---- what a message asks for
 
@@ -123,13 +186,12 @@ def first(job: Job) -> Payload:
 def restore(job: Job) -> None:
     """Restore the network and the method's tensors (`client.memory`) from the saved state that the server expects."""
     client, side, expected = job.client, job.side, job.client.request.expected
-    saved: dict[str, Tensor] | None = {}
+    saved: dict[str, Tensor] = {}
     if expected >= 0 and (side.remembers or _lasting(side)):
-        saved = client.store.load(expected)
-        if saved is None:
-            job.lost = True
+        saved = client.store.load(expected) or {}
+        job.lost = not saved
+        if job.lost:
             log.warning("client %s lost its state of round %d and starts afresh", client.name, expected)
-    saved = saved or {}
     sent = job.payload.arrays.get("model", {})
     known = {name for name, key in side.shared_names().items() if key in sent}
     known |= {name.removeprefix("model/") for name in saved}
@@ -149,6 +211,8 @@ def begin(job: Job) -> None:
     """Load the received arrays; re-estimate BatchNorm's statistics for them if `batch-norm = re-estimate`."""
     job.side.begin(job.payload)
     if job.client.config.batch_norm == "re-estimate" and "model" in job.payload.arrays:
+        if job.loop and "statistic" in job.side.kinds.values():
+            raise ConfigError("only the app's own functions read examples (fedhet.wrap): set batch-norm = local")
         job.client.reestimate()
 
 
@@ -187,9 +251,7 @@ def _lasting(side: AnySide) -> dict[str, Tensor]:
     if side.traits.keeps == "nothing":
         return {}
     shared = side.shared_names() if side.traits.keeps == "rest" else {}
-    own = [name for name in side.client.names if name not in shared]
-    tensors = side.client.tensors if own else {}
-    return {name: tensors[name] for name in own}
+    return {name: tensor for name, tensor in side.client.tensors.items() if name not in shared}
 
 
 def _shares_all(side: AnySide) -> bool:
@@ -218,31 +280,24 @@ def measure(job: Job, when: str) -> ClientWork[None]:
     seed_everything(derive_seed(client.root, "evaluation", client.name))
     with isolated(client.model):
         if job.loop:
-            job.loop.measure(job, when)
-        elif (outputs := job.side.evaluate(when)) is not None:
-            if phases := job.side.refine(when):
-                yield from _score_refined(job, when, outputs, phases)
-            else:
-                yield from _score(job, when, outputs)
-
-
-def _score_refined(
-    job: Job, when: str, outputs: Callable[[Tensor], Tensor], phases: Iterable[Phase]
-) -> ClientWork[None]:
-    client = job.client
-    before = {name: tensor.clone() for name, tensor in client.tensors.items()}
-    batches, trained, job.batches = job.batches, client.trained, client.generator("refinement", when)
-    yield from run_phases(job, phases, client.seed("refinement dropout", when))
-    yield from _score(job, when, outputs)
-    if client.request.final and when == job.side.traits.scored:
-        job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
-    job.batches, client.trained = batches, trained
-    load_state(client.model, before)
+            return job.loop.measure(job, when)
+        if (outputs := job.side.evaluate(when)) is None:
+            return
+        if not (phases := job.side.refine(when)):
+            return (yield from _score(job, when, outputs))
+        before = {name: tensor.clone() for name, tensor in client.tensors.items()}
+        batches, trained, job.batches = job.batches, client.trained, client.generator("refinement", when)
+        yield from run_phases(job, phases, client.seed("refinement dropout", when))
+        yield from _score(job, when, outputs)
+        if client.request.final and when == job.side.traits.scored:
+            job.scored = {name: tensor.clone() for name, tensor in job.side.personal().items()}
+        job.batches, client.trained = batches, trained
+        load_state(client.model, before)
 
 
 def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWork[None]:
     """Evaluate the function `outputs` on the client's test set, the common test set and the validation set."""
-    client, policy = job.client, job.policy
+    client = job.client
     if outputs is not client.model:
         client.model.eval()  # which a method's own function of outputs may use
     sets = {"": client.data.test} if client.config.test_on != "global" else {}
@@ -251,37 +306,33 @@ def _score(job: Job, when: str, outputs: Callable[[Tensor], Tensor]) -> ClientWo
     if client.config.validation and client.data.validation is not None:
         sets["validation-"] = client.data.validation
     for prefix, examples in sets.items():
-        if 0 < len(examples) < policy.least:
-            log.warning(
-                "client %s has %d examples for the metric %s%s, and its node requires at least %d (min-examples)",
-                *(client.name, len(examples), prefix, when, policy.least),
-            )
+        if not enough(job, len(examples), f"{prefix}{when}"):
             continue
         seed = derive_seed(client.root, "evaluation", client.name)
         computation = Evaluation(outputs, examples, client.task, client.transform, client.model, seed)
         yield computation
         score = computation.result()
-        if score is not None:
-            _check_loss(client, score.loss, when)
-            behind, ranked = score.examples_behind, client.task.metric == "auc"
-            job.measured[f"{prefix}{when}"] = policy.measured(
-                score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
+        assert score is not None  # there are examples
+        if not abs(score.loss) <= LARGEST:
+            rate = client.config.learning_rate
+            raise ModelError(
+                f"the loss of the {when} model is {score.loss:.3g}: the network returns values that are not finite for "
+                f"some example, or training diverged; a lower learning-rate than {rate:g} may help"
             )
-
-
-def _check_loss(client: Client, loss: float, when: str) -> None:
-    """Raise `ModelError` if a loss is not finite, or so large that training must have diverged."""
-    if abs(loss) <= LARGEST:
-        return
-    if client.request.round <= 1 and when == "received" and not math.isfinite(loss):
-        raise ModelError(
-            f"the loss of the received model is {loss:.3g} before any training: for some test example, the client's "
-            "network returns values that are not finite; check its inputs and layers"
+        behind, ranked = score.examples_behind, client.task.metric == "auc"
+        job.measured[f"{prefix}{when}"] = job.policy.measured(
+            score.metric, score.loss, examples=len(examples), ranked=ranked, behind=behind
         )
-    raise ModelError(
-        f"the loss of the {when} model is {loss:.3g}: training diverged; a lower learning-rate than "
-        f"{client.config.learning_rate:g} may help"
-    )
+
+
+def enough(job: Job, count: int, metric: str) -> bool:
+    """Return whether the node's policy allows a metric of `count` examples; log a warning if there are too few."""
+    if 0 < count < job.policy.least:
+        log.warning(
+            "client %s has %d examples for the metric %s, and its node requires at least %d (min-examples)",
+            *(job.client.name, count, metric, job.policy.least),
+        )
+    return count >= max(job.policy.least, 1)
 
 
 def _common(job: Job, when: str) -> Examples | None:

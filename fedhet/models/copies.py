@@ -1,9 +1,9 @@
-"""Copy networks without shared memory or wrappers, classify their arrays, and detect state outside the state dict."""
+"""Copy networks without shared memory or wrappers, and classify their arrays."""
 
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from inspect import getclosurevars, unwrap
 from types import FunctionType
@@ -19,7 +19,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
 from fedhet.errors import ModelError
-from fedhet.utils.randomness import seeded
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 
@@ -245,54 +244,3 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     named = {name: storage_place(value) for name, value in model.state_dict(keep_vars=True).items()}
     return {name: known for name, place in named.items() if (known := first.setdefault(place, name)) != name}
-
-
-@torch.no_grad()
-def unsaved_state(model: nn.Module, inputs: Tensor, again: Callable[[], nn.Module] | None = None) -> str:
-    """Return a warning if a network has state that its state dict lacks, or an empty string.
-
-    A copy of the network runs on transformed examples `inputs` in training mode. A second copy, and a network that
-    `again` builds with other random numbers, must have equal outputs after loading its state dict.
-    """
-
-    def alike(one: nn.Module, other: nn.Module, *training: bool) -> bool:
-        other.load_state_dict(one.state_dict())
-        passes = ((_pass(one.train(mode), inputs), _pass(other.train(mode), inputs)) for mode in training)
-        return all(torch.allclose(*both, equal_nan=True) for both in passes)
-
-    owner = f"the client's {model._get_name()}"
-    lost = "files and other processes lack it, so results depend on the number of workers"
-    with suppress(Exception):  # whatever a user's network raises; training itself will tell
-        used, fresh = copied(model), copied(model)
-        for _ in range(2):
-            _pass(used.train(), inputs)
-        if later := sorted(used.state_dict().keys() ^ fresh.state_dict().keys()):
-            return f"training adds or removes {', '.join(later)} in {owner}: {lost}; register it in __init__"
-        if not alike(used, fresh, True, False):
-            return (
-                f"training changes {_differing(used, fresh)} in {owner}, which is not in the state dict: {lost}; "
-                "register it as a buffer (register_buffer)"
-            )
-        if again is not None and not alike(fresh, other := again().to(inputs.device), False):
-            return (
-                f"{owner} draws {_differing(fresh, other)} at random, which is not in the state dict: files lack it "
-                "and give other outputs; register it as a persistent buffer (register_buffer)"
-            )
-    return ""
-
-
-def _differing(model: nn.Module, like: nn.Module) -> str:
-    """Return the names of attributes and buffers that differ between two networks with equal modules."""
-    names = [
-        f"{prefix}.{name}".lstrip(".")
-        for (prefix, one), other in zip(model.named_modules(), like.modules(), strict=True)
-        for name, value in (vars(one) | one._buffers).items()
-        if isinstance(value, Tensor | int | float | str) and str(value) != str((vars(other) | other._buffers).get(name))
-    ]
-    return ", ".join(names) or "something"
-
-
-def _pass(network: nn.Module, inputs: Tensor) -> Tensor:
-    with seeded(0, "unsaved state"):
-        outputs: Tensor = network(inputs.clone())
-    return outputs

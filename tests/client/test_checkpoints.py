@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fedhet
-from fedhet.errors import ConfigError, FedhetError, ModelError
+from fedhet.errors import ConfigError, FedhetError
 from fedhet.results.history import final_clients, read_clients
 from fedhet.utils.files import read_tensors
 
@@ -120,12 +120,6 @@ def test_models_are_saved_every_few_rounds(tiny, tmp_path):
     assert models(shared) == {"global.safetensors", "round-1/global.safetensors", "round-2/global.safetensors"}
     last, two = (read_tensors(shared.folder / f"models/{name}global.safetensors") for name in ("", "round-2/"))
     assert all(torch.equal(last[name], two[name]) for name in last)
-
-
-def test_networks_beside_the_clients_are_named(tiny, tmp_path):
-    run = _run(tiny, tmp_path / "run", "fedmrl", rounds=1)
-    with pytest.raises(ModelError, match=r"0.safetensors also has arrays of other networks than client 0.*load_file"):
-        fedhet.load_model(run, 0, model=_normalised)
 
 
 @pytest.mark.parametrize(

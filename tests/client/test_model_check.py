@@ -39,7 +39,6 @@ def refused(new_watch: Any) -> Callable[..., str]:
         strategy = getattr(fedhet, name)(**{"rounds": 1, "learning_rate": 0.01, "observers": [new_watch()], **settings})
         with pytest.raises(FedhetError) as caught:
             strategy.start(LocalGrid(make_client_app(model, data), 1))
-        assert "lower learning-rate" not in str(caught.value)
         assert "Traceback" not in str(caught.value)
         return str(caught.value)
 
@@ -100,12 +99,11 @@ def partly_hollow() -> nn.Module:
 
 def test_untrained_network_returns_nan(refused: Any) -> None:
     text = refused(changed(lambda scores: (scores - 1e6).log()))
-    assert "the client's Changed returned nan for row 0 of its training inputs before any training" in text
-    assert "(model = " in text
+    assert "the loss of the received model is nan: the network returns values that are not finite" in text
 
 
 def test_nan_for_some_rows(refused: Any) -> None:
-    assert "before any training" in refused(partly_hollow)
+    assert "the network returns values that are not finite for some example" in refused(partly_hollow)
     rest = torch.arange(40) != 20
     text = refused(partly_hollow, lambda client: ((INPUTS, LABELS), (INPUTS[rest], LABELS[rest])), batch_size=40)
     assert "the loss of the first step is nan, before training has changed a weight" in text
@@ -142,7 +140,7 @@ def changed(change: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
         (lazy, "the model function returned a Sequential whose 0.weight has no shape yet"),
         (scripted, "whose modules TorchScript hides"),
         (frozen, "the model function returned a Sequential without a parameter that requires gradients"),
-        (changed(Tensor.mean), "the client's Changed returned a single number for 8 examples"),
+        (changed(Tensor.mean), "the client's Changed returned outputs of shape () for 8 examples"),
         (changed(lambda rows: rows.sum(0, keepdim=True)), "the client's Changed returned outputs of shape (1, 3) for"),
         (changed(sys.exit), "the client's Changed cannot take its inputs, float32 of shape (8, 4): SystemExit: "),
         (lambda client: "net", "the model function returned a str, not an nn.Module"),

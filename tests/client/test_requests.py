@@ -70,7 +70,7 @@ def test_invalid_settings_and_requests(settings, request_text, grid):
         ({"labels": torch.arange(3)}, "the server's public dataset has no inputs"),
         ({"inputs": torch.tensor(1.0)}, "the server's public dataset has no inputs"),
         ({"inputs": torch.zeros(3, 4), "labels": torch.arange(2)}, "has 3 inputs, but labels of shape [2]"),
-        ({"inputs": torch.zeros(3, 5)}, "of shape [5], but this client's examples have shape [4]"),
+        ({"inputs": torch.zeros(3, 5)}, "of shape [5], but this client's examples have inputs of shape [4]"),
     ],
 )
 def test_invalid_public_datasets(public, reason, grid):

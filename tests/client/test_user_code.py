@@ -23,7 +23,7 @@ from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError, ModelError
-from fedhet.models.copies import copied, separated, unsaved_state
+from fedhet.models.copies import copied, separated
 
 pytestmark = [pytest.mark.usefixtures("home", "no_report"), pytest.mark.filterwarnings("ignore:`torch.nn.utils")]
 
@@ -307,39 +307,3 @@ def test_networks_of_two_dtypes(
 
     saved = trained(mixed, with_public, method=method, **{"min-clients": 2})
     assert {tensor.dtype for tensor in saved.values()} == {body, head}
-
-
-def test_state_outside_the_state_dict() -> None:
-    class Counting(nn.Linear):
-        steps = 0
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            self.steps += self.training
-            return super().forward(inputs) * self.steps
-
-    class Scaling(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(4, 3)
-            self.register_buffer("scale", torch.zeros(()), persistent=False)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            self.scale = self.scale + self.training
-            return super().forward(inputs) * self.scale
-
-    assert "training changes 0.steps in the client's Sequential" in unsaved_state(nn.Sequential(Counting(4, 3)), INPUTS)
-    assert "Averaging draws drawn at random, which is not" in unsaved_state(Averaging(), INPUTS, Averaging)
-    assert not unsaved_state(model(), INPUTS, model)
-
-    class Later(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(4, 3)
-            self.register_buffer("mean", None)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            self.mean = inputs.mean(0) if self.training else self.mean
-            return super().forward(inputs)
-
-    assert "training adds or removes mean in the client's Later" in unsaved_state(Later(), INPUTS)
-    assert "training changes scale in the client's Scaling" in unsaved_state(Scaling(), INPUTS)
-    normal = nn.Sequential(weight_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3), nn.Dropout())
-    assert [unsaved_state(each, INPUTS) for each in (normal, Caching())] == ["", ""]
