@@ -147,8 +147,6 @@ class Answers:
                 reply = self._reply(job, policy.outgoing(answered, job.side), info)
                 record = write_reply(reply, flower=request.flower or self._flower)
                 outcome = f"sent {policy.account(reply, job.side)}" if policy.deployed else "sent"
-            if request.final:
-                self._clients.forget_data(job.client)
             if job.client.device.type == "cuda":  # clients in other processes share the GPU
                 torch.cuda.empty_cache()
         except Exception as raised:  # elsewhere Flower would tell the server what was raised

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedhet.algorithms.graphs import PermutationGroups
-from fedhet.client import checkpoints
 from fedhet.client.client import Client
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, NodeSecret
-from fedhet.client.state import ClientStore
+from fedhet.client.state import ClientStore, start
 from fedhet.client.submodel import Submodel
 from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
@@ -129,12 +129,6 @@ class Clients:
             seed_everything(derive_seed(client.root, "message", info.name, request.round, request.question))
             yield job
 
-    def forget_data(self, client: Client) -> None:
-        """Free the GPU memory of a client's data at the end of a run."""
-        if client.device.type == "cuda":
-            for key in [key for key in self._data_kept if key[0] == client.name]:
-                del self._data_kept[key]
-
     def _serve(self, info: ClientInfo, request: Request) -> None:
         """Clear the cached networks and data if the last request had another run, method, data set or seed."""
         serving = (request.run, info.config.method_name, info.config.dataset, info.config.seed)
@@ -231,7 +225,7 @@ class Clients:
             parameters = sum(parameter.numel() for parameter in model.parameters())
             self._named[info.name] = f"{type(model).__name__}-{parameters}"  # unlike networks may be of one class
             started = bool(info.config.start_from)
-            model = checkpoints.start(model, info, owner) if started else side.adapt(model, info.config)
+            model = start(model, info, owner) if started else side.adapt(model, info.config)
             return part.whole.cut(model) if part else model
 
     def _redraw(self, info: ClientInfo, client: Client, owner: str) -> None:
@@ -251,9 +245,7 @@ def _privacy(name: str, secret: NodeSecret | None, policy: Policy, task: Task, m
     if not policy.noise or secret is None:
         return None
     for layer, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and (
-            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
-        ):
+        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
             raise Refused(
                 f"this node trains with differential privacy (dp-noise), but {layer} ({module._get_name()}) normalises "
                 "over the examples of a batch: use GroupNorm instead"

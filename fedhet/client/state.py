@@ -1,4 +1,4 @@
-"""The files of a client: its state after each round, its personal model, and public datasets.
+"""The files of a client: its state after each round, public datasets, and models, from which another run can start.
 
 The server names the round whose state it expects. A client whose reply was lost returns to the state before that round,
 and a client that stopped within a round repeats the round from the same state.
@@ -10,15 +10,25 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
+from torch import Tensor, nn
 
-from fedhet.config.toml import from_json
+from fedhet.algorithms.graphs import resize
+from fedhet.config import client_setup, configuration, user_functions
+from fedhet.config.client_setup import ClientInfo
+from fedhet.config.toml import from_json, load
 from fedhet.data import PublicDataset
-from fedhet.errors import FedhetError, in_words
-from fedhet.messages import LostState
-from fedhet.utils.files import file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
+from fedhet.errors import ConfigError, FedhetError, ModelError, check_kinds, in_words
+from fedhet.messages import LostState, difference, spec_of
+from fedhet.methods import registry
+from fedhet.models.copies import copied, load_state
+from fedhet.models.representation import precision
+from fedhet.results.history import read_clients
+from fedhet.utils.files import file_name, name_of, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
+from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
 
 KEPT_DAYS = 90
@@ -26,6 +36,9 @@ KEPT_DAYS = 90
 
 BEGINNING = "beginning"
 """Folder of a run with digests of what its clients' numbers depend on."""
+
+GLOBAL = "global"
+"""Name of the global model among the models of a run."""
 
 
 class ClientStore:
@@ -45,7 +58,7 @@ class ClientStore:
             for path in remove_old(self._base, KEPT_DAYS):
                 log.info("%s was not used for %d days and is removed", path, KEPT_DAYS)
 
-    def save(self, round: int, tensors: dict[str, torch.Tensor], *, after: int, closing: bool = False) -> None:
+    def save(self, round: int, tensors: dict[str, Tensor], *, after: int, closing: bool = False) -> None:
         """Save the state after `round`, and remove earlier states except the state after round `after`.
 
         The server returns to the state after round `after` if this reply is lost. A `closing` round removes no state,
@@ -61,7 +74,7 @@ class ClientStore:
             if not closing and path.stem not in (str(round), str(after)):
                 path.unlink(missing_ok=True)
 
-    def load(self, round: int) -> dict[str, torch.Tensor] | None:
+    def load(self, round: int) -> dict[str, Tensor] | None:
         """Return the state after `round`, or None if it is missing or damaged."""
         try:
             return read_tensors(self._states / f"{round}.safetensors")
@@ -79,7 +92,7 @@ class ClientStore:
             return {}
         return from_json(self._beginning.read_text(encoding="utf-8"), str(self._beginning))
 
-    def write_model(self, tensors: dict[str, torch.Tensor], round: int = 0) -> None:
+    def write_model(self, tensors: dict[str, Tensor], round: int = 0) -> None:
         """Save the client's personal model after `round` or, if it is 0, at the end of the run."""
         path = self._base / self._run / "models" / round_folder(round) / f"{file_name(self._client)}.safetensors"
         write_tensors(path, tensors)
@@ -135,3 +148,124 @@ def remove_old(base: Path, days: float) -> list[Path]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
             removed.append(path)
     return removed
+
+
+# ---- models of a run
+
+
+def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = None) -> nn.Module:
+    """Return the trained network of a client of a finished run, in evaluation mode, with its running statistics.
+
+        network = fedhet.load_model("runs/try", 3, model=my_model)
+
+    Args:
+        run: the run directory, or the result of `fedhet.run`.
+        client: the client's name or number; a client without a personal model has the global model.
+        model: the clients' models as they were passed to the run; by default the configured architectures.
+        data: the clients' data as they were passed to the run; only needed if clients train parts of one network.
+
+    Raises:
+        ConfigError: the folder has no such model, or `model` or `data` is needed.
+        ModelError: the network that `model` returns does not fit the saved arrays.
+    """
+    run = getattr(run, "folder", run)
+    check_kinds(run=(run, (str, Path)), client=(client, (str, int)))
+    folder, name = Path(run or ""), str(client)
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} has no config.toml: give the directory of a run, or the result of fedhet.run")
+    noted = load(folder / "config.toml").get("own", {})
+    if "model" in noted and model is None:
+        raise ConfigError(f"the run in {folder} used your own model ({noted['model']}): call load_model with model=...")
+    settings = configuration.from_file(folder / "config.toml", ("model", "data", "client_settings"), of_run=True)
+    config = configuration.resolve(settings, strict=False, trusted=False)
+    info = ClientInfo(name, int(name) if name.isdecimal() else None, config.clients, config)
+    tensors, path = _saved(folder, name, name)
+    simulated = name.isdecimal() and int(name) < config.clients
+    if path.stem == GLOBAL and not simulated and name not in {row.client for row in read_clients(folder)}:
+        raise ConfigError(f"the run in {folder} has no client {name}: give a name from its clients.csv")
+    function, side = user_functions.model_function(model), registry.client_side(config.method_name)
+    with seeded(config.seed, "initial weights", client_setup.owner_of_weights(config, name)):
+        network = function(info) if function else client_setup.model_of(info)
+        if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL):
+            if side.parts and "data" in noted and data is None:
+                raise ConfigError(
+                    f"{config.method_name} trains parts of networks, sized by the clients' data: pass data=..."
+                )
+            data_of = user_functions.data_function(data) or client_setup.data_of
+            network, formed = _formed(network, info, tensors, data_of)
+            tensors = dict(formed)
+    _load(network, tensors, path, name)
+    return user_functions.as_given(network.eval())
+
+
+def start(model: nn.Module, info: ClientInfo, owner: str) -> nn.Module:
+    """Return a new network, adapted to the method (`ClientSide.adapt`), with weights of an earlier run (`start-from`).
+
+    If `owner` is `all`, these are the global model's weights, otherwise the client's. Raises a ConfigError if the
+    folder has no such model, and a ModelError if the network does not fit.
+    """
+    tensors, path = _saved(Path(info.config.start_from), info.name, owner)
+    if plain := not _misfit(model, tensors):
+        _load(model, tensors, path, info.name)
+    model = registry.client_side(info.config.method_name).adapt(model, info.config)
+    if not plain:
+        _load(model, tensors, path, info.name)
+    return model
+
+
+def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Path]:
+    """Return a client's saved tensors, or the global model's if it has none or `owner` is `all`, and their file."""
+    folder = folder / "models" if (folder / "models").is_dir() else folder
+    own, common = (folder / f"{file_name(name)}.safetensors" for name in (client, GLOBAL))
+    if owner == "all" and not common.is_file():
+        raise ConfigError(
+            f"{folder} has no {common.name}, but the method starts all clients from one network: set shared-init = "
+            "false, so that each client starts from its own model"
+        )
+    path = common if owner == "all" or not own.is_file() else own
+    if not path.is_file():
+        there = ", ".join(sorted(name_of(each.stem) for each in folder.glob("*.safetensors"))) or "none"
+        raise ConfigError(
+            f"{folder} has no model of client {client} (models there: {there}): give the directory of another run"
+        )
+    mine = read_tensors(own) if path == common else {}  # running statistics that clients keep
+    return {**(mine or {}), **(read_tensors(path) or {})}, path
+
+
+def _misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """Describe the first difference between a network's arrays and saved arrays; return an empty string if they fit."""
+    expected, there = spec_of(network.state_dict()), spec_of(tensors)
+    return "" if expected == there else difference(expected, there)
+
+
+def _load(network: nn.Module, tensors: Mapping[str, Tensor], path: Path, client: str) -> None:
+    if misfit := _misfit(network, tensors):
+        raise ModelError(
+            f"client {client}'s {network._get_name()} does not fit {path}: {misfit}; use the model of that run, or "
+            "read the file with safetensors.torch.load_file"
+        )
+    load_state(network, tensors)
+
+
+def _formed(
+    network: nn.Module, info: ClientInfo, tensors: Mapping[str, Tensor], data_of: user_functions.DataFunction
+) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    """Return a network in the form that the method trained, such as with fewer hidden units, and its saved arrays."""
+    side = registry.client_side(info.config.method_name)
+    network = side.adapt(network, info.config)
+    if side.parts:
+        data = data_of(info)
+        inputs = client_setup.transform_of(data.dataset, precision(network))(data.train.inputs[:2])
+        part = side.parts(client_setup.width_of(info), side.parts.groups_of(network, inputs))
+        whole, network = part.whole.cut(copied(network)), part.cut(network)
+        if _misfit(network, tensors) and not _misfit(whole, tensors):  # the global model, of which it has a part
+            load_state(whole, tensors)
+            rounds, units = info.config.rounds + bool(info.config.closing_epochs), part.units
+            if choose := registry.traits(info.config).shares.units:  # those that the client has after the last round
+                units = {
+                    group.index: np.array(choose(len(units[group.index]), group.width, rounds)) for group in part.groups
+                }
+            tensors = part.state(whole, units)
+    elif registry.traits(info.config).networks == "widths" and tensors.keys() == network.state_dict().keys():
+        network = resize(network, dict(tensors))
+    return network, tensors

@@ -1,13 +1,144 @@
-"""A client's files on its own disk."""
+"""A client's files: states, and models that are loaded again, start another run, and are saved on the way."""
 
 import errno
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from fedhet.client.state import ClientStore
-from fedhet.errors import FedhetError
+import fedhet
+from fedhet.client import ClientStore
+from fedhet.errors import ConfigError, FedhetError
+from fedhet.results.history import final_clients, read_clients
 from fedhet.utils.files import read_tensors
+
+pytestmark = pytest.mark.usefixtures("home", "no_report")
+
+SETTINGS = {"clients": 3, "rounds": 2, "local-epochs": 1, "workers": 1, "learning-rate": 0.05}
+
+
+def _normalised(client=None):
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def _deeper():
+    return nn.Sequential(*_normalised()[:3], nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def _wider():
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+
+
+def _run(tiny, out, method, model=_normalised, **settings):
+    chosen = {"method": method, **SETTINGS, **settings}
+    return fedhet.run(chosen, model=model, data=tiny.data, out=out, progress=False)
+
+
+def _accuracies(tiny, run, model):
+    """The accuracy of each loaded network on the client's test part, by client."""
+    found = {}
+    for number in range(SETTINGS["clients"]):
+        network = fedhet.load_model(run, number, model=model, data=tiny.data)
+        assert not network.training
+        inputs, labels = tiny.data(type("Client", (), {"partition_id": number}))[1]
+        with torch.no_grad():
+            found[str(number)] = (network(inputs).argmax(1) == labels).float().mean().item()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "batch_norm"),
+    [
+        *(
+            (method, settings, batch_norm)
+            for method, settings in (
+                ("fedavg", {}),
+                ("fedma", {"rounds": 0}),
+                ("pfnm", {}),
+                ("flha-ghn", {}),
+                ("fedhenn", {"fedhenn.setting": "homogeneous", "fedhenn.eta0": 0.0}),
+                ("heterofl", {"heterofl.widths": "1,0.5"}),
+            )
+            for batch_norm in ("aggregate", "local", "re-estimate")
+        ),
+        ("flha-ghn", {"flha-ghn.refine": "none", "learning-rate": 0.01}, "aggregate"),
+        ("fedhenn", {"fedhenn.eta0": 0.0}, None),  # statistics are not sent, so batch-norm has no effect
+        ("fedproto", {"fedproto.width": 5, "fedproto.predict": "head"}, None),
+        ("lora", {"lora.ranks": "2,1", "lora.layers": "0"}, "aggregate"),
+        ("fjord", {"fjord.widths": "1,0.5"}, "re-estimate"),
+        ("fedrolex", {"fedrolex.widths": "1,0.5"}, "aggregate"),
+        ("depthfl", {"depthfl.depths": "2,1"}, "local"),
+    ],
+)
+def test_a_loaded_network_has_the_reported_accuracy(tiny, tmp_path, method, settings, batch_norm):
+    model = _deeper if method == "depthfl" else _normalised
+    chosen = {"batch-norm": batch_norm} if batch_norm else {}
+    run = _run(tiny, tmp_path / "run", method, model, **chosen, **settings)
+    reported = {each.client: each.accuracy for each in final_clients(read_clients(run.folder))}
+    assert _accuracies(tiny, run, model) == pytest.approx(reported, abs=1e-6)
+
+
+def test_a_run_starts_from_the_models_of_another(tiny, tmp_path):
+    first = _run(tiny, tmp_path / "first", "local")
+    second = _run(tiny, tmp_path / "second", "local", **{"start-from": str(first.folder), "learning-rate": 1e-9})
+    for number in range(3):
+        one, other = (read_tensors(run.folder / "models" / f"{number}.safetensors") for run in (first, second))
+        assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one if "weight" in name)
+    averaged = _run(tiny, tmp_path / "averaged", "fedavg")
+    kept = {"start-from": f"{averaged.folder}/models", "learning-rate": 1e-9, "batch-norm": "local"}
+    third = _run(tiny, tmp_path / "third", "fedavg", **kept)
+    one, other = (read_tensors(run.folder / "models" / "global.safetensors") for run in (averaged, third))
+    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in other if "weight" in name)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("local", {"start-from": "missing"}, "start-from = .*missing does not exist"),
+        ("fedavg", {"start-from": "run"}, "models has no global.safetensors.*set shared-init = false"),
+        ("local", {"start-from": "run"}, r"client 0's Sequential does not fit .*0.safetensors: its 3.weight has shape"),
+        ("flha-ghn", {"start-from": "run"}, "start-from has no effect with method = flha-ghn"),
+    ],
+)
+def test_what_cannot_start_a_run_is_named(tiny, tmp_path, monkeypatch, method, settings, message):
+    monkeypatch.chdir(tmp_path)
+    _run(tiny, tmp_path / "run", "local", rounds=1)
+    with pytest.raises(FedhetError, match=message):
+        _run(tiny, tmp_path / "next", method, _wider, **settings)
+
+
+def test_models_are_saved_every_few_rounds(tiny, tmp_path):
+    def models(run):
+        folder = run.folder / "models"
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*.safetensors")}
+
+    own = {f"{number}.safetensors" for number in range(3)}
+    run = _run(tiny, tmp_path / "own", "local", rounds=5, **{"save-every": 2})
+    assert models(run) == own | {f"round-{n}/{name}" for n in (2, 4) for name in own}
+    again = fedhet.run({"rounds": 6}, resume=run.folder, model=_normalised, data=tiny.data, progress=False)
+    assert models(again) == own | {f"round-{n}/{name}" for n in (2, 4, 6) for name in own}
+    shared = _run(tiny, tmp_path / "shared", "fedavg", rounds=2, **{"save-every": 1})
+    assert models(shared) == {"global.safetensors", "round-1/global.safetensors", "round-2/global.safetensors"}
+    last, two = (read_tensors(shared.folder / f"models/{name}global.safetensors") for name in ("", "round-2/"))
+    assert all(torch.equal(last[name], two[name]) for name in last)
+
+
+@pytest.mark.parametrize(
+    ("client", "model", "message"),
+    [
+        ("7", _normalised, r"has no model of client 7 \(models there: 0, 1, 2\)"),
+        ("0", None, "used your own model .*: call load_model with model="),
+        ("0", lambda: nn.Linear(4, 3), "client 0's Linear does not fit .*: it lacks|it alone has"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_named(tiny, tmp_path, client, model, message):
+    run = _run(tiny, tmp_path / "run", "local", rounds=1)
+    with pytest.raises((ConfigError, FedhetError), match=message):
+        fedhet.load_model(str(Path(run.folder)), client, model=model)
+
+
+# ---- states
 
 
 def test_kept_states(tmp_path):
