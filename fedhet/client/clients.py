@@ -209,10 +209,6 @@ class Clients:
             part = side.parts(kind[-1], self._groups[kind[:-1]])
             model = part.cut(model)
         representation = Representation(model, side.head_of(config), config.representation)
-        if name := next((name for name, tensor in model.state_dict().items() if tensor.is_complex()), None):
-            raise ModelError(
-                f"{model._get_name()}'s {name} holds complex numbers, which cannot be sent or saved: use real numbers"
-            )
         # The same for all clients and messages: this network's own weights depend on which client needed it first.
         starts = starts_of(self._build(info, "all")) if side.reads_starts else {}
         return _Network(kind, representation, part, starts)

@@ -148,6 +148,8 @@ def unusable(model: Any) -> str:
     for each, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             return f" whose {each}, from get_extra_state, is not a tensor and cannot be sent: register it as a buffer"
+        if value.is_complex():
+            return f" whose {each} holds complex numbers, which cannot be sent or saved: use real numbers"
         if not value.numel():
             return f" whose {each} is empty, of shape {tuple(value.shape)}, and cannot be sent: remove it"
     return ""
