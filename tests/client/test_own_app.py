@@ -119,7 +119,7 @@ def test_fedrep_keeps_heads(started):
     strategy = fedhet.FedRep(**SETTINGS | {"local_epochs": 3, "closing_epochs": 0})
     result, rows = started(strategy, fedhet.wrap(hospital(sent), network))
     assert set(result.arrays) == {"0.weight", "0.bias"}
-    assert [row["bytes_up"] for row in rows[1:4]] == [3 * 4 * (4 * 5 + 5)] * 3  # float32
+    assert [row["bytes_up"] for row in rows[1:4]] == [3 * 8 * (4 * 5 + 5)] * 3  # float64
     assert {config["body-epochs"] for config in sent} == {1}  # its function may heed them
     assert rows[-1]["received"]["accuracy"]["mean"] > 0.6
 
