@@ -132,7 +132,7 @@ class Policy:
         """Return the payload with metrics rounded or left out; raises `Refused` for kinds that are not allowed."""
         if self.allowed is not None or self.noise:
             kinds = {_kind_of(group, name, side) for group, arrays in payload.arrays.items() for name in arrays}
-            kinds |= {side.traits.sends.get(name, _undeclared(name)) for name in payload.values}
+            kinds |= {side.traits.sends.get(name, f"an undeclared kind ({name})") for name in payload.values}
             self._check(side.client.config.method_name, kinds)
         values = {}
         for name, value in payload.values.items():
@@ -199,12 +199,8 @@ class Policy:
 
 
 def _kind_of(group: str, name: str, side: AnySide) -> str:
-    kind = side.traits.sends.get(group, "weights" if group in ("model", WHOLE) else _undeclared(group))
+    kind = side.traits.sends.get(group, "weights" if group in ("model", WHOLE) else f"an undeclared kind ({group})")
     return "statistics" if kind == "weights" and side.kinds.get(name) == "statistic" else kind
-
-
-def _undeclared(name: str) -> str:
-    return f"an undeclared kind ({name})"
 
 
 def number_in(
