@@ -303,7 +303,7 @@ def test_networks_of_two_dtypes(
         return Mixed(network[0].to(body), network[1], network[2].to(head))
 
     def with_public(client: ClientInfo) -> Any:
-        return (*data(client), INPUTS[:20])
+        return dict(zip(("train", "test"), data(client), strict=True)) | {"public": INPUTS[:20]}
 
     saved = trained(mixed, with_public, method=method, **{"min-clients": 2})
     assert {tensor.dtype for tensor in saved.values()} == {body, head}
