@@ -38,7 +38,6 @@ class Client:
         representation: the network on `device`, with the layer that gives its representation.
         transform: function from raw inputs to the network's inputs.
         augment: function that augments a raw training batch; None without augmentation.
-        tokens: number of tokens in an example, if the network makes a prediction for each token; otherwise 1.
         least: minimum number of examples behind every number that leaves the node (`min-examples`).
         secret: secret seed of a node with a policy; None for other nodes.
         privacy: differential privacy of the client's training; None for ordinary training.
@@ -60,7 +59,6 @@ class Client:
     transform: Callable[[Tensor], Tensor]
     augment: Callable[[Tensor, torch.Generator], Tensor] | None
     store: ClientStore
-    tokens: int = 1
     least: int = 1
     secret: int | None = None
     privacy: Privacy | None = None
@@ -193,7 +191,7 @@ class Client:
         of a regression are accepted, too.
         """
         outputs = self.task.outputs
-        several = outputs.places == "pixels" or self.tokens > 1
+        several = outputs.places != "one" and self.data.train.labels.ndim > 1
         if several or (outputs.meaning == "numbers" and not numbers):
             got = "numbers" if not several else f"vectors for each {outputs.places.removesuffix('s')}"
             raise DataError(

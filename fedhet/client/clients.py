@@ -106,7 +106,6 @@ class Clients:
                 representation=network.representation,
                 architecture=self._named[info.name] if self._model else client_setup.architecture_of(info),
                 task=checked.task,
-                tokens=checked.tokens,
                 device=device,
                 transform=transform,
                 augment=data.dataset.augment if data.dataset and config.augment else data.augment,

@@ -39,13 +39,12 @@ class ModelCheck(NamedTuple):
     """The result of checking a client's network on its data.
 
     `outputs` is the number of values in a prediction (2 for a single logit), `note` a warning about the network for the
-    log, and `tokens` the number of tokens in an example if each has a prediction, otherwise 1.
+    log.
     """
 
     task: Task
     outputs: int
     note: str = ""
-    tokens: int = 1
 
 
 # ---- can the network be used with the data?
@@ -100,9 +99,7 @@ def check_model(
             "each of the client's examples has exactly one of several labels: if these are classes, give their numbers "
             "as labels, labels.argmax(1)"
         )
-    scores = task.outputs.scores(outputs)
-    tokens = scores.shape[1] if task.outputs.places == "tokens" and scores.ndim == 3 else 1
-    return ModelCheck(task, scores.shape[-1], note, tokens)
+    return ModelCheck(task, task.outputs.scores(outputs).shape[-1], note)
 
 
 def _note(representation: Representation, head: Captured | None, outputs: Tensor, task: Task, last: str) -> str:
