@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from fedhet.algorithms.graphs import PermutationGroup, PermutationGroups, Segment
+from fedhet.algorithms.graphs import PermutationGroup, PermutationGroups, Segment, Submodel
 from fedhet.client import ClientSide
-from fedhet.client.submodel import Submodel
 from fedhet.data.examples import digest
 from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, to_tensor

@@ -29,10 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fedhet.algorithms.graphs import PermutationGroups, cut_out, entries_of, resize
+from fedhet.algorithms.graphs import PermutationGroups, Submodel, cut_out, entries_of, resize
 from fedhet.algorithms.graphs.blocks import EXITS, Exits, groups_by_depth
 from fedhet.client import ClientSide
-from fedhet.client.submodel import Submodel
 from fedhet.errors import DataError
 from fedhet.messages import Payload
 from fedhet.methods.included import submodels as declared

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedhet.algorithms.graphs import Submodel
 from fedhet.client.state import ClientStore
-from fedhet.client.submodel import Submodel
 from fedhet.data import ClientData, PublicDataset, resident
 from fedhet.data.examples import relabelled
 from fedhet.data.reading import LazyInputs

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from fedhet.algorithms.graphs import PermutationGroups
+from fedhet.algorithms.graphs import PermutationGroups, Submodel
 from fedhet.client.client import Client
 from fedhet.client.model_check import ModelCheck, check_model, check_unchanged
 from fedhet.client.policy import Policy
 from fedhet.client.secret import DELTA, NodeSecret
 from fedhet.client.state import ClientStore, start
-from fedhet.client.submodel import Submodel
 from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction

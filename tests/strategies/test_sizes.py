@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedhet.algorithms.graphs import architecture_graph
+from fedhet.algorithms.graphs import Submodel, architecture_graph
 from fedhet.algorithms.graphs.permutations import permutation_groups
-from fedhet.client.submodel import Submodel
 from fedhet.config import client_setup, configuration
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.server import average_shared

@@ -12,6 +12,7 @@ from fedhet.algorithms.graphs.permutations import PermutationGroup as Permutatio
 from fedhet.algorithms.graphs.permutations import PermutationGroups as PermutationGroups
 from fedhet.algorithms.graphs.permutations import Slot as Slot
 from fedhet.algorithms.graphs.permutations import permutation_groups as permutation_groups
+from fedhet.algorithms.graphs.resize import Submodel as Submodel
 from fedhet.algorithms.graphs.resize import resizable_groups as resizable_groups
 from fedhet.algorithms.graphs.resize import resize as resize
 from fedhet.algorithms.graphs.rules import channel_means as channel_means
