@@ -187,10 +187,6 @@ def load_model(run: Any, client: str | int, *, model: Any = None, data: Any = No
     with seeded(config.seed, "initial weights", client_setup.owner_of_weights(config, name)):
         network = function(info) if function else client_setup.model_of(info)
         if _misfit(network, tensors) or (side.parts and path.stem == GLOBAL):
-            if side.parts and "data" in noted and data is None:
-                raise ConfigError(
-                    f"{config.method_name} trains parts of networks, sized by the clients' data: pass data=..."
-                )
             data_of = user_functions.data_function(data) or client_setup.data_of
             network, formed = _formed(network, info, tensors, data_of)
             tensors = dict(formed)
