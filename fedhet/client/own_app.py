@@ -14,7 +14,7 @@ from fedhet.config.client_setup import ClientInfo
 from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
 from fedhet.errors import ConfigError, FedhetError, ModelError
-from fedhet.flower import AppError, ClientApp, Context, Message, MessageType, ask_app, is_request
+from fedhet.flower import ClientApp, Context, Message, MessageType, ask_app, is_request
 from fedhet.flower.insides import failure, mods_of
 from fedhet.flower.privacy import check_mods, noise_multiplier
 from fedhet.messages import check, load_into, spec_of, to_arrays
@@ -161,10 +161,8 @@ class _Loop:
         earlier = request.final or (when == "received" and not aggregated)
         try:
             _, metrics, weight = self._ask("evaluate", job, request.round - earlier)
-        except AppError as error:
+        except FedhetError as error:
             return job.say(f"{error}; its metrics are missing")
-        except FedhetError:
-            raise
         except Exception as error:  # as for Flower's strategies, the training counts
             line = traceback_in_file(error, f"client {job.client.name}: evaluate (round {request.round})")
             return job.say(f"its evaluate function raised {line}; its metrics are missing")

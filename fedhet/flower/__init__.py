@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import Result as Result
 from flwr.serverapp.strategy import Strategy as Strategy
 
 from fedhet.flower.messages import STYPE as STYPE
-from fedhet.flower.messages import AppError as AppError
 from fedhet.flower.messages import Encoder as Encoder
 from fedhet.flower.messages import ask_app as ask_app
 from fedhet.flower.messages import decode as decode

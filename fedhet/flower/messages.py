@@ -109,10 +109,6 @@ def read_reply(message: Message) -> Reply:
     return Reply.of(decode(records), dict(metrics), Report.of(dict(report)))
 
 
-class AppError(FedhetError):
-    """Raised for an error reply of a user's own app, or of one of its mods."""
-
-
 def ask_app(
     app: ClientApp, action: str, message: Message, context: Context, model: Arrays, settings: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, Any], str]:
@@ -132,7 +128,7 @@ def ask_app(
         reply = app(message, context)
     except ValueError as error:
         if no_handler(str(error)):
-            raise AppError(f"your ClientApp has no function for {action}: add one with @app.{action}()") from error
+            raise FedhetError(f"your ClientApp has no function for {action}: add one with @app.{action}()") from error
         raise
     finally:
         message.content, message.metadata.message_type = content, kind
@@ -140,7 +136,7 @@ def ask_app(
     if not isinstance(reply, Message):
         raise WireError(f"{its} returned {type(reply).__name__}: end it with return Message(content, reply_to=msg)")
     if reply.has_error():
-        raise AppError(f"{its} failed: {reply.error.reason}")
+        raise FedhetError(f"{its} failed: {reply.error.reason}")
     arrays, metrics = [*reply.content.array_records.values()], [*reply.content.metric_records.values()]
     if len(metrics) != 1 or (action == "train" and len(arrays) != 1):
         missing, count = ("MetricRecord", len(metrics)) if len(metrics) != 1 else ("ArrayRecord", len(arrays))
