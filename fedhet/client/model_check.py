@@ -38,8 +38,7 @@ PARTS = {
 class ModelCheck(NamedTuple):
     """The result of checking a client's network on its data.
 
-    `outputs` is the number of values in a prediction (2 for a single logit), `note` a warning about the network for the
-    log.
+    `outputs` is the number of values in a prediction (2 for a single logit), and `note` a warning for the log.
     """
 
     task: Task
@@ -221,12 +220,13 @@ def _digests(job: Job) -> dict[str, str]:
     if (augment := client.augment) and client.own_data:
         batch = client.data.train.inputs[:ROWS]
         augmented = _repeatable(job, "its augment function", lambda: augment(batch, torch.Generator().manual_seed(0)))
-    names = [f"{name} {type(module).__name__}" for name, module in client.model.named_modules()]
-    arrays = {} if client.part else client.model.state_dict(keep_vars=True)  # a part's sizes may change
-    structure = [(name, each.dtype, each.shape, each.requires_grad) for name, each in arrays.items()]
+    arrays = client.model.state_dict(keep_vars=True).items()
+    network = f"{client.model} {[(name, each.dtype, each.shape, each.requires_grad) for name, each in arrays]}"
+    if client.part:  # its sizes may change
+        network = str([(name, type(module)) for name, module in client.model.named_modules()])
     found = {
         "task": digest(_task(job)),
-        "network": digest(f"{names} {structure} {'' if client.part else client.model}", config.head),
+        "network": digest(network, config.head),
         "augmentation": digest(client.own_data and augment is not None, *augmented),
         "settings": digest(config.local_epochs, config.learning_rate, config.batch_size, client.data.batch_size),
     }
