@@ -295,7 +295,8 @@ class FedGen(FederatedStrategy[declared.FedGenOptions, FedGenState]):
         payload = super().payload_for(client)
         if self.state.generator:
             _, dtype = self.federation.specs[client]["head.weight"]
-            payload.arrays["generator"] = {name: array.astype(dtype) for name, array in self.state.generator.items()}
+            arrays = self.state.generator.items()
+            payload.arrays["generator"] = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in arrays}
             payload.arrays["classes"] = {"counts": self.counts.numpy()}
         return payload
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import torch
 
-from fedhet.messages.arrays import Arrays, Spec, check, check_finite
+from fedhet.messages.payload import Arrays, Spec, check, check_finite
 from fedhet.utils.machine import one_thread
 
 LEFT, RIGHT = ":left", ":right"

@@ -13,8 +13,23 @@ from typing import Any
 from fedhet.config.toml import from_json
 from fedhet.data import PublicDataset
 from fedhet.errors import FedhetError
-from fedhet.messages.arrays import DTYPES, Arrays, Payload, Spec, WireError, bytes_of, to_arrays, to_tensor
-from fedhet.messages.fields import LONGEST, Fields, Name, Text, named_fields, shortened, written
+from fedhet.messages.payload import (
+    DTYPES,
+    LONGEST,
+    Arrays,
+    Fields,
+    Name,
+    Payload,
+    Spec,
+    Text,
+    WireError,
+    bytes_of,
+    named_fields,
+    shortened,
+    to_arrays,
+    to_tensor,
+    written,
+)
 from fedhet.tasks import LARGEST
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.machine import memory
@@ -155,15 +170,14 @@ def _spec(record: Mapping[str, Any]) -> Spec:
         raise WireError(f"the client shares {len(keys)} arrays, but the server accepts at most {MOST_ARRAYS}")
     spec: Spec = {}
     for key in keys:
-        dtype, *lengths = Fields(record).text(key).split(",")
-        name, damaged = key.removeprefix("spec."), f"the client's reply is damaged: {shortened(key)}"
-        if dtype not in DTYPES or len(lengths) > 32:
-            raise WireError(f"{damaged} has the unsupported dtype {dtype!r} or more than 32 axes")
-        if not name.isprintable() or not 0 < len(name) <= 10 * LONGEST:
-            raise WireError(f"{damaged} is not a valid name of an array")
-        if not all(length.isdecimal() and length.isascii() and int(length) for length in lengths):
+        name, text = key.removeprefix("spec."), Fields(record).text(key)
+        dtype, *lengths = text.split(",")
+        shaped = all(length.isdecimal() and length.isascii() and int(length) for length in lengths[:32])
+        named = name.isprintable() and 0 < len(name) <= 10 * LONGEST
+        if dtype not in DTYPES or not shaped or len(lengths) > 32 or not named:
             raise WireError(
-                f"{damaged} has the invalid shape {','.join(lengths)!r}: axes must be whole numbers of at least 1"
+                f"the client's reply is damaged: {shortened(key)} is {shortened(text)}, but must be an array's dtype "
+                "and shape, such as float32,2,3, under a printable name"
             )
         spec[name] = (tuple(map(int, lengths)), dtype)
     check_room(bytes_of(spec), "the server needs memory for the client's shared arrays:")
@@ -300,14 +314,10 @@ def public_dataset_in(payload: Payload) -> PublicDataset | None:
     """Return the public dataset in a handshake's payload, if any; raise a WireError if it is invalid."""
     if (sent := payload.arrays.get("public")) is None:
         return None
-    tensors = {name: to_tensor(array) for name, array in sent.items()}
+    names = [name for name in sent if name == "labels" or name.partition(".")[0] == "inputs"]
+    tensors = {name: to_tensor(sent[name]) for name in names}
+    counts = {len(part) if part.ndim else 0 for part in tensors.values()}
+    if names in ([], ["labels"]) or len(counts) > 1 or 0 in counts:
+        raise WireError("the server's public dataset must have inputs, and as many labels or none")
     labels = tensors.pop("labels", None)
-    tensors = {name: part for name, part in tensors.items() if name.partition(".")[0] == "inputs"}
-    first = next(iter(tensors.values()), None)
-    if first is None or first.ndim < 2 or not first.numel():
-        raise WireError("the server's public dataset has no inputs: give it examples")
-    for name, part in (*tensors.items(), *([] if labels is None else [("labels", labels)])):
-        if part.shape[:1] != first.shape[:1]:
-            shape = list(part.shape)
-            raise WireError(f"the server's public dataset has {len(first)} inputs, but {name} of shape {shape}")
     return PublicDataset(from_parts(tensors), labels)

@@ -10,7 +10,7 @@ from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower import name_in, read_reply
 from fedhet.flower.insides import simulated
 from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
-from fedhet.messages.arrays import bytes_of, difference
+from fedhet.messages.payload import bytes_of, difference
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset
 from fedhet.methods.keys import OwnPart
 from fedhet.results.state import ClientRecord

@@ -1,7 +1,6 @@
 """The content of requests and replies comes back as it was sent."""
 
 import math
-import re
 from itertools import count
 
 import numpy as np
@@ -12,7 +11,7 @@ from fedhet.errors import FedhetError
 from fedhet.flower import name_in, read_reply, read_request, write_refusal, write_reply, write_request
 from fedhet.flower.insides import identify
 from fedhet.messages import LostState, Payload, Reply, Report, Request, WireError
-from fedhet.messages.fields import Fields
+from fedhet.messages.payload import Fields
 from fedhet.messages.protocol import Measured
 from fedhet.utils.files import plain_name, write_text
 from fedhet.utils.statistics import Metric, Work
@@ -152,18 +151,18 @@ def test_what_a_client_says_in_words_is_printable(field):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "why"),
+    ("key", "value"),
     [
-        ("w", "float32,1000000000,0", "has the invalid shape '1000000000,0': axes must be whole numbers of at least 1"),
-        ("w", "float32,", "numbers of at least 1"),
-        ("w", "float32" + ",1" * 33, "has the unsupported dtype 'float32' or more than 32 axes"),
-        ("w", "object,3", "has the unsupported dtype 'object' or more than 32 axes"),
-        ("", "float32,3", "is not a valid name of an array"),
-        ("x" * 2001, "float32,3", "is not a valid name of an array"),
+        ("w", "float32,1000000000,0"),
+        ("w", "float32,"),
+        ("w", "float32" + ",1" * 33),
+        ("w", "object,3"),
+        ("", "float32,3"),
+        ("x" * 2001, "float32,3"),
     ],
 )
-def test_invalid_specifications_are_refused(key, value, why):
-    with pytest.raises(WireError, match=re.escape(why)):
+def test_invalid_specifications_are_refused(key, value):
+    with pytest.raises(WireError, match="must be an array's dtype and shape, such as float32,2,3, under a printable"):
         Report.of({"client": "0", f"spec.{key}": value})
     assert Report.of({"client": "0", "spec.count": "int64", "spec.w": "float32,1"}).spec == {
         "count": ((), "int64"),
@@ -176,9 +175,9 @@ def test_too_many_arrays_are_refused():
         Report.of({"client": "0"} | {f"spec.{number}": "float32" for number in range(2**15 + 1)})
 
 
-def test_long_lists_are_refused_briefly():
-    fields = Fields({"slots": [0] * 10**6, "odd": [2.5] * 10**6, "text": ["\x1b"]})
-    for key in ("slots", "odd", "text"):
+def test_long_values_are_refused_briefly():
+    fields = Fields({"slots": [0] * 10**6, "words": "x" * 10**6, "text": ["\x1b"]})
+    for key in ("slots", "words", "text"):
         with pytest.raises(WireError, match=f"{key} is ") as caught:
-            fields.counts(key)
+            fields.count(key)
         assert len(str(caught.value)) < 300

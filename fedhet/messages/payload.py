@@ -1,18 +1,21 @@
-"""Payloads (named groups of arrays, and plain values), and checks of names, shapes and dtypes of arrays.
+"""Payloads (named groups of arrays, and plain values), and checks of received arrays and values.
 
 `fedhet.flower.messages` converts payloads to records of Flower messages and back.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from fedhet.errors import FedhetError, ModelError
+from fedhet.methods.keys import kebab
 from fedhet.tasks import LARGEST
+from fedhet.utils.files import LONGEST_NAME, TAKEN_NAMES, plain_name
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
@@ -144,3 +147,103 @@ def load_into(tensors: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
     with torch.no_grad():
         for name, array in arrays.items():
             tensors[name].copy_(torch.from_numpy(array))
+
+
+# ---- values
+
+Name = Annotated[str, "can be the name of a file"]
+Text = Annotated[str, "has several lines"]
+"""Types of dataclass fields that `Fields.name` and `Fields.text` read; `Fields.line` reads those of type `str`."""
+
+LONGEST = 200
+"""Largest number of characters of a received name."""
+
+
+class Fields:
+    """The fields of a received record, such as a reply's values; each field is checked when it is read.
+
+    The methods that read a field raise a WireError if it is invalid, or is missing and has no default. The error names
+    the field and the record (`where`).
+    """
+
+    def __init__(self, fields: Mapping[str, Any], where: str = "the client's reply") -> None:
+        self._fields, self._where = fields, where
+
+    def plain(self, dataclass: Any) -> dict[str, Any]:
+        """Read the text, number and boolean fields of `dataclass`, and check the limits in their metadata."""
+        values = {}
+        for each, key in named_fields(dataclass):
+            if key in self._fields or each.default is MISSING:
+                default = None if each.default is MISSING else each.default
+                limits = {name: limit for name, limit in each.metadata.items() if name != "key"}
+                values[each.name] = getattr(self, READERS[each.type])(key, default, **limits)
+        return values
+
+    def text(self, key: str, default: str | None = None, *, longest: int = LONGEST) -> str:
+        """Read text of at most `longest` characters."""
+        right = f"text of at most {longest} characters"
+        return str(self._read(key, default, str, right, lambda text: len(text) <= longest))
+
+    def line(self, key: str, default: str | None = None) -> str:
+        """Read printable text of one line."""
+        right = f"printable text of one line, of at most {LONGEST} characters"
+        return str(self._read(key, default, str, right, lambda text: len(text) <= LONGEST and text.isprintable()))
+
+    def name(self, key: str, default: str | None = None) -> str:
+        """Read text that is a valid file name, or the default."""
+        right = (
+            f"a name that a file can have: printable, of at most {LONGEST_NAME} bytes, without slashes, not hidden, "
+            f"and not one of {', '.join(sorted(TAKEN_NAMES))}"
+        )
+        return str(self._read(key, default, str, right, lambda name: name == default or plain_name(name)))
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Read a boolean."""
+        return bool(self._read(key, default, bool, "true or false"))
+
+    def count(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = 2**53) -> int:
+        """Read a whole number from `at_least` to `at_most`, or the default."""
+        least = at_least if default is None else min(at_least, default)
+        right = f"a whole number from {at_least} to {at_most}"
+        return int(self._read(key, default, int, right, lambda number: least <= number <= at_most))
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Read a number of at most `LARGEST` in absolute value; larger numbers come from diverged training."""
+        right = f"a number up to {LARGEST:.0e}: has training diverged?"
+        return float(self._read(key, default, int | float, right, lambda number: abs(number) <= LARGEST))
+
+    def _read(
+        self, key: str, default: Any, kind: Any, right: str, good: Callable[[Any], bool] = lambda value: True
+    ) -> Any:
+        value = self._fields.get(key, default)
+        if value is None:
+            raise WireError(f"{self._where} is damaged: {key} is missing")
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not good(value):
+            raise WireError(f"{self._where} is damaged: {key} is {shortened(value)}, but must be {right}")
+        return value
+
+
+READERS: dict[Any, str] = {
+    **{str: "line", Name: "name", Text: "text", int: "count", bool: "flag", float: "number"},
+    float | None: "number",
+}
+"""The method of `Fields` that reads a dataclass field, by type; fields of other types are not plain."""
+
+
+@cache
+def named_fields(dataclass: Any) -> list[tuple[Field[Any], str]]:
+    """Return the fields of a dataclass that are text, numbers or booleans, each with its key in messages."""
+    plain = [each for each in fields(dataclass) if each.type in READERS]
+    return [(each, each.metadata.get("key", kebab(each.name))) for each in plain]
+
+
+def written(record: Any) -> dict[str, Any]:
+    """Return the text, number and boolean fields of a dataclass object by key, without default values."""
+    values = {key: (getattr(record, each.name), each.default) for each, key in named_fields(type(record))}
+    return {key: value for key, (value, default) in values.items() if value != default}
+
+
+def shortened(value: object) -> str:
+    """Return at most the first hundred characters of a received value, for an error message."""
+    shown = repr(value[:100] if isinstance(value, str | bytes | list) else value)
+    return shown if len(shown) <= 100 else shown[:100] + "..."
