@@ -136,15 +136,9 @@ def _chosen(model: nn.Module, keys: LoRAOptions, head: str) -> list[Any]:
     linear = {name: each for name, each in linear.items() if storage_place(each.weight) not in outside}
     matching = {pattern: filter(linear, pattern) for pattern in listed(keys.layers) or ["*"]}
     if not keys.layers and not linear:
-        others = [
-            f"{name!r} ({type(module).__name__})"
-            for name, module in model.named_modules()
-            if name not in ("", head)
-            and any(each is not None and each.ndim > 1 for each in module._parameters.values())
-        ]
         raise ModelError(
             f"lora adapts nn.Linear layers, but {type(model).__name__} has none except its head {head!r}: build "
-            f"{', '.join(others[:3]) or 'hidden layers'} as nn.Linear, or choose another method"
+            "hidden layers as nn.Linear, or choose another method"
         )
     if idle := [pattern for pattern, names in matching.items() if not names]:
         raise ModelError(

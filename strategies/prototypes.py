@@ -41,9 +41,13 @@ from ._common import MOST_CLASSES, build_at_server, class_counts, class_means, o
 
 @dataclass
 class ClassState(State):
-    """The server's state: `prototypes` are the classes' global vectors, as `classes` (k,) and `means` (k, width)."""
+    """The server's state: `prototypes` are the classes' global vectors, as `classes` (k,) and `means` (k, width).
+
+    Classes are below `outputs`, which is the number of the networks' outputs in methods that read it.
+    """
 
     width: int = 0
+    outputs: int = MOST_CLASSES
     prototypes: Arrays = field(default_factory=dict)
 
 
@@ -69,13 +73,11 @@ class ByClass(FederatedStrategy[P, C]):
     def check_reply(self, reply: Reply) -> None:
         arrays = reply.arrays.get("prototypes", {})
         k = arrays["classes"].size if "classes" in arrays else 0
-        means = ((k, self.state.width), "float32")
-        check(
-            arrays, {"means": means, "classes": ((k,), "int64"), "counts": ((k,), "int64")}, "the client's prototypes"
-        )
-        classes = arrays["classes"]
-        if k and (classes.min() < 0 or classes.max() >= MOST_CLASSES or len(set(classes)) < k):
-            raise WireError(f"the client's prototypes must belong to distinct classes from 0 to {MOST_CLASSES - 1}")
+        expected = {"means": ((k, self.state.width), "float32"), "classes": ((k,), "int64"), "counts": ((k,), "int64")}
+        check(arrays, expected, "the client's prototypes")
+        classes, last = arrays["classes"], self.state.outputs - 1
+        if k and (classes.min() < 0 or classes.max() > last or len(set(classes)) < k):
+            raise WireError(f"the client's prototypes must belong to distinct classes from 0 to {last}")
         if arrays["counts"].min(initial=1) < 1 or arrays["counts"].sum(dtype=float) > reply.examples:
             raise WireError(f"the client's prototypes have example counts below 1, or above {reply.examples} in total")
 
@@ -148,9 +150,8 @@ COPIES = 8
 
 @dataclass
 class LearnerState(ClassState):
-    """The state of FedGH and FedTGP: the number of classes, and the float64 weights of the server's network."""
+    """The state of FedGH and FedTGP: `learner` has the float64 weights of the server's network."""
 
-    outputs: int = 0
     learner: Arrays = field(default_factory=dict)
 
 
@@ -184,11 +185,6 @@ class Learner(ByClass[L, LearnerState]):
         check_room(size, "the server needs memory for the client's classes and width:")
         if not self.state.learner:
             self.state.learner = to_arrays(self.learner().state_dict())
-
-    def check_reply(self, reply: Reply) -> None:
-        super().check_reply(reply)
-        if reply.arrays["prototypes"]["classes"].max(initial=0) >= self.state.outputs:
-            raise WireError(f"the client's prototypes have classes beyond {self.state.outputs - 1}, the last class")
 
     def learner(self) -> nn.Module:
         """Return the server's network with its current weights."""

@@ -28,7 +28,7 @@ FEW = 64
 MEMORY = 2**29
 """Bytes that the activations of a batch may need in an evaluation, as far as one example tells."""
 
-_measured: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 NOTHING: Mapping[str, Capturing] = {}
 
@@ -58,8 +58,6 @@ def forward(
         ModelError: BatchNorm would have to normalise a single example by its own statistics.
     """
     try:
-        if not (captures or bf16 or stream) and learns:  # most training steps
-            return (until or model)(inputs), {}
         with ExitStack() as stack:
             if stream:
                 stack.enter_context(isolated(model, stream))
@@ -161,9 +159,8 @@ def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transfor
     """
     if not isinstance(model, nn.Module) or len(inputs) <= FEW:
         return most
-    known, shape = _measured.setdefault(model, {}), tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-    if shape in known:
-        return min(most, known[shape])
+    if model in _measured:
+        return min(most, _measured[model])
     sizes = [1]
 
     def measure(_module: nn.Module, _args: object, value: object) -> None:
@@ -174,8 +171,8 @@ def rows_at_once(model: object, inputs: Tensor | LazyInputs, transform: Transfor
         for module in model.modules():
             hooks.enter_context(module.register_forward_hook(measure))
         forward(model, transform(inputs[:2]), learns=False, stream=RandomStream(0))
-    known[shape] = max(2, 2 * MEMORY // (3 * max(sizes)))
-    return min(most, known[shape])
+    _measured[model] = max(2, 2 * MEMORY // (3 * max(sizes)))
+    return min(most, _measured[model])
 
 
 def reestimate(
