@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from fedhet.methods import registry
 from fedhet.models.copies import copied, load_state
 from fedhet.models.representation import precision
 from fedhet.results.history import read_clients
-from fedhet.utils.files import file_name, name_of, read_tensors, round_folder, state_folder, write_tensors, write_text
+from fedhet.utils.files import file_name, read_tensors, round_folder, state_folder, write_tensors, write_text
 from fedhet.utils.inputs import from_parts, parts_of
 from fedhet.utils.randomness import seeded
 from fedhet.utils.text import log
@@ -220,7 +221,7 @@ def _saved(folder: Path, client: str, owner: str) -> tuple[dict[str, Tensor], Pa
         )
     path = common if owner == "all" or not own.is_file() else own
     if not path.is_file():
-        there = ", ".join(sorted(name_of(each.stem) for each in folder.glob("*.safetensors"))) or "none"
+        there = ", ".join(sorted(unquote(each.stem) for each in folder.glob("*.safetensors"))) or "none"
         raise ConfigError(
             f"{folder} has no model of client {client} (models there: {there}): give the directory of another run"
         )

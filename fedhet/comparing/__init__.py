@@ -21,7 +21,7 @@ from fedhet.results.history import showing
 from fedhet.results.plotting import save_png
 from fedhet.results.report import Section, table, write_together
 from fedhet.tasks import Task
-from fedhet.utils.files import write_csv, write_text
+from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.statistics import grouped
 
 __all__ = ["Comparison", "Tuning", "compare"]
@@ -183,7 +183,7 @@ def publish(
         execute.show(tables.TerminalTable(lines))
     out, results = done.folder, done.results
     notes = [*notes, " ".join(done.failure.split())] if done.failed else notes
-    write_csv(out / "comparison.csv", tables.number_rows(results, done.baseline))
+    write_text(out / "comparison.csv", csv_lines(tables.number_rows(results, done.baseline)))
     write_text(out / "comparison.md", tables.markdown(results, done.baseline, notes, verdict))
     runs = {each.run.name: each.files for result in results for each in result.outcomes}
     if not runs:

@@ -16,7 +16,7 @@ from fedhet.comparing.settings import SAME_FOR_ALL, Choice, PlannedRun, SharedSe
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.methods.options import Value
 from fedhet.results.history import RunFiles, read_run, showing
-from fedhet.utils.files import write_csv
+from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
 
 SEEDS = (1000, 1001, 1002)
@@ -140,7 +140,7 @@ def tune(
             each.failed[seed] = failed.get(run.name, "there is no validation accuracy")
         else:
             each.by_seed[seed] = accuracy
-    write_csv(out / "tuning.csv", rows(searches))
+    write_text(out / "tuning.csv", csv_lines(rows(searches)))
     if not any(each.best for each in searches):
         raise FedhetError("\n".join(each.text for each in searches))
     for search in searches:

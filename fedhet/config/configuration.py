@@ -7,6 +7,7 @@ file in `run_configs/`), else from the method (the values of its publication), e
 
 import dataclasses
 import tomllib
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -124,24 +125,18 @@ def _values_of(
 
     `layers` has the settings of the user and the preset, and takes precedence over the method's values.
     """
-    common: dict[str, Any] = {}
-    method_values: dict[str, Any] = {}
+    values: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in {**(method.common if method else {}), **layers}.items():
-        prefix, _, name = key.rpartition(".")
         try:
-            spec = _spec(key, prefix, name)
-            value = checked(key, value, spec)
+            spec = _spec(key)
+            values[key.rpartition(".")[0]][spec.name] = checked(key, value, spec)
         except ConfigError as error:
             problems.append(str(error))
-            continue
-        if not prefix:
-            common[spec.name] = value
-        elif method and prefix == method.family:
-            method_values[spec.name] = value
-    return common, method_values
+    return values[""], values[method.family] if method else {}
 
 
-def _spec(key: str, prefix: str, name: str) -> dataclasses.Field[Any]:
+def _spec(key: str) -> dataclasses.Field[Any]:
+    prefix, _, name = key.rpartition(".")
     try:
         options: Any = registry.method(prefix, trusted=False).Options if prefix else Config
     except ConfigError as error:
@@ -206,12 +201,12 @@ def named(config: str | Path | None, method: object = None, supplied: Collection
     known, wanted = presets(), str(config or method)
     by_reference = ":" in wanted
     family = registry.method(wanted).family if by_reference else wanted
-    chosen = {"method": wanted} if config is not None and by_reference else {}
-    if {"model", "data"} <= {*supplied} and (config is None or by_reference or wanted in registry.methods()):
+    of_method = config is None or by_reference or wanted in registry.methods()
+    if of_method and {"model", "data"} <= {*supplied}:
         return {"preset": OWN} | ({} if config is None else {"method": wanted})
     for name in (f"{family}/digits", DEFAULT_PRESET if config is None or by_reference else wanted):
         if name in known:
-            return {"preset": name} | chosen
+            return {"preset": name} | ({"method": wanted} if config is not None and by_reference else {})
     if config is not None and ((path := Path(config)).is_dir() or path.suffix):
         what = "a folder; to continue the run there, use resume" if path.is_dir() else "no such file"
         raise ConfigError(f"{config}: {what}; to start a run, give a TOML file, a preset or a method (fedhet list)")
@@ -249,15 +244,12 @@ def from_file(
     method is unknown and `method` is None.
     """
     settings = read(path, supplied)
-    if not of_run and not (path.parent / "history.jsonl").exists() and "ran" not in toml.load(path):
-        return settings
-    if EXTRA in settings:
-        raise ConfigError(f"{path}: {EXTRA} is for Flower's run config only: write the keys into the file instead")
-    if method is not None:
-        return settings | {"method": method}
-    if "method" in settings:
-        registry.of_data(str(settings["method"]), path)
-    return settings
+    if of_run or (path.parent / "history.jsonl").exists() or "ran" in toml.load(path):
+        if EXTRA in settings:
+            raise ConfigError(f"{path}: {EXTRA} is for Flower's run config only: write the keys into the file instead")
+        if method is None and "method" in settings:
+            registry.of_data(str(settings["method"]), path)
+    return settings if method is None else settings | {"method": method}
 
 
 # ---- the list of keys
@@ -265,11 +257,8 @@ def from_file(
 
 def keys(*, outside: bool = True, method: str | None = None) -> Iterator[KeyRow]:
     """Yield the keys of `method`, or the common keys and those of all methods (`outside`: also of other packages)."""
-    if method is not None:
-        names = [registry.method(method).family]
-    else:
-        names = ["", *(registry.methods() if outside else registry.own_methods())]
-    for name in names:
+    names = ["", *(registry.methods() if outside else registry.own_methods())]
+    for name in names if method is None else [registry.method(method).family]:
         try:
             options: Any = registry.method(name).Options if name else Config
         except ConfigError as error:  # an installed package that is broken

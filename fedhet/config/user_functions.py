@@ -49,9 +49,7 @@ class UserFunctions:
     data: Any = None
     task: str | Task | None = None
     client_settings: Any = None
-    _known: dict[tuple[int, int], tuple[bool, bool, int | None, bool]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _known: dict[tuple[int, int], tuple[bool, bool, int | None, bool]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.model_of, self.data_of, as_task(self.task), self.settings_of
@@ -69,11 +67,12 @@ class UserFunctions:
     @cached_property
     def settings_of(self) -> Callable[[ClientInfo], dict[str, Any]] | None:
         """A function that returns a simulated client's own settings, or None if the user passes none."""
-        function = self.client_settings
-        if function is not None and not callable(function):
+        if (function := self.client_settings) is None:
+            return None
+        if not callable(function):
             kind = type(function).__name__
             raise ConfigError(f"client_settings must be a function of a client that returns a dict, not a {kind}")
-        return None if function is None else of_client("client_settings", function, _as_settings)
+        return of_client("client_settings", function, _as_settings)
 
     @cached_property
     def data_of(self) -> DataFunction | None:

@@ -33,9 +33,6 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 RUN = "fedhet run"
 """Name of a process that carries out one of several runs."""
 
-LONGEST_FOLDER = 70
-"""Length of a temporary folder's path up to which a socket fits in; systems allow paths of about 104 characters."""
-
 _lock = threading.Lock()  # several threads start processes, which changes the environment for a moment
 _PRELOADED = ("fedhet.engines.running", "fedhet.client.app", "fedhet.server")
 
@@ -100,7 +97,7 @@ def _server() -> Any:
     from multiprocessing.forkserver import _forkserver
 
     server: Any = _forkserver
-    if len(before := tempfile.gettempdir()) > LONGEST_FOLDER:
+    if len(before := tempfile.gettempdir()) > 70:  # systems allow paths of about 104 characters for a socket
         tempfile.tempdir = "/tmp"  # `get_temp_dir` makes a private folder in it
         get_temp_dir()
         tempfile.tempdir = before
@@ -167,9 +164,6 @@ def receive(connection: Connection) -> Any:
         return pickle.load(stream)  # noqa: S301 - a child's
 
 
-_Cached: Any = type(cache(len))  # of functools.cache and functools.lru_cache
-
-
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return lru_cache(**parameters)(function)
 
@@ -178,7 +172,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that also pickles cached functions of a script, which a child does not import."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle a function of functools.cache or functools.lru_cache, without its cache."""
-        if type(obj) is _Cached and obj.__module__ == "__main__":
+        """Pickle a function of functools.cache or functools.lru_cache without its values."""
+        if type(obj) is type(_server) and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

@@ -36,12 +36,8 @@ from fedhet.utils.machine import cores, device_of, ended_by_signals, runs_at_onc
 from fedhet.utils.statistics import client_order
 from fedhet.utils.text import __version__, log
 
-PATIENCE, PENDING = 30.0, 60.0
-"""Seconds for a command to answer, and for a SuperLink to start a run."""
-
-RAY_FAILED = "crashed during start"
-"""Text of Ray, after `RAY_PATIENCE` seconds, about worker processes that do not start; it tries again for ever."""
-RAY_PATIENCE = "40"
+PENDING = 60.0
+"""Seconds for a SuperLink to start a run."""
 
 
 def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequence[Observer] = ()) -> None:
@@ -57,93 +53,87 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
             f"other processes: install it with an entry point of the group {registry.GROUP}, or write a Flower app "
             "that passes it to make_client_app and make_server_app"
         )
-    if simulated:
-        if " " in sys.executable:
-            raise ConfigError(
-                f"Ray cannot start {sys.executable}, since its path has a space: set engine = 'local', or move the "
-                "environment to another folder"
-            )
-        federation = _federation(config)
-    else:
-        known = connections()
-        if config.engine not in known:
-            raise ConfigError(nearest("engine", config.engine, ["local", superlink.SIMULATION, *known]))
-        federation = []
+    if simulated and " " in sys.executable:
+        raise ConfigError(
+            f"Ray cannot start {sys.executable}, since its path has a space: set engine = 'local', or move the "
+            "environment to another folder"
+        )
+    if not simulated and config.engine not in (known := connections()):
+        raise ConfigError(nearest("engine", config.engine, ["local", superlink.SIMULATION, *known]))
+    federation = _federation(config) if simulated else []
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary, ExitStack() as stack:
         work = Path(temporary)
-        run_config = work / "run.toml"
+        run_config, output = work / "run.toml", work / "run.log"
         run_config.write_text(to_toml(_run_config(config, folder, resume, simulated)), encoding="utf-8")
-        arguments = [str(make_app(work / "app")), config.engine, "--stream", "--run-config", str(run_config)]
+        words = ["flwr", "run", str(make_app(work / "app")), config.engine, "--stream", "--run-config", str(run_config)]
         # Flower may start a SuperLink of its own that stays, so its folder must stay and hold no code.
         place, environment = superlink.flwr_home(), superlink.environment_of_commands()
         if simulated:
             home, place = work / "flower", work / "empty"
             environment |= {"FLWR_HOME": str(home), "OMP_NUM_THREADS": str(config.threads_per_client)}
-            environment.setdefault("RAY_worker_register_timeout_seconds", RAY_PATIENCE)
+            environment.setdefault("RAY_worker_register_timeout_seconds", "40")
             environment.setdefault("RAY_ADDRESS", "local")  # else Ray joins whatever cluster it finds on this machine
             stack.enter_context(superlink.superlink(home, place, environment, work / "superlink.log"))
         run = RunInfo(config.method_name, registry.traits(config), State())
         watch = _Watch(run, config.rounds + bool(config.closing_epochs), folder, observers)
         try:
-            _follow([*arguments, *federation], place, environment, config.engine, work / "run.log", watch)
+            _follow([*words, *federation], place, environment, config.engine, output, watch)
         except BaseException as error:  # Ctrl-C and SIGTERM among them
             watch.end(error)
             raise
         finally:
-            if simulated and folder.is_dir() and (work / "run.log").is_file():
-                shutil.copyfile(work / "run.log", folder / "flower.log")
+            if simulated and folder.is_dir() and output.is_file():
+                shutil.copyfile(output, folder / "flower.log")
         watch.end()
 
 
 def _follow(
-    arguments: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, output: Path, watch: "_Watch"
+    words: Sequence[str], place: Path, environment: Mapping[str, str], engine: str, output: Path, watch: "_Watch"
 ) -> None:
+    """Start a run with the command `words`, wait for its end, and raise a FedhetError if it failed."""
+
     def ask(*words: str) -> str:
-        options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": PATIENCE}
+        options: Any = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": 30}
         with contextlib.suppress(subprocess.TimeoutExpired):
             return subprocess.run([superlink.command("flwr"), *words], check=False, **options).stdout
         return ""
 
-    def started() -> str | None:
-        return superlink.started_run(output.read_text(encoding="utf-8", errors="replace"))
+    def status() -> tuple[str, str]:
+        run = superlink.started_run(output)
+        return superlink.status_of_run(ask("list", "--run-id", run, engine, "--format", "json")) if run else ("", "")
 
-    def status(run: str) -> tuple[str, str]:
-        return superlink.status_of_run(ask("list", "--run-id", run, engine, "--format", "json"))
-
-    process = superlink.begin(["flwr", "run", *arguments], place, environment, output)
+    process = superlink.begin(words, place, environment, output)
     try:
         asked = time.monotonic() + PENDING
         while process.poll() is None:
             watch.look()
             time.sleep(0.2)
-            if not watch.began and RAY_FAILED in output.read_text(encoding="utf-8", errors="replace"):
+            # Ray says this of worker processes that do not start in 40 seconds, and tries again for ever.
+            if not watch.began and any("crashed during start" in line for line in superlink.printed(output)):
                 why = superlink.tail(output)
                 raise FedhetError(f"Ray cannot start clients' processes: set engine = 'local', or correct this:\n{why}")
-            if time.monotonic() > asked and (run := started()) is not None:
+            if time.monotonic() > asked and superlink.started_run(output):
                 asked = math.inf
-                if status(run)[0] == "pending":
+                if status()[0] == "pending":
                     log.warning(
-                        "run %s is still pending: the SuperLink of %r has not started its ServerApp. Look into the log "
-                        "of flower-superlink; its certificate must be valid for 127.0.0.1, too",
-                        *(run, engine),
+                        "the run is still pending: the SuperLink of %r has not started its ServerApp. Look into the "
+                        "log of flower-superlink; its certificate must be valid for 127.0.0.1, too",
+                        engine,
                     )
         watch.look()
     except BaseException:  # Ctrl-C too: the run must not go on without us
-        if (run := started()) is not None:
+        if (run := superlink.started_run(output)) is not None:
             log.warning("stopping the run")
             ask("stop", run, engine)
         raise
     finally:
         superlink.end(process)
-    if (run := started()) is None:
-        raise FedhetError(f"Flower did not start the run:\n{superlink.tail(output)}")
     for line in dict.fromkeys(line for line in superlink.printed(output) if ABSENT in line):
         log.warning("%s", line.split(":", 1)[-1].strip())  # behind the level
     # Flower exits with 0 even if a run failed; its list and the run's summary tell.
-    ended, details = status(run)
-    watch.check(
-        f"the run ended as {ended}: {details}\n{superlink.tail(output)}", completed=ended == "finished:completed"
-    )
+    ended, details = status()
+    otherwise = f"the run ended as {ended}: {details}" if ended else "Flower did not start the run:"
+    watch.check(f"{otherwise}\n{superlink.tail(output)}", completed=ended == "finished:completed")
 
 
 class _Watch:
@@ -151,10 +141,9 @@ class _Watch:
 
     def __init__(self, run: RunInfo, last: int, folder: Path, observers: Sequence[Observer]) -> None:
         self._run, self._last, self._folder, self._observers = run, last, folder, observers
-        self._started, self._size, self._seen = False, -1, 0
-        self._history = folder / "history.jsonl"
-        self._earlier = self._history.stat() if self._history.is_file() else None
-        self._summary = folder / "summary.json"
+        self._history, self._summary = folder / "history.jsonl", folder / "summary.json"
+        self._size, self._seen = -1, -1  # bytes and rounds of the history; -1 before this run writes it
+        self._earlier = self._history.stat().st_ino if self._history.is_file() else None
         self._earlier_summary = self._summary.read_bytes() if self._summary.is_file() else b"{}"
 
     @property
@@ -167,13 +156,13 @@ class _Watch:
         if not self._observers or not self._history.is_file():
             return
         status = self._history.stat()
-        if status.st_size == self._size or (self._earlier and status.st_ino == self._earlier.st_ino):
+        if status.st_size == self._size or status.st_ino == self._earlier:
             return  # nothing new, or still the file of the run to be resumed
         if not self._history.read_bytes().endswith(b"\n"):
             return  # being written
         self._size, rows = status.st_size, read_history(self._folder)
-        if not self._started:
-            self._started, self._seen = True, len(rows) if self._earlier else 0
+        if self._seen < 0:
+            self._seen = len(rows) if self._earlier else 0
             first = max((row["round"] for row in rows[: self._seen]), default=0) + 1
             for observer in self._observers:
                 observer.started(self._run, first, self._last)
@@ -195,7 +184,7 @@ class _Watch:
 
     def end(self, error: BaseException | None = None) -> None:
         """Notify observers that the run is complete, or failed with `error`."""
-        for observer in self._observers if self._started else ():
+        for observer in self._observers if self._seen >= 0 else ():
             observer.failed(self._run, error) if error else observer.finished(self._run)
 
 
@@ -220,7 +209,7 @@ def _run_config(config: Config, folder: Path, resume: bool, simulated: bool) -> 
 
 
 def _federation(config: Config) -> list[str]:
-    """Return options of `flwr run`: as many clients at a time as cores, memory and GPUs allow, each on one GPU."""
+    """Return options of `flwr run` for a simulation: the number of clients, and CPUs and share of a GPU for each."""
     device = device_of(config.device)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     cpus, share = client_resources(
@@ -241,7 +230,7 @@ def _federation(config: Config) -> list[str]:
 
 
 def client_resources(config: Config, cores: int, memory: int, gpus: int, on_gpu: int) -> tuple[int, float]:
-    """Return a client's CPUs and share of a GPU: from `client-resources` or, where these are 0, an equal share.
+    """Return a client's CPUs and share of a GPU: as in `client-resources`, or an equal share for values of 0.
 
     `memory` is the machine's free memory in bytes, and `on_gpu` how many clients fit into the memory of a GPU.
     """

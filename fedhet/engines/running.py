@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -22,6 +21,7 @@ from fedhet.config.user_functions import UserFunctions
 from fedhet.config.validation import effective
 from fedhet.data import PublicDataset
 from fedhet.engines.children import RUN
+from fedhet.engines.workers import WorkerGrid
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
 from fedhet.flower import ClientApp
 from fedhet.flower.grid import LocalGrid
@@ -127,7 +127,8 @@ def run(
     complete = _configured(config, engine, resume, functions)
     folder = Path((out if resume is None else resume) or complete.out or new_folder(Path("runs"), complete)).resolve()
     if complete.engine in ("local", "ray"):  # elsewhere only the nodes have the data
-        check_folder(folder, resume=resume is not None)
+        if resume is None:
+            check_folder(folder)
         complete = _checked_here(complete, functions)
     watching = [*observers, *([progress_line(folder)] if progress else [])]
     try:
@@ -194,21 +195,19 @@ def _configured(
 
 
 def _resumed(folder: Path, changes: Mapping[str, Any], supplied: Collection[str]) -> dict[str, Any]:
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} contains no run to resume: give the directory of a run, with its config.toml")
-    there = configuration.read(folder / "config.toml", supplied)
+    check_folder(folder, resume=True)
+    path, reference = folder / "config.toml", changes.get("method")
+    there = configuration.read(path, supplied)
     if not there:
-        raise ConfigError(f"{folder / 'config.toml'} is empty, so the run cannot be resumed: start a new run")
-    settings = configuration.from_file(
-        folder / "config.toml", supplied, reference := changes.get("method"), of_run=True
-    )
+        raise ConfigError(f"{path} is empty, so the run cannot be resumed: start a new run")
+    settings = configuration.from_file(path, supplied, reference, of_run=True)
     if reference is not None and registry.method(str(reference)).name == there.get("method"):
         there["method"] = reference  # where to import it from
     state = str(settings.get("state-dir", ""))
     if state and "state-dir" not in changes and not Path(state).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
-            f"{folder / 'config.toml'} has state-dir = {state}, outside of the run directory: if files there may be "
-            f"written and removed, set state-dir = {state} for the resumed run, too"
+            f"{path} has state-dir = {state}, outside of the run directory: if files there may be written and removed, "
+            f"set state-dir = {state} for the resumed run, too"
         )
     allowed = keys_that("resumable")
     different = [key for key, value in changes.items() if key not in allowed and there.get(key) != value]
@@ -238,27 +237,21 @@ def run_locally(
     app = app or make_client_app(**functions.arguments)
     device = device_of(config.device)
     architectures, batch_size = _batches(config, device)
-    workers = config.workers or (1 if device.type == "mps" else cores())
-    with ExitStack() as stack:
-        stack.enter_context(process_restored())
-        process = multiprocessing.current_process()
-        if workers > 1 and not process.daemon and process.name != RUN:  # each of several runs has one core
-            from fedhet.engines.workers import WorkerGrid
-
-            workers_grid = WorkerGrid(
-                app,
-                config.clients,
-                architectures=architectures,
-                batch_size=batch_size,
-                workers=workers,
-                timeout=config.timeout,
-                at_once=config.timeout < Config().timeout,
-                datasets=(config.dataset,) if functions.data is None else (),
-                room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
-            )
-            grid: LocalGrid = stack.enter_context(workers_grid)
-        else:
-            grid = LocalGrid(app, config.clients, architectures=architectures, batch_size=batch_size)
+    workers, process = config.workers or (1 if device.type == "mps" else cores()), multiprocessing.current_process()
+    if process.daemon or process.name == RUN:  # each of several runs has one core
+        workers = 1
+    grid = WorkerGrid(
+        app,
+        config.clients,
+        architectures=architectures,
+        batch_size=batch_size,
+        workers=workers,
+        timeout=config.timeout,
+        at_once=config.timeout < Config().timeout,
+        datasets=(config.dataset,) if functions.data is None else (),
+        room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
+    )
+    with process_restored(), grid:
         serve(
             config,
             grid,

@@ -20,8 +20,6 @@ import tomli_w
 from fedhet.errors import FedhetError
 
 SIMULATION = "ray"
-STARTUP, FAREWELL = 60.0, 3.0
-"""Seconds for a SuperLink to start, and for processes to end when they are asked to."""
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -89,8 +87,8 @@ def _free_port() -> int:
 
 
 def _await_health(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
-    patience = time.monotonic() + STARTUP
-    while process.poll() is None and time.monotonic() < patience:
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
             return
@@ -104,7 +102,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
         process.terminate()
-        for each in psutil.wait_procs(family, FAREWELL)[1]:
+        for each in psutil.wait_procs(family, timeout=3)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for child in (*each.children(recursive=True), each):
                     child.kill()
@@ -122,9 +120,9 @@ def tail(path: Path) -> str:
     return "\n".join(f"  {line}" for line in printed(path)[-20:])
 
 
-def started_run(output: str) -> str | None:
-    """Return the id of the run from the output of `flwr run`, or None if no run has started yet."""
-    line = re.search(r"Successfully started run (\d+)", output)
+def started_run(output: Path) -> str | None:
+    """Return the id of the run from a file with the output of `flwr run`, or None if no run has started yet."""
+    line = re.search(r"Successfully started run (\d+)", "\n".join(printed(output)))
     return line[1] if line else None
 
 

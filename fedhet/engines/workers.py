@@ -10,12 +10,11 @@ import math
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from multiprocessing.connection import Connection
-from pathlib import Path
+from threading import Condition, Thread
 from typing import Any
 
 import torch
@@ -28,12 +27,6 @@ from fedhet.flower.grid import LocalGrid, answer
 from fedhet.flower.insides import be_server, colour_terminals_only, failure
 from fedhet.methods import registry
 from fedhet.utils.text import log
-
-WINDOW = 256
-"""Number of the earliest messages without reply that are awaited at a time; looking at all takes long for many."""
-
-AHEAD = 2
-"""Number of replies per worker that may wait until they are fetched, since replies may be large."""
 
 
 class WorkerGrid(LocalGrid):
@@ -68,14 +61,14 @@ class WorkerGrid(LocalGrid):
         if at_once:
             self.patience = 0.0
         self._folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
-        self._threads: list[threading.Thread] = []  # one for each worker
+        self._threads: list[Thread] = []  # one for each worker
         self._children: list[Child] = []
         self._took_over = self._closed = False
         self._failed: list[str] = []  # why workers did not start
         self._spent = 0.0
         self._seconds: dict[int, float] = {}  # the longest time that a node's messages took
         self._had_by: dict[int, Child] = {}  # node by node
-        self._changed = threading.Condition()  # guards what follows, and the messages that wait
+        self._changed = Condition()  # guards what follows, and the messages that wait
         self._wanted: Sequence[str] = ()
         self._under_way: set[str] = set()
 
@@ -92,38 +85,28 @@ class WorkerGrid(LocalGrid):
             thread.join()
         self._folder.cleanup()
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages until a worker is free or this process pulls their replies; return their ids."""
-        with self._changed:
-            return super().push_messages(messages)
-
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield replies to messages as they arrive; the grid's own timeout applies to each message, not `timeout`."""
-        keys = dict.fromkeys(self.push_messages(messages))
-        while keys:
-            for reply in self.pull_messages(list(islice(keys, WINDOW))):
-                del keys[reply.metadata.reply_to_message_id]
-                yield reply
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the available replies to messages with these ids, after waiting at most a second for the first one."""
-        self._start_when_due()
         with self._changed:
-            known = self._waiting, self._under_way, self._done
-            wanted = [key for key in message_ids if any(key in each for each in known)]
-            here = None if self._took_over else next((key for key in wanted if key in self._waiting), None)
-            if here is None:
-                self._wanted = wanted
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: not wanted or any(key in self._done for key in wanted), timeout=1.0)
-                return [self._done.pop(key) for key in wanted if key in self._done]
-            batch, started = self._taken(here), time.monotonic()
-        self._handle(batch)
-        self._note(batch, started)
-        return [self._done.pop(message.metadata.message_id) for message in batch]
+            keys = dict.fromkeys(self.push_messages(messages))
+        while keys:
+            self._start_when_due()
+            wanted, batch, started = list(islice(keys, 256)), list[Message](), time.monotonic()  # all would take long
+            with self._changed:
+                if not self._took_over and (here := next((key for key in wanted if key in self._waiting), None)):
+                    batch = self._taken(here)
+                else:
+                    self._wanted = wanted
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: any(key in self._done for key in wanted), timeout=1.0)  # noqa: B023
+            if batch:
+                self._handle(batch)
+                self._note(batch, started)
+            for key in [key for key in wanted if key in self._done]:
+                del keys[key]
+                yield self._done.pop(key)
 
     def _note(self, batch: Sequence[Message], started: float) -> None:
-        """Record the time that a batch took."""
         seconds = time.monotonic() - started
         if batch[0].metadata.message_type == MessageType.TRAIN:
             self._spent += seconds
@@ -148,27 +131,21 @@ class WorkerGrid(LocalGrid):
         if self._number < 2:
             log.info("clients stay in one process: the GPU has no room, or no use, for several")
             return
+        loaded = {key: dataset for key, dataset in data.LOADED.items() if key[0] in self._datasets}
+        content = self._client_app, registry.registered(), loaded, torch.get_default_dtype()
+        recipe = f"{self._folder.name}/recipe"  # a file, so that workers share its tensors in memory
         try:
-            recipe = self._write_recipe()
+            torch.save(content, recipe, pickle_module=children, pickle_protocol=5)
         except Exception as error:  # whatever a user's functions hold
             self._alone(f"the client app cannot be copied ({error})")
             return
         arguments = recipe, dict(os.environ), logging.getLogger("flwr").level
-        for _ in range(self._number):
-            self._threads.append(threading.Thread(target=self._serve, args=arguments, daemon=True))
+        self._threads = [Thread(target=self._serve, args=arguments, daemon=True) for _ in range(self._number)]
         for thread in self._threads:
             thread.start()
         if not self.patience:  # the first message waits
             with self._changed:
                 self._changed.wait_for(lambda: self._took_over or len(self._failed) == len(self._threads))
-
-    def _write_recipe(self) -> str:
-        """Write what workers need to a file, whose tensors they share in memory, and return its path."""
-        loaded = {key: dataset for key, dataset in data.LOADED.items() if key[0] in self._datasets}
-        content = self._client_app, registry.registered(), loaded, torch.get_default_dtype()
-        path = Path(self._folder.name, "recipe")
-        torch.save(content, path, pickle_module=children, pickle_protocol=5)
-        return str(path)
 
     def _alone(self, reason: str) -> None:
         self._number, self._threads, self._took_over = 1, [], False
@@ -180,6 +157,8 @@ class WorkerGrid(LocalGrid):
             try:
                 child = Child(_work, *arguments, name="fedhet worker")
                 self._children.append(child)
+                if self._closed:
+                    child.process.kill()
                 child.receive()
             except Exception as error:  # else the run would wait for this thread
                 with self._changed:
@@ -234,7 +213,7 @@ class WorkerGrid(LocalGrid):
 
     def _candidates(self) -> list[str]:
         """Return ids of unsent messages: the awaited ones or, if none and few are done or under way, all."""
-        room = AHEAD * self._number - len(self._done) - len(self._under_way)
+        room = 2 * self._number - len(self._done) - len(self._under_way)  # replies that wait may be large
         return [key for key in self._wanted if key in self._waiting] or (list(self._waiting) if room > 0 else [])
 
     def _preference(self, child: Child, message: Message) -> tuple[bool, float]:

@@ -36,14 +36,14 @@ PREFIXES = TRAIN, EVALUATE, NAMES = "train_config.", "evaluate_config.", "names.
 
 
 def sent_along(train: Mapping[str, Any], evaluate: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries to add to a request's record: `train_config`, `evaluate_config` and names of records."""
+    """Return the entries to add to a request's record: both configs, and names of records in a user's own app."""
     prefixed = {f"{TRAIN}{key}" if key in OURS or key.startswith(PREFIXES) else key: v for key, v in train.items()}
     prefixed |= {f"{EVALUATE}{key}": value for key, value in evaluate.items()}
     return prefixed | {f"{NAMES}{key}": value for key, value in names.items()}
 
 
 def _came_along(record: Mapping[str, Any], action: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the entries for `train` or `evaluate` (`action`) in a request's record, and the names of records."""
+    """Return what `sent_along` added to a request's record: the config of the function `action`, and the names."""
     names = {key.removeprefix(NAMES): value for key, value in record.items() if key.startswith(NAMES)}
     if action == "evaluate":
         return {key.removeprefix(EVALUATE): v for key, v in record.items() if key.startswith(EVALUATE)}, names

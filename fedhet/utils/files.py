@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.utils.text import cell
@@ -28,7 +27,7 @@ SEAL = "fedhet"
 """Key of a safetensors file's metadata, which hold its digest and text."""
 
 LONGEST_NAME = 200
-"""Largest number of bytes of a name; a file name of up to 255 bytes also has an ending, and one while it is written."""
+"""Largest number of bytes of a name; files, whose names have up to 255 bytes, add endings to it."""
 
 DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\.|$)", re.IGNORECASE)
 """Device names that Windows reserves, with any ending."""
@@ -50,17 +49,12 @@ def plain_name(text: str) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Return the name of a client's file or folder, which is valid on any system; `name_of` is the inverse function.
+    """Return the name of a client's file or folder, which is valid on any system; `unquote` is the inverse function.
 
     Characters and names that Windows reserves are escaped as in a URL: `a?b` is `a%3Fb`, `con` is `%63on`.
     """
     escaped = re.sub(r'[%<>"|?*]|\.$', lambda found: f"%{ord(found[0]):02X}", name)
     return f"%{ord(name[0]):02X}{name[1:]}" if DEVICES.match(escaped) else escaped
-
-
-def name_of(file_name: str) -> str:
-    """Return the name of the client to which a file or folder belongs."""
-    return unquote(file_name)
 
 
 def check_links(folder: Path, root: Path | None = None) -> None:
@@ -151,11 +145,6 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda temporary: temporary.write_bytes(text.encode()))
 
 
-def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Write rows as CSV atomically; see `csv_lines`."""
-    write_text(path, csv_lines(rows))
-
-
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file as dictionaries by column name; raises an OSError if the file is missing."""
     with path.open(newline="", encoding="utf-8") as file:
@@ -232,7 +221,7 @@ def _digest(arrays: "Mapping[str, np.ndarray[Any, Any] | torch.Tensor]", text: M
 
 
 def round_folder(round: int) -> str:
-    """Return the folder, below `models/`, of the models of a round (`save-every`); empty for 0, the last round."""
+    """Return the folder of a round's models in `models/` (`save-every`), or "" for the last round's models (0)."""
     return f"round-{round}" if round else ""
 
 

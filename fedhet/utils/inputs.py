@@ -9,7 +9,7 @@ from torch.utils import _pytree
 
 
 class Inputs:
-    """Several tensors (n, ...) of the same n examples, which can be used like one tensor.
+    """Several tensors (n, ...) of the same n examples, which can be used in place of one tensor.
 
     Operations that select, copy, move or join rows apply to all tensors. Other attributes and functions, such as
     `shape`, are those of the first tensor. A user's network is called with keywords, `network(**parts)`, or with
@@ -49,27 +49,19 @@ class Inputs:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Apply functions that join rows to each tensor, and others to the first tensor."""
-        several = [each for each in _pytree.tree_leaves(args, is_leaf=_is_several) if _is_several(each)]
-        names = several[0].parts if func in (torch.cat, torch.stack) else list(several[0].parts)[:1]
+        """Apply `torch.cat` and `torch.stack` to each tensor, and other functions to the first tensor only."""
+        leaves, tree = _pytree.tree_flatten(args, is_leaf=lambda each: isinstance(each, Inputs))
+        names = next([*each.parts] for each in leaves if isinstance(each, Inputs))
         found = {}
-        for name in names:
-            chosen = _pytree.tree_map(lambda each, name=name: _part(each, name), args, is_leaf=_is_several)
-            found[name] = func(*chosen, **(kwargs or {}))
-        return Inputs(found) if func in (torch.cat, torch.stack) else next(iter(found.values()))
+        for name in names if func in (torch.cat, torch.stack) else names[:1]:
+            chosen = [each.parts[name] if isinstance(each, Inputs) else each for each in leaves]
+            found[name] = func(*_pytree.tree_unflatten(chosen, tree), **(kwargs or {}))
+        return Inputs(found) if func in (torch.cat, torch.stack) else found[names[0]]
 
 
 def _place(name: str) -> tuple[bool, int, str]:
     """Return a key that sorts `input_ids` first, numbers by value and other names by the alphabet."""
     return name != "input_ids", int(name) if name.isdecimal() else -1, name
-
-
-def _is_several(value: object) -> bool:
-    return isinstance(value, Inputs)
-
-
-def _part(value: Any, name: str) -> Any:
-    return value.parts[name] if isinstance(value, Inputs) else value
 
 
 _pytree.register_pytree_node(  # for torch.export and torch.func

@@ -38,11 +38,7 @@ def proof(text: str) -> str:
 
     The key is in `~/.fedhet/key`; if it cannot be read or written, the digest is empty.
     """
-    return _proof(_key(os.path.expanduser("~/.fedhet/key")), text)
-
-
-@lru_cache(maxsize=256)  # every message carries the same text
-def _proof(key: bytes, text: str) -> str:
+    key = _key(os.path.expanduser("~/.fedhet/key"))
     return hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
 
 

@@ -60,8 +60,8 @@ def _seeded_default_rng(seed: Any = None) -> np.random.Generator:
 def seeded(seed: int, *purpose: object) -> Iterator[None]:
     """Context in which the global generators are seeded for one purpose (see `derive_seed`) and then restored.
 
-    Whether torch records gradients is restored, too, since user code may switch it off. NumPy draws from another
-    generator within the context, since copying the state of its own takes long; it seeds `default_rng()`, too.
+    Whether torch records gradients is restored, too, since user code may switch it off. Within the context, NumPy draws
+    from a spare generator, since saving the state of its own takes long, and `default_rng()` is seeded, too.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     states = [generator.get_state() for generator in generators]
@@ -84,7 +84,7 @@ def seeded(seed: int, *purpose: object) -> Iterator[None]:
 
 @contextmanager
 def splitting_alike(seed: int, then: int) -> Iterator[None]:
-    """Context for a user's function that loads, splits and then trains on data: each call splits as those before.
+    """Context for a user's function that loads, splits and trains on data, so that every call splits in the same way.
 
     The global generators are seeded with `seed` and, when a `DataLoader` begins to shuffle or an optimiser takes its
     first step, with `then`. Before, a permutation (`torch.randperm`, `random_split`) depends only on `seed` and its

@@ -96,13 +96,10 @@ def summarise(values: Mapping[str, tuple[Metric, float, int]]) -> dict[str, Any]
     if not evaluated:
         return None
     metrics = [metric for metric, _, _ in evaluated if not math.isnan(metric.value)]
-    total = Metric.total(metrics).value if metrics else math.nan
     losses = [(loss, examples) for _, loss, examples in evaluated]
-    return {
-        "accuracy": _statistics([metric.value for metric in metrics], total),
-        "loss": _statistics([loss for loss, _ in losses], weighted_mean(losses)),
-        "clients": len(evaluated),
-    }
+    accuracy = _statistics([metric.value for metric in metrics], Metric.total(metrics).value)
+    loss = _statistics([loss for loss, _ in losses], weighted_mean(losses))
+    return {"accuracy": accuracy, "loss": loss, "clients": len(evaluated)}
 
 
 def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:
@@ -114,13 +111,8 @@ def _statistics(values: Sequence[float], weighted: float) -> Statistics:
     if not values or not all(math.isfinite(value) for value in values):
         return dict.fromkeys(STATISTICS)
     mean = math.fsum(values) / len(values)
-    return {
-        "weighted": weighted,
-        "mean": mean,
-        "std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
-        "min": min(values),
-        "max": max(values),
-    }
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return dict(zip(STATISTICS, (weighted, mean, std, min(values), max(values)), strict=True))
 
 
 K = TypeVar("K")

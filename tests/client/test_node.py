@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from fedhet.data import PublicDataset
 from fedhet.errors import ConfigError, FedhetError
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
 from fedhet.server.federation import Federation
-from fedhet.utils.files import name_of, read_tensors, state_home
+from fedhet.utils.files import read_tensors, state_home
 from fedhet.utils.machine import cores
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -116,7 +117,7 @@ def test_portable_file_names(name, federate, tmp_path):
     assert {*watch.rows[1]["participants"]} == {"0", "2", name}
     (run,) = (tmp_path / "state").iterdir()
     stems = {path.stem for path in (run / "models").iterdir()}
-    assert {name_of(stem) for stem in stems} == {"0", "2", name}
+    assert {unquote(stem) for stem in stems} == {"0", "2", name}
     for stem in stems:
         assert not re.search(r'[<>:"/\\|?*]|[. ]$', stem)
         assert not re.match(r"(con|nul)(\.|$)", stem, re.IGNORECASE)

@@ -1,7 +1,7 @@
 """Tests of fedhet's own methods beyond the contract: random answers, the wire, processes and imports."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 
 from fedhet.config import configuration
 from fedhet.engines import running as local
+from fedhet.engines.workers import WorkerGrid
 from fedhet.flower import (
     STYPE,
     Array,
@@ -24,7 +25,7 @@ from fedhet.flower import (
     write_reply,
     write_request,
 )
-from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.grid import FIRST_NODE
 from fedhet.messages import to_tensor
 from fedhet.testing import (
     Case,
@@ -126,7 +127,7 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
     ) -> None:
         crash = Tampering(before=raising(at([2, 3], "1"), RuntimeError("out of order")))
         expected = run(tmp_path / "expected", case.settings(rounds=4), app=crash)
-        monkeypatch.setattr(local, "LocalGrid", dropping(FIRST_NODE + 1, [2, 3]))
+        monkeypatch.setattr(local, "WorkerGrid", dropping(FIRST_NODE + 1, [2, 3]))
         done = run(tmp_path / "run", case.settings(rounds=4))
         assert "no reply within" in done.row(2)["failures"][0]["reason"]
         assert_same_but_for_the_fault(done, expected)
@@ -151,21 +152,16 @@ class Contract(NormalRuns, Failures, Privacy, MethodContract):
         assert not [row["lost_state"] for row in done.rows if "lost_state" in row]
 
 
-def dropping(node: int, rounds: Iterable[int]) -> type[LocalGrid]:
+def dropping(node: int, rounds: Iterable[int]) -> type[WorkerGrid]:
     """A grid that loses what a node answers to the training messages of some rounds."""
     hits = [(number, "train") for number in rounds]
 
-    class Dropping(LocalGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    class Dropping(WorkerGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
             messages = list(messages)
-            keys = list(super().push_messages(messages))
-            to = (message.metadata.dst_node_id == node and where(message) in hits for message in messages)
-            self.lost = {key for key, hit in zip(keys, to, strict=True) if hit}
-            return keys
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            replies = super().pull_messages(message_ids)
-            return [reply for reply in replies if reply.metadata.reply_to_message_id not in self.lost]
+            lost = node if any(where(message) in hits for message in messages) else None
+            replies = super().send_and_receive(messages, timeout=timeout)
+            return (reply for reply in replies if reply.metadata.src_node_id != lost)
 
     return Dropping
 

@@ -91,10 +91,11 @@ def test_the_grid_of_a_simulation_goes_by_this_name():
     assert not insides.simulated(None)
 
 
-def test_the_number_of_a_started_run_is_read():
+def test_the_number_of_a_started_run_is_read(tmp_path):
     assert "Successfully started run " in inspect.getsource(importlib.import_module("flwr.cli.run.run"))
-    assert commands.started_run("INFO: Successfully started run 1234\n") == "1234"
-    assert commands.started_run("INFO: building\n") is None
+    for text, number in (("INFO: Successfully started run 1234\n", "1234"), ("INFO: building\n", None)):
+        (tmp_path / "output").write_text(text)
+        assert commands.started_run(tmp_path / "output") == number
 
 
 def test_the_status_of_a_run_is_read_from_flowers_list():
