@@ -247,10 +247,11 @@ def run_locally(
         batch_size=batch_size,
         workers=workers,
         timeout=config.timeout,
-        at_once=config.timeout < Config().timeout,
         datasets=(config.dataset,) if functions.data is None else (),
         room=partial(room_on, device) if device.type == "cuda" and not config.workers else None,
     )
+    if config.timeout < Config().timeout:
+        grid.patience = 0.0  # the timeout applies to the first message, too
     with process_restored(), grid:
         serve(
             config,

@@ -35,9 +35,8 @@ class WorkerGrid(LocalGrid):
     It is a context manager that ends the workers. A worker prefers nodes whose messages it has handled before, then
     slow nodes. If a worker dies or takes longer than `timeout` seconds, its current client fails, and it is restarted.
 
-    Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. With `at_once`, they
-    start before the first message, so that the timeout applies to every message. `room` returns the number
-    of workers that fit in the GPU's memory.
+    Workers receive the ClientApp by cloudpickle, and the loaded data sets named in `datasets`. `room` returns the
+    number of workers that fit in the GPU's memory.
     """
 
     patience = 5.0
@@ -52,14 +51,11 @@ class WorkerGrid(LocalGrid):
         batch_size: int = 1,
         workers: int,
         timeout: float,
-        at_once: bool = False,
         datasets: Collection[str] = (),
         room: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(client_app, clients, architectures=architectures, batch_size=batch_size)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
-        if at_once:
-            self.patience = 0.0
         self._folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
         self._threads: list[Thread] = []  # one for each worker
         self._children: list[Child] = []

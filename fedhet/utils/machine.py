@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from fedhet.errors import ConfigError
+from fedhet.utils.files import locked
 
 if TYPE_CHECKING:
     import torch
@@ -46,15 +47,12 @@ def proof(text: str) -> str:
 def _key(place: str) -> bytes:
     path = Path(place)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".key.{os.getpid()}")
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(secrets.token_bytes(32))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # the first of several processes wins
-        temporary.unlink()
-        return path.read_bytes()
-    except OSError:
+        with locked(path.parent, wait=True):
+            if not path.exists():
+                path.touch(mode=0o600)
+                path.write_bytes(secrets.token_bytes(32))
+            return path.read_bytes()
+    except (OSError, ConfigError):
         return b""
 
 
