@@ -159,9 +159,9 @@ def dropping(node: int, rounds: Iterable[int]) -> type[WorkerGrid]:
     class Dropping(WorkerGrid):
         def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
             messages = list(messages)
-            lost = node if any(where(message) in hits for message in messages) else None
+            lost = any(message.metadata.dst_node_id == node and where(message) in hits for message in messages)
             replies = super().send_and_receive(messages, timeout=timeout)
-            return (reply for reply in replies if reply.metadata.src_node_id != lost)
+            return (reply for reply in replies if not (lost and reply.metadata.src_node_id == node))
 
     return Dropping
 
