@@ -37,6 +37,9 @@ _FACTS: dict[str, Callable[[ClientInfo], Any]] = {
 }
 """Arguments that a user's function can take, by name."""
 
+_RETURNED = {"model": "network", "data": "train, test", "client_settings": '{"local-epochs": 2}', "examples": "60, 20"}
+"""What a user's function returns, by argument."""
+
 _CLIENT_NAMES = {"cid", "client_id", "id", "idx", "index", "node_id", "number", "partition", "rank"}
 """Names of a model function's parameters with defaults that could be meant as the client."""
 
@@ -67,12 +70,8 @@ class UserFunctions:
     @cached_property
     def settings_of(self) -> Callable[[ClientInfo], dict[str, Any]] | None:
         """A function that returns a simulated client's own settings, or None if the user passes none."""
-        if (function := self.client_settings) is None:
-            return None
-        if not callable(function):
-            kind = type(function).__name__
-            raise ConfigError(f"client_settings must be a function of a client that returns a dict, not a {kind}")
-        return of_client("client_settings", function, _as_settings)
+        function = self.client_settings
+        return None if function is None else of_client("client_settings", function, _as_settings)
 
     @cached_property
     def data_of(self) -> DataFunction | None:
@@ -185,19 +184,12 @@ def model_function(model: Any) -> ModelFunction | None:
     """Return a function that returns a client's model, from the user's `model`; None if `model` is None.
 
     `model` is a function of a client or without arguments, a class of networks, or a network with which all clients
-    start. Raises a `ModelError` for other objects.
+    start. Raises a `ConfigError` for other objects.
     """
-    if model is None:
-        return None
-    if not callable(model):
-        raise ModelError(
-            "model must be a network, a class of networks or a function of a client that returns an nn.Module, "
-            f"not a {type(model).__name__}"
-        )
     if isinstance(model, nn.Module):
         in_use(model)  # by the user; clients get copies
         return Function("model", model, lambda client: model, _as_network)
-    return of_client("model", model, _as_network)
+    return None if model is None else of_client("model", model, _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
@@ -206,15 +198,7 @@ def data_function(data: Any) -> DataFunction | None:
     Instead of a client, the function can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's
     examples.
     """
-    if data is None:
-        return None
-    if isinstance(data, type) or not callable(data):
-        kind = data.__name__ if isinstance(data, type) else type(data).__name__
-        raise DataError(
-            "data must be a function of a client (client.partition_id, client.num_partitions) that returns its part, "
-            f"not a {kind}: def data(client): return train, test"
-        )
-    return of_client("data", data, as_client_data)
+    return None if data is None else of_client("data", data, as_client_data)
 
 
 def _as_settings(client: str, value: Any) -> dict[str, Any]:
@@ -227,8 +211,15 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
     return settings
 
 
-def of_client(argument: str, function: Callable[..., Any], accept: Callable[[str, Any], Any]) -> Function:
+def of_client(argument: str, function: Any, accept: Callable[[str, Any], Any]) -> Function:
     """Return a user's function, passed as `argument`, as a function of a client; `accept` converts its value."""
+    if not callable(function) or (isinstance(function, type) and argument != "model"):
+        kind = function.__name__ if isinstance(function, type) else f"a {type(function).__name__}"
+        networks = "a network, a class of networks or " * (argument == "model")
+        raise ConfigError(
+            f"{argument} must be {networks}a function of a client, not {kind}: def {argument}(client): return "
+            f"{_RETURNED[argument]}"
+        )
     return Function(argument, function, _taking_client(function, argument), accept)
 
 
