@@ -218,15 +218,12 @@ def test_parameters_of_a_users_functions():
 @pytest.mark.parametrize(
     ("supplied", "kind", "message"),
     [
-        ({"model": lambda width, depth: Net()}, ConfigError, "requires the arguments width, depth, but is called"),
-        (
-            {"data": lambda cid=0: cid},
-            ConfigError,
-            "it is unclear whether cid is the client or an option with a default",
-        ),
-        ({"data": lambda *args: args}, ConfigError, "rename it to client or partition_id, or pass data=lambda client:"),
-        ({"data": lambda num_partitions, path="": path}, ConfigError, "whether path is the client"),
-        ({"model": lambda cid=0, width=16: Net()}, ConfigError, "model .* unclear whether cid is the client"),
+        ({"model": lambda width, depth: Net()}, ConfigError, r"its arguments \(width, depth\) is the client"),
+        ({"data": lambda cid=0: cid}, ConfigError, r"it is unclear which of its arguments \(cid\) is the client"),
+        ({"data": lambda *args: args}, ConfigError, "name one client or partition_id, or pass data=lambda client:"),
+        ({"data": lambda num_partitions, path="": path}, ConfigError, r"\(path\) is the client"),
+        ({"model": lambda cid=0, width=16: Net()}, ConfigError, r"model .* its arguments \(cid\) is the client"),
+        ({"model": lambda context: Net()}, ConfigError, r"its arguments \(context\) is the client"),
         ({"model": 3}, ConfigError, "must be a network, a class of networks or a function of a client, not a int"),
         ({"data": [1, 2]}, ConfigError, "data must be a function of a client, not a list"),
         ({"model": Net, "engine": "ray"}, ConfigError, "engine = 'ray' cannot use a model or data passed in Python"),

@@ -238,30 +238,23 @@ def described(function: Any) -> str:
 def _taking_client(function: Callable[..., Any], argument: str) -> Callable[[ClientInfo], Any]:
     """Return a function of a client that calls `function` with the arguments it takes, such as `partition_id`."""
     taken, needed = open_parameters(function)
-    if any(p.name == "context" for p in needed):
-        raise ConfigError(
-            f"{argument} function {getattr(function, '__name__', function)} takes Flower's context, but is called with "
-            "a client: rename the argument to client, which has partition_id, num_partitions, node_config and config"
-        )
     named = {p.name for p in taken if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
-    wanted = named & _FACTS.keys()
-    name = getattr(function, "__name__", type(function).__name__)
-    told = wanted & {"client", "partition_id"} or [p for p in needed if p.name not in wanted]
-    unclear = [] if told else [p.name for p in taken if p.name not in wanted]
-    if argument == "model":  # options with defaults, such as numbers of units, are usual
-        unclear = [] if isinstance(function, type) else [each for each in unclear if each in _CLIENT_NAMES]
-    if unclear:
-        raise ConfigError(
-            f"{argument} function {name}: it is unclear whether {', '.join(unclear)} is the client or an option with a "
-            f"default: rename it to client or partition_id, or pass {argument}=lambda client: {name}(...)"
-        )
-    if all(p.name in wanted for p in needed):
+    wanted, is_class = named & _FACTS.keys(), isinstance(function, type)
+    unclear = [p.name for p in needed if p.name not in wanted]
+    if not unclear and not wanted & {"client", "partition_id"}:
+        unclear = [p.name for p in taken if p.name not in wanted]
+        if argument == "model":  # options with defaults, such as numbers of units, are usual
+            unclear = [] if is_class else [each for each in unclear if each in _CLIENT_NAMES]
+    if not unclear:
         return lambda client: function(**{name: _FACTS[name](client) for name in wanted})
-    if len(needed) == 1 and not isinstance(function, type) and needed[0].kind is not Parameter.KEYWORD_ONLY:
+    only = needed[0] if len(needed) == 1 and not is_class else None
+    # Flower's context has other attributes than a client.
+    if only and unclear == [only.name] and only.kind is not Parameter.KEYWORD_ONLY and only.name != "context":
         return lambda client: function(client)
+    name = getattr(function, "__name__", type(function).__name__)
     raise ConfigError(
-        f"{argument} function {name} requires the arguments {', '.join(p.name for p in needed)}, but is called with a "
-        f"client only: pass {argument}=lambda client: {name}(...)"
+        f"{argument} function {name}: it is unclear which of its arguments ({', '.join(unclear)}) is the client: name "
+        f"one client or partition_id, or pass {argument}=lambda client: {name}(...)"
     )
 
 

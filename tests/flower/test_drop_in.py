@@ -611,7 +611,7 @@ def at_a_node_with_a_policy():
             "MetricRecord or None, but returned a tup",
         ),
         (lambda: ours(wrapped(change=none)), r"returned NoneType: end it with return Message\(content, reply_to=msg\)"),
-        (lambda: fedhet.make_client_app(of_context), "takes Flower's context, but is called with a client: rename"),
+        (lambda: fedhet.make_client_app(of_context), r"its arguments \(context\) is the client"),
     ],
 )
 def test_a_sentence_each(do, why):
