@@ -26,21 +26,15 @@ def load(path: Path) -> dict[str, Any]:
             raise OSError("it is a pipe or a device")
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if _depth(table) > DEEPEST:
-            raise RecursionError
+            raise ValueError("it is nested too deeply")
     except FileNotFoundError as error:
         raise ConfigError(f"the configuration file {path} does not exist: give the path of a TOML file") from error
-    except (ValueError, OSError) as error:  # ValueError also for numbers with thousands of digits
+    except (ValueError, OSError, RecursionError) as error:  # ValueError also for numbers with thousands of digits
         reason = str(getattr(error, "strerror", None) or error).partition(";")[0]  # without Python's advice
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else reason
         raise ConfigError(f"{path} is not a TOML file: {reason}; correct the file") from error
-    except RecursionError:
-        raise ConfigError(
-            f"{path} is nested too deeply: write settings as KEY = VALUE, with a table per method"
-        ) from None
-    for noted in NOTED:
-        if not isinstance(table.get(noted, {}), dict):
-            raise ConfigError(
-                f"{path}: {noted} is the name of a table that a run writes, [{noted}], not a key: remove it"
-            )
+    if wrong := [noted for noted in NOTED if not isinstance(table.get(noted, {}), dict)]:
+        raise ConfigError(f"{path}: {wrong[0]} is the name of a table that a run writes, and not a key: remove it")
     return table
 
 
