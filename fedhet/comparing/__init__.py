@@ -17,8 +17,8 @@ from fedhet.comparing.settings import Choice, PlannedRun, SharedSettings, distin
 from fedhet.comparing.tuning import RATE, WHOLE, Tuning, tune
 from fedhet.config.user_functions import UserFunctions
 from fedhet.errors import ConfigError, FedhetError, check_kinds, check_list
+from fedhet.results.figures import save_png
 from fedhet.results.history import showing
-from fedhet.results.plotting import save_png
 from fedhet.results.report import Section, table, write_together
 from fedhet.tasks import Task
 from fedhet.utils.files import csv_lines, write_text

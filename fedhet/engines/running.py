@@ -74,8 +74,7 @@ class RunResult:
         return f"{headline(read_run(self.folder))}\n{self.folder}" if self.summary else str(self.folder)
 
     def _repr_html_(self) -> str:
-        from fedhet.results.figures import accuracy_figure
-        from fedhet.results.plotting import to_svg
+        from fedhet.results.figures import accuracy_figure, to_svg
 
         run = read_run(self.folder)
         with showing(self.folder):

@@ -1,25 +1,40 @@
-"""The figures of runs."""
+"""The figures of runs and of comparisons, and their files: PNG, or SVG for HTML pages.
 
-from collections.abc import Mapping
+Figures are made without pyplot, which keeps state and may open a display. Import this module only when it is needed,
+since matplotlib takes long to import.
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
+from textwrap import fill
+from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 
 from fedhet.results.history import RunFiles, TestSet, Which, final_clients, learning_curve, scored_curve
-from fedhet.results.plotting import (
-    BLUE,
-    INK,
-    ORANGE,
-    PALETTE,
-    draw_line,
-    label_axes,
-    look,
-    name_ticks,
-    new_figure,
-    rows_height,
-)
 from fedhet.results.tables import UNDISCLOSED
+from fedhet.utils.files import write_whole
 from fedhet.utils.statistics import grouped
+
+# The colours of text and of lines behind the data; in an SVG they become the CSS variables of the page around it, so a
+# figure follows the page into dark mode. The others read on light and dark, and to the colour-blind.
+INK, GRID = "#23272f", "#d5d9e0"
+BLUE, ORANGE, GREEN = "#0f7fc4", "#e08214", "#009e73"
+PALETTE = (BLUE, ORANGE, GREEN, "#cc79a7", "#8c6bb1", "#56b4e9", "#b8860b", "#d55e00")
+DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (2, 2)))
+
+WIDTH = 4.5
+"""The width of a page's figures in inches, at which their text is legible on a phone."""
+
 
 _TESTS: tuple[tuple[TestSet, str, str], ...] = (("own", "-", ""), ("common", "--", ", common test set"))
 _CURVE_LABELS = {
@@ -63,8 +78,8 @@ def clients_figure(run: RunFiles) -> Figure | None:
     by_name = grouped((row.architecture, row.accuracy) for row in rows if row.accuracy is not None)
     if not by_name:
         return None
-    labels = [f"{name or UNDISCLOSED} ({len(by_name[name])})" for name in sorted(by_name)]
-    figure, axes = new_figure(0.8 + rows_height(labels, 0.4))
+    lines = [fill(f"{name or UNDISCLOSED} ({len(by_name[name])})", 16) for name in sorted(by_name)]
+    figure, axes = new_figure(0.8 + len(lines) * max(0.4, 0.14 * max(line.count("\n") + 1 for line in lines)))
     for position, name in enumerate(sorted(by_name)):
         values = sorted(by_name[name])
         # Neighbours in the sorted list go to different heights, so equal accuracies stay apart.
@@ -72,8 +87,8 @@ def clients_figure(run: RunFiles) -> Figure | None:
         colour = PALETTE[position % len(PALETTE)]
         axes.plot(values, heights, "o", color=colour, markersize=5, alpha=0.75, markeredgewidth=0)
         axes.vlines(fmean(values), position - 0.3, position + 0.3, color=INK, linewidth=2)
-    name_ticks(axes.yaxis, range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.45, -0.55)
+    axes.set_yticks(range(len(lines)), lines, fontsize=8)
+    axes.set_ylim(len(lines) - 0.45, -0.55)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{run.metric} of each client (bar: mean)")
     return figure
@@ -94,3 +109,89 @@ def runs_figure(runs: Mapping[str, RunFiles]) -> Figure | None:
     for place, (name, run) in enumerate(runs.items()):
         draw_line(axes, run.curve, **look(place), label=name)
     return figure if label_axes(axes, "round", next(iter(runs.values())).metric) else None
+
+
+# ---- style and files
+
+
+class PlainFigure(Figure):
+    """A figure for notebooks and pages, whose text is drawn literally: a `$` in a name does not start a formula."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure without mathematical formulas."""
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+        super().draw(renderer)
+
+    def _repr_svg_(self) -> str:
+        return to_svg(self, "figure", on_page=False)
+
+
+def new_figure(height: float) -> tuple[Figure, Axes]:
+    """Return an empty figure, `height` inches high, and its axes."""
+    figure = PlainFigure(figsize=(WIDTH, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
+    axes.tick_params(color=GRID, labelcolor=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    axes.grid(visible=True, color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a finished figure as a PNG file on white; create the folder if it is missing."""
+    white: dict[str, Any] = {"format": "png", "dpi": 220, "facecolor": "white", "metadata": {"Software": None}}
+    write_whole(path, lambda temporary: figure.savefig(temporary, **white))
+
+
+def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
+    """Return a finished figure as a transparent SVG element, with text and lines in the page's colours if `on_page`.
+
+    Every id in the SVG begins with `name`, so that ids are unique within a page.
+    """
+    name = re.sub(r"[^\w-]", "_", name)
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    if on_page:  # as wide as the page has room
+        svg = re.sub(r' (width|height)="[^"]*"', "", svg, count=2)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
+    return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)") if on_page else svg
+
+
+def look(position: int) -> dict[str, Any]:
+    """Return the colour and line style of the line at a position; the first 48 lines all differ."""
+    return {"color": PALETTE[position % len(PALETTE)], "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
+
+
+def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any) -> None:
+    """Draw points as a line, with markers if there are few points; do nothing without points."""
+    if points:
+        axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
+
+
+def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
+    """Set the labels of axes and put a legend above them; return whether anything is drawn in the axes.
+
+    With `whole`, ticks of the x axis are at integers only. The figure's height grows by the height of the legend.
+    """
+    axes.set(xlabel=x, ylabel=y)
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    if handles := {fill(label, 50): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
+        columns = max(1, 54 // (7 + max(map(len, handles))))
+        place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "borderaxespad": 0.2}
+        style = {"fontsize": 8, "frameon": False, "labelcolor": INK, "handlelength": 2.4, "columnspacing": 1.2}
+        axes.legend(handles.values(), handles.keys(), borderpad=0.0, labelspacing=0.3, **place, **style)
+        if (figure := axes.get_figure(root=True)) is not None:
+            figure.set_figheight(figure.get_figheight() + 0.16 * math.ceil(len(handles) / columns))
+    return axes.has_data()

@@ -162,8 +162,7 @@ def write_report(folder: Path | str) -> Path:
 
     Raises a `FedhetError` if a file is damaged.
     """
-    from fedhet.results.figures import run_figures
-    from fedhet.results.plotting import save_png
+    from fedhet.results.figures import run_figures, save_png
 
     run = read_run(folder)
     path = run.folder / "report.html"
@@ -205,7 +204,7 @@ def _sections(run: RunFiles) -> Iterator[Section]:
 
 
 def _pictures(figures: "Mapping[str, Figure]", captions: Mapping[str, str]) -> list[dict[str, str]]:
-    from fedhet.results.plotting import to_svg
+    from fedhet.results.figures import to_svg
 
     return [{"name": name, "svg": to_svg(each, name), "caption": captions[name]} for name, each in figures.items()]
 

@@ -9,9 +9,8 @@ import pytest
 from matplotlib.text import Text
 
 from fedhet.engines.running import RunResult
-from fedhet.results.figures import run_figures
+from fedhet.results.figures import WIDTH, run_figures
 from fedhet.results.history import read_run
-from fedhet.results.plotting import WIDTH
 from fedhet.results.report import compare_folders, write_report
 from fedhet.results.tables import closing_table
 from fedhet.utils.text import console
