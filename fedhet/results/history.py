@@ -1,4 +1,4 @@
-"""Read the files of a run directory: the history by round, the clients by round, or all files.
+"""Read the files of a run directory, and compute the content of `summary.json` from a run's history.
 
 Accuracies and losses are means over examples; `accuracy` is the task's metric, which `summary.json` names. Bytes are
 payload bytes, times are seconds.
@@ -11,15 +11,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from fedhet.config import toml
 from fedhet.errors import FedhetError, damage
-from fedhet.methods.options import OWN
+from fedhet.methods.options import OWN, Config
+from fedhet.results.observers import RunInfo
 from fedhet.utils.files import check_links
-from fedhet.utils.statistics import ClientRow, client_order
+from fedhet.utils.statistics import STATISTICS, ClientRow, Work, client_order, never_took_part
 from fedhet.utils.text import all_printable, printable
 
 Row = dict[str, Any]
@@ -124,27 +124,57 @@ def scored_curve(
     return learning_curve(rows, which, measure=measure) or learning_curve(rows, which, test="common", measure=measure)
 
 
-def flat(row: Row) -> dict[str, float]:
-    """Return the numbers of a round as a flat dictionary, with names such as `common/trained/accuracy/weighted`."""
-    numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
-    numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
-    tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
-    for test, which, measure in product(tested, ("received", "trained"), ("accuracy", "loss")):
-        values, place = (tested[test].get(which) or {}).get(measure), f"{test}{which}/{measure}"
-        by_name = values if isinstance(values, dict) else {"": values}
-        numbers |= {f"{place}/{name}".removesuffix("/"): value for name, value in by_name.items()}
-    return {name: float(value) for name, value in numbers.items() if value is not None}
-
-
-def unseen_lines(rows: Sequence[Row]) -> dict[tuple[TestSet, str], list[float | None]]:
-    """Return accuracies of clients held out of training, before and after each epoch, by test set and initial model."""
-    record: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
-    tests: tuple[TestSet, ...] = ("own", "common")
-    return {
-        (test, start): [((each or {}).get("accuracy") or {}).get("weighted") for each in by_epoch]
-        for test in tests
-        for start, by_epoch in record.get(test, {}).items()
+def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, Any]:
+    """Return the content of `summary.json` for a run with this history, without engine, time and status."""
+    scored = run.traits.scored
+    labelled, public = sum(record.examples for record in run.state.clients.values()), run.state.public_size
+    on: TestSet = "common" if config.test_on == "global" else "own"
+    summary: dict[str, Any] = {
+        "method": config.method_name,
+        "dataset": "own" if run.own_data else config.dataset,
+        "clients": len(run.state.clients),
+        "rounds": last_round(rows),
+        "seed": config.seed,
+        "devices": run.devices,
+        "personal": scored,
+        "metric": run.metric,
+        "personal_accuracy": _last(rows, scored, on),
+        "received_accuracy": _last(rows, "received", on),
+        "trained_accuracy": _last(rows, "trained", on),
+        "global_accuracy": _last(rows, "received", on, STATISTICS[:2]) if run.traits.whole else None,
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "failures": sum(len(row["failures"]) for row in rows),
+        "examples": {
+            "labelled": labelled + (public if run.traits.public == "labelled" else 0),
+            "unlabelled": public if run.traits.public == "inputs" else 0,
+        },
+        "work": vars(sum((Work(**row["work"]) for row in rows if "work" in row), Work())),
     }
+    if run.privacy:
+        summary["privacy"] = dict(run.privacy)
+    if run.warnings:
+        summary["warnings"] = [*run.warnings]
+    if absent := never_took_part(rows):
+        summary["never_took_part"] = absent
+    if config.validation:
+        summary["validation_accuracy"] = _last(rows, scored, "validation")
+    if config.test_on != "local":
+        summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
+    if unseen := next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {}):
+        summary["unseen_clients"] = {
+            f"{start}_accuracy": [((each or {}).get("accuracy") or {}).get("weighted") for each in by_epoch]
+            for start, by_epoch in unseen.get(on, {}).items()
+        }
+    return summary
+
+
+def _last(
+    rows: Sequence[Row], which: Which, test: TestSet, statistics: Sequence[str] = STATISTICS
+) -> dict[str, float] | None:
+    """Return the last accuracy of an evaluation in each of the `statistics`, or None if one of them is missing."""
+    curves = {name: learning_curve(rows, which, name, test) for name in statistics}
+    return {name: curve[-1][1] for name, curve in curves.items()} if all(curves.values()) else None
 
 
 @dataclass(frozen=True)

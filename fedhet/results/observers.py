@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedhet.errors import ConfigError
 from fedhet.methods.method import Traits
 from fedhet.methods.options import Value
-from fedhet.results.history import flat
 from fedhet.results.state import State
 from fedhet.utils.files import locked
 from fedhet.utils.statistics import ClientRow
@@ -63,6 +63,18 @@ class Observer:
 
     def failed(self, run: RunInfo, error: BaseException) -> None:
         """Called if the run fails."""
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a round as a flat dictionary, with names such as `common/trained/accuracy/weighted`."""
+    numbers = {"train/loss": row.get("train_loss"), "bytes/up": row["bytes_up"], "bytes/down": row["bytes_down"]}
+    numbers |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
+    tested = {"": row, "common/": row.get("common") or {}, "validation/": row.get("validation") or {}}
+    for test, which, measure in product(tested, ("received", "trained"), ("accuracy", "loss")):
+        values, place = (tested[test].get(which) or {}).get(measure), f"{test}{which}/{measure}"
+        by_name = values if isinstance(values, dict) else {"": values}
+        numbers |= {f"{place}/{name}".removesuffix("/"): value for name, value in by_name.items()}
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 class Logger(Observer):

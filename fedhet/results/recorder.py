@@ -5,11 +5,11 @@ import hashlib
 import json
 import platform
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,18 +19,19 @@ from fedhet.config.toml import to_toml
 from fedhet.errors import ConfigError, FedhetError, in_words
 from fedhet.methods.options import Config, listed
 from fedhet.methods.registry import traits
-from fedhet.results import models
-from fedhet.results.history import read_clients, read_history, showing
+from fedhet.results.history import read_clients, read_history, showing, summarised
 from fedhet.results.observers import Observer, RoundReport, RunInfo, loggers
 from fedhet.results.report import write_report
 from fedhet.results.state import State
-from fedhet.results.summary import summarised
 from fedhet.utils.files import (
     check_links,
     check_place,
     csv_lines,
     locked,
     read_arrays,
+    round_folder,
+    state_home,
+    write_arrays,
     write_text,
 )
 from fedhet.utils.machine import host
@@ -64,21 +65,33 @@ class RunDirectory(Observer):
         self.folder, self.config, self.engine, self.simulated = folder, config, engine, simulated
         self.started_at = time.perf_counter()
         self.earlier_seconds = 0.0
-        check_folder(folder, resume=resume)
-        self._supplied = supplied
-        self._unchanged, self._digests = True, dict[str, "hashlib.blake2b"]()
+        self._supplied, self._resume, self._unchanged = supplied, resume, True
+        self._texts = {"history.jsonl": b"", "clients.csv": csv_lines([COLUMNS]).encode()}
+        self._digests = dict[str, "hashlib.blake2b"]()
         with showing(folder):
-            self._last, self._rewind = self._rewinding() if resume else (None, partial(self._restart, {}))
+            self._last = self._checkpoint() if resume else None
         if not resume:
             self._begin()
         log.info("results go to %s", folder)
 
     def _begin(self) -> None:
         """Restore the files to the checkpoint and write `config.toml`, once resuming can no longer be refused."""
-        if self._unchanged:
-            self._unchanged = False
-            self._rewind()
-            self._write_config()
+        if not self._unchanged:
+            return
+        self._unchanged = False
+        if self._last and self._last.parent.name == EARLIER:
+            self._last = self._last.replace(self._last.parents[1] / self._last.name)
+            for path in self._checkpoints():
+                if path != self._last:
+                    path.unlink()
+        for name, text in self._texts.items():
+            write_text(self.folder / name, text.decode())
+            self._digests[name] = _digest(text)
+        if self._resume:
+            for name in ("summary.json", "report.html"):
+                (self.folder / name).unlink(missing_ok=True)
+            self._remove_models(int(self._last.stem) if self._last else -1)
+        self._write_config()
 
     def _write_config(self) -> None:
         config = self.config
@@ -123,10 +136,10 @@ class RunDirectory(Observer):
         if not report.row.get("final"):
             number, every = report.row["round"], self.config.save_every
             if every and number and number % every == 0:
-                models.collect(self.folder, self.config.state_dir, run, number)
-            path = self.folder / "checkpoint" / f"{report.row['round']}.safetensors"
+                self._collect_models(run, number)
+            path = self.folder / "checkpoint" / f"{number}.safetensors"
             before_last = (run.state.stopped or self.config.rounds) - 1
-            earlier = [old for old in path.parent.glob("*.safetensors") if old.stem.isdecimal() and old != path]
+            earlier = [old for old in self._checkpoints() if old != path]
             # A new file before the old one is removed: replacing a file makes the disk's journal wait for the data.
             run.state.save(path, digests=json.dumps({name: each.hexdigest() for name, each in self._digests.items()}))
             for old in earlier:
@@ -138,7 +151,7 @@ class RunDirectory(Observer):
 
     def finished(self, run: RunInfo) -> None:
         """Write models, summary and report."""
-        models.collect(self.folder, self.config.state_dir, run)
+        self._collect_models(run)
         self._write_summary(run, "completed")
         self._show()
         log.info("results are in %s", self.folder)
@@ -165,11 +178,36 @@ class RunDirectory(Observer):
         except Exception as error:
             log.warning("the report was not written: %s: %s", type(error).__name__, error, exc_info=error)
 
-    def _rewinding(self) -> tuple[Path | None, Callable[[], None]]:
-        """Return the checkpoint to continue from, and a function that removes all later results from the folder."""
+    def _collect_models(self, run: RunInfo, round: int = 0) -> None:
+        """Move the models that clients wrote into their state folder to the run's folder, and write the global model.
+
+        The models of clients on other machines stay there. `round` is 0 for the models at the end of the run.
+        """
+        name = Path("models", round_folder(round))
+        places = [Path(self.config.state_dir or self.folder / "state"), *([state_home()] if run.state.run else [])]
+        for place in places:
+            for path in sorted((place / run.state.run / name).glob("*.safetensors")):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+                shutil.move(path, self.folder / name / path.name)
+        if (run.traits.whole or run.state.serves) and run.state.model:
+            write_arrays(self.folder / name / "global.safetensors", run.state.model)
+
+    def _remove_models(self, round: int) -> None:
+        """Remove the models that were written after a round."""
+        kept = {round_folder(number) for number in range(1, round + 1)}
+        for path in (self.folder / "models").glob("*"):
+            if path.is_file():
+                path.unlink()
+            elif path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _checkpoints(self) -> list[Path]:
+        return [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
+
+    def _checkpoint(self) -> Path | None:
+        """Return the checkpoint to continue from; `_begin` then writes the rows of its rounds."""
         rounds, planned = self.config.rounds, toml.load(self.folder / "config.toml").get("rounds", 0)
-        ends = [path for path in (self.folder / "checkpoint").glob("*.safetensors") if path.stem.isdecimal()]
-        last = max(ends, key=lambda path: int(path.stem), default=None)
+        last = max(self._checkpoints(), key=lambda path: int(path.stem), default=None)
         if last and 0 < planned < rounds:
             schedule, method = self.config.lr_schedule, self.config.method_name
             if schedule != "constant" or traits(self.config).planned:
@@ -191,39 +229,22 @@ class RunDirectory(Observer):
         done = complete - bool(self.config.closing_epochs)
         if 0 < rounds < done:
             raise ConfigError(f"rounds = {rounds}: {self.folder} has {done} rounds already; set at least {done}")
-        texts = dict[str, bytes]()
-        if last is not None:
-            digests = json.loads(read_arrays(last)[1].get("digests", "{}"))
-            rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
-            clients = [row for row in read_clients(self.folder) if row.round <= complete]
-            self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
-            for name, number in (("history.jsonl", len(rows)), ("clients.csv", 1 + len(clients))):
-                path = self.folder / name
-                lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-                texts[name] = b"".join(lines[:number])
-                if digests.get(name) != _digest(texts[name]).hexdigest():
-                    raise FedhetError(
-                        f"{path} is damaged: up to round {complete} it differs from its digest in {last}; restore the "
-                        "folder from a copy, or start a new run"
-                    )
-
-        def rewind() -> None:
-            if last and last not in ends:
-                last.replace(self.folder / "checkpoint" / last.name)
-                for path in ends:
-                    path.unlink()
-            self._restart(texts)
-            for name in ("summary.json", "report.html"):
-                (self.folder / name).unlink(missing_ok=True)
-            models.remove_after(self.folder, complete)
-
-        return last, rewind
-
-    def _restart(self, texts: Mapping[str, bytes]) -> None:
-        """Write `history.jsonl` and `clients.csv` with `texts`, or without rounds if a text is missing."""
-        for name, text in ({"history.jsonl": b"", "clients.csv": csv_lines([COLUMNS]).encode()} | {**texts}).items():
-            write_text(self.folder / name, text.decode())
-            self._digests[name] = _digest(text)
+        if last is None:
+            return None
+        digests = json.loads(read_arrays(last)[1].get("digests", "{}"))
+        rows = [row for row in read_history(self.folder) if row["round"] <= complete and not row.get("final")]
+        clients = [row for row in read_clients(self.folder) if row.round <= complete]
+        self.earlier_seconds = sum(row["timing"]["seconds"] for row in rows)
+        for name, number in (("history.jsonl", len(rows)), ("clients.csv", 1 + len(clients))):
+            path = self.folder / name
+            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+            self._texts[name] = b"".join(lines[:number])
+            if digests.get(name) != _digest(self._texts[name]).hexdigest():
+                raise FedhetError(
+                    f"{path} is damaged: up to round {complete} it differs from its digest in {last}; restore the "
+                    "folder from a copy, or start a new run"
+                )
+        return last
 
     def _append(self, name: str, text: str) -> None:
         with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
