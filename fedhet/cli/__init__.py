@@ -248,8 +248,7 @@ def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | N
 
 
 def _run(chosen: Config | dict[str, Any], *, folder: Path, resume: bool = False) -> None:
-    from fedhet.results.progress import ProgressLine
-    from fedhet.results.tables import closing_table
+    from fedhet.results.terminal import ProgressLine, closing_table
 
     console = terminal()
     started = time.perf_counter()

@@ -13,7 +13,7 @@ import numpy as np
 from fedhet.comparing.settings import PlannedRun
 from fedhet.methods.options import Config
 from fedhet.results.history import RunFiles, final_clients, read_run
-from fedhet.results.tables import UNDISCLOSED
+from fedhet.results.terminal import UNDISCLOSED
 from fedhet.utils.statistics import grouped, never_took_part
 
 CONFIDENCE = 0.95

@@ -31,7 +31,7 @@ from fedhet.methods import registry
 from fedhet.methods.options import Value
 from fedhet.results.history import read_run
 from fedhet.results.report import Section
-from fedhet.results.tables import format_bytes, format_seconds, format_value
+from fedhet.results.terminal import format_bytes, format_seconds, format_value
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import grouped
 

@@ -15,7 +15,7 @@ from fedhet.comparing import measures
 from fedhet.comparing.measures import VariantResult
 from fedhet.comparing.settings import EQUAL_MODEL
 from fedhet.results.figures import INK, draw_line, label_axes, look, new_figure
-from fedhet.results.tables import format_bytes, format_seconds, format_value
+from fedhet.results.terminal import format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
 
 _WORDS = ("method", "models")

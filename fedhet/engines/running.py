@@ -31,7 +31,7 @@ from fedhet.methods.options import Config, keys_that
 from fedhet.results.history import Row, read_history, read_run, showing
 from fedhet.results.observers import Observer
 from fedhet.results.recorder import check_folder, resuming
-from fedhet.results.tables import headline
+from fedhet.results.terminal import headline
 from fedhet.server.app import serve
 from fedhet.server.run import new_folder
 from fedhet.tasks import Task
@@ -160,7 +160,7 @@ def _checked_here(config: Config, functions: UserFunctions) -> Config:
 
 def progress_line(folder: Path) -> Observer:
     """Return an observer that shows the progress of a run in a folder that was started from Python."""
-    from fedhet.results.progress import ProgressLine
+    from fedhet.results.terminal import ProgressLine
 
     if text.console().is_jupyter:  # a cell keeps what is printed, line by line
         return ProgressLine(text.console(force_jupyter=False, force_terminal=False, width=100), folder)

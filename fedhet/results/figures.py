@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from fedhet.results.history import RunFiles, TestSet, Which, final_clients, learning_curve, scored_curve
-from fedhet.results.tables import UNDISCLOSED
+from fedhet.results.terminal import UNDISCLOSED
 from fedhet.utils.files import write_whole
 from fedhet.utils.statistics import grouped
 

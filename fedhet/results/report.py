@@ -15,7 +15,7 @@ from urllib.parse import quote
 from fedhet.config import configuration
 from fedhet.errors import FedhetError
 from fedhet.results.history import RunFiles, last_round, read_run, showing
-from fedhet.results.tables import absence, by_architecture, format_bytes, format_seconds, format_value, stage
+from fedhet.results.terminal import absence, by_architecture, format_bytes, format_seconds, format_value, stage
 from fedhet.utils.files import write_text
 from fedhet.utils.statistics import STATISTICS, client_order, grouped
 from fedhet.utils.text import printable

@@ -21,8 +21,8 @@ from fedhet.methods.method import Method
 from fedhet.methods.options import Config
 from fedhet.models.representation import precision
 from fedhet.results.observers import Observer
-from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import recorded
+from fedhet.results.terminal import ProgressLine
 from fedhet.server import EvaluateFunction, FederatedStrategy
 from fedhet.server.reporter import VALIDATION
 from fedhet.server.run import run_folder

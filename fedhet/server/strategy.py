@@ -23,8 +23,8 @@ from fedhet.messages.protocol import JOIN
 from fedhet.methods import registry
 from fedhet.methods.options import Config, Value
 from fedhet.results.observers import Observer
-from fedhet.results.progress import ProgressLine
 from fedhet.results.recorder import RunDirectory, recorded
+from fedhet.results.terminal import ProgressLine
 from fedhet.server.aggregation import Aggregator
 from fedhet.server.federation import Federation, await_nodes
 from fedhet.server.flower_loop import OFFERED, EvaluateFunction, FlowerLoop

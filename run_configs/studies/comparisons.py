@@ -23,7 +23,7 @@ from fedhet.comparing.measures import Difference, holm, paired_difference
 from fedhet.comparing.settings import variants_of
 from fedhet.config.configuration import read, resolve, run_configs
 from fedhet.methods.registry import module_of
-from fedhet.results.tables import format_bytes
+from fedhet.results.terminal import format_bytes
 from fedhet.utils.files import read_csv, write_text
 
 HERE = Path(__file__).resolve().parent

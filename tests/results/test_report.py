@@ -12,7 +12,7 @@ from fedhet.engines.running import RunResult
 from fedhet.results.figures import WIDTH, run_figures
 from fedhet.results.history import read_run
 from fedhet.results.report import compare_folders, write_report
-from fedhet.results.tables import closing_table
+from fedhet.results.terminal import closing_table
 from fedhet.utils.text import console
 
 VOID = {"meta", "br", "link", "img", "hr"}

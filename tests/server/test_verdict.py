@@ -13,7 +13,7 @@ from fedhet.config import configuration
 from fedhet.engines.running import RunResult, run_locally
 from fedhet.errors import FedhetError
 from fedhet.results.history import read_run
-from fedhet.results.tables import headline
+from fedhet.results.terminal import headline
 from fedhet.testing import COMMON
 from fedhet.utils.statistics import never_took_part
 

@@ -13,7 +13,7 @@ from fedhet.errors import FedhetError
 from fedhet.methods.included.distillation import FedDFOptions
 from fedhet.models import registry as models
 from fedhet.results.history import read_run
-from fedhet.results.tables import headline
+from fedhet.results.terminal import headline
 from fedhet.training import evaluate
 from fedhet.utils.randomness import seeded, torch_generator
 from tests.strategies.by_hand import (

@@ -1,18 +1,26 @@
-"""Tables for a terminal, and functions that format numbers in tables, reports and figures."""
+"""What a terminal shows of a run: its progress and its closing table; functions that format numbers.
+
+Progress is an updated line on a terminal, and a line for each round elsewhere.
+"""
 
 import math
+import time
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+
+from rich import progress
+from rich.console import Console
+from rich.table import Column, Table
 
 from fedhet.methods.method import ABSENT
-from fedhet.results.history import RunFiles, final_clients, last_round, read_run
+from fedhet.results.history import RunFiles, final_clients, last_round, read_history, read_run, scored_curve
+from fedhet.results.observers import Observer, RoundReport, RunInfo
 from fedhet.utils.statistics import STATISTICS
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from fedhet.utils.text import printable
 
 UNDISCLOSED = "undisclosed"
+SECONDS = 30.0
+"""Time between lines about the clients that have answered the handshake."""
 
 
 def format_bytes(number: float) -> str:
@@ -112,10 +120,8 @@ def stage(run: RunFiles, which: str) -> str:
     return "" if named else f"after local training; as received, after the last aggregation, {format_value(other)}"
 
 
-def closing_table(folder: Path | str) -> "Table | str":
+def closing_table(folder: Path | str) -> Table | str:
     """Return the table that `fedhet run` prints at the end, or only its `headline` if no client was evaluated."""
-    from rich.table import Column, Table
-
     run = read_run(folder)
     lines = by_architecture(run)
     if not lines:
@@ -128,3 +134,77 @@ def closing_table(folder: Path | str) -> "Table | str":
     table.add_section()
     table.add_row(*total, style="bold")
     return table
+
+
+class ProgressLine(Observer):
+    """Observer that shows a run's round, clients, accuracy, bytes and times; `folder` has earlier rounds, if any."""
+
+    def __init__(self, console: Console, folder: Path | None = None) -> None:
+        self._console, self._folder = console, folder
+        text = [progress.TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[news]}")]
+        bar = [progress.BarColumn()] if console.width >= 100 else []
+        times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+        columns = text[0], *bar, progress.MofNCompleteColumn(), text[1], *times
+        self._live = progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._live.add_task("", total=None, news="")
+        self._bytes = self._last = 0
+        self._started = self._told = time.monotonic()
+        self._news, self._numbers = "", list[str]()
+
+    def prepare(self, name: str, doing: str) -> None:
+        """Show the line before the run starts, with a description of the current step."""
+        self._live.update(self._task, description=printable(name), news=doing)
+        self._live.start()
+
+    def started(self, run: RunInfo, first: int, last: int) -> None:
+        """Show the line with the progress of rounds."""
+        self._last, self._started = last, time.monotonic()
+        earlier = read_history(self._folder) if self._folder and first > 1 else []
+        for row in (row for row in earlier if row["round"] < first):
+            self._started -= row["timing"]["seconds"]
+            self._bytes += row["bytes_up"] + row["bytes_down"]
+        self._live.update(self._task, total=last, completed=first - 1)
+        self.prepare(run.method, "")
+
+    def answered(self, done: int, asked: int) -> None:
+        """Show how many clients have replied in the current round; without a terminal, only in the handshake."""
+        self._live.update(self._task, news=", ".join([f"{done} of {asked} clients", *self._numbers]))
+        if self._live.disable and not self._last and time.monotonic() - self._told > SECONDS:
+            self._told = time.monotonic()
+            self._say(f"{done} of {asked} clients have answered the handshake")
+
+    def round(self, run: RunInfo, report: RoundReport) -> None:
+        """Update the line on a terminal, or print a new line without a terminal."""
+        row, final = report.row, bool(report.row.get("final"))
+        self._bytes += row["bytes_up"] + row["bytes_down"]
+        number = len(row["participants"])
+        clients = [f"{number} client{'s' * (number > 1)}"] if number else []
+        when = " after the last aggregation" if final else " before aggregation"
+        when *= run.traits.scored == "received" and (self._live.disable or final)
+        parts = [f"{run.metric} {accuracy:.3f}{when}" for _, accuracy in scored_curve([row], run.traits.scored)]
+        parts += [f"{len(row['failures'])} failures"] if row["failures"] else []
+        self._numbers = [*parts, format_bytes(self._bytes)]
+        self._news = ", ".join([*clients, *self._numbers])
+        self._last = max(self._last, row["round"] - final)  # some methods determine it themselves
+        self._live.update(self._task, completed=min(row["round"], self._last), news=self._news)
+        if self._live.disable and row["round"] and not final:
+            left = (time.monotonic() - self._started) / row["round"] * (self._last - row["round"])
+            self._say(f"round {row['round']}/{self._last}: {self._news}, {left:.0f} s left")
+
+    def failed(self, run: RunInfo, error: BaseException) -> None:
+        """Remove the progress line."""
+        self.close()
+
+    def finished(self, run: RunInfo) -> None:
+        """Replace the line by a summary."""
+        self.close()
+        rounds = "1 round" if self._last == 1 else f"{self._last} rounds"
+        self._say(f"{run.method}: {rounds} in {time.monotonic() - self._started:.0f} s, {self._news}")
+
+    def close(self) -> None:
+        """Remove the progress line."""
+        if not self._live.disable:
+            self._live.stop()
+
+    def _say(self, line: str) -> None:
+        self._console.print(printable(line), markup=False, highlight=False)

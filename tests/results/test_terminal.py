@@ -1,0 +1,123 @@
+"""The progress and the tables that a terminal shows."""
+
+import io
+import json
+import re
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+from synthetic_runs import history_row
+
+from fedhet.methods.method import Traits
+from fedhet.results.history import final_clients, read_clients, read_run
+from fedhet.results.observers import RoundReport, RunInfo
+from fedhet.results.state import State
+from fedhet.results.terminal import ProgressLine, by_architecture, closing_table, format_bytes, headline
+
+
+def printed(table, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 KB"), (4_560_000, "4.56 MB"), (999_400, "999 KB"), (999_600, "1.00 MB")],
+)
+def test_bytes_in_decimal_units(number, text):
+    assert format_bytes(number) == text
+
+
+def test_rows_by_architecture_and_their_total(make_run):
+    folder = make_run(clients=12, architectures=["wide", "deep"])
+    final = final_clients(read_clients(folder))
+    heading, *rows = by_architecture(read_run(folder))
+    assert heading == ["architecture", "clients", "examples", "mean accuracy", "min", "max", "mean loss"]
+    assert [row[:2] for row in rows] == [["deep", "6"], ["wide", "6"], ["all", "12"]]
+    for row, members in zip(rows, (final[1::2], final[::2], final), strict=True):
+        accuracies = [client.accuracy for client in members]
+        numbers = (fmean(accuracies), min(accuracies), max(accuracies), fmean(client.loss for client in members))
+        assert row[2] == str(sum(client.examples for client in members))
+        assert row[3:] == [f"{number:.3f}" for number in numbers]
+
+
+def test_closing_table(make_run):
+    text = " ".join(printed(closing_table(make_run(failures={2: [{"client": "1", "reason": "gone"}]}))).split())
+    for part in (
+        "fedhenn on digits",
+        "cnn-3-3",
+        "all",
+        "no global model",
+        "19.3 MB up, 32.9 MB down",
+        "61.2 s",
+        "failures: 1",
+    ):
+        assert part in text
+    with_global = printed(closing_table(make_run("other", has_global=True, architectures=[""])))
+    assert "global accuracy 0." in with_global
+    assert "undisclosed" in with_global
+
+
+def test_closing_table_of_failed_and_unfinished_runs(make_run):
+    assert "FAILED" in printed(closing_table(make_run(status="failed")))
+    assert "unfinished, 4 rounds recorded" in printed(closing_table(make_run("killed", rounds=4, status=None)))
+    assert "all" not in printed(closing_table(make_run("dark", rounds=2, status=None, evaluate_every=5)))
+
+
+def test_the_headline_tells_of_unseen_clients(make_run):
+    line = headline(read_run(make_run(unseen_clients=True)))
+    assert "unseen clients 0.700 as received, 0.800 after 1 epochs alone (from scratch 0.400)" in line
+
+
+def told(terminal: bool, width: int = 160, folder: Path | None = None) -> str:
+    out = io.StringIO()
+    line = ProgressLine(Console(file=out, force_terminal=terminal, width=width), folder)
+    run = RunInfo("fedavg", Traits(), State())
+    line.prepare("run", "reading data")
+    first = 2 if folder else 1
+    line.started(run, first, 2)
+    for round, accuracy in ((1, 0.25), (2, 0.5), (3, 0.75))[first - 1 :]:
+        line.answered(1, 2)
+        row = {"round": round, "participants": ["0", "1"], "failures": [], "bytes_up": 500, "bytes_down": 500}
+        row |= {"received": {"accuracy": {"weighted": accuracy}}, "final": round == 3}
+        line.round(run, RoundReport(row, []))
+    line.finished(run)
+    return out.getvalue()
+
+
+def test_the_last_line_stays():
+    for terminal in (True, False):
+        last = told(terminal).rstrip().splitlines()[-1]
+        assert "fedavg: 2 rounds in 0 s, 2 clients, accuracy 0.750 after the last aggregation, 3.00 KB" in last
+    assert "reading data" in told(True)
+    assert "round 1/2: 2 clients, accuracy 0.250 before aggregation, 1.00 KB" in told(False)
+
+
+def test_eighty_columns_have_both_times(monkeypatch):
+    old = Progress.update
+    monkeypatch.setattr(
+        "rich.progress.Progress.update", lambda self, *args, **news: (old(self, *args, **news), self.refresh())
+    )
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", told(True, width=80)).replace("\r", "\n").splitlines()
+    lines = [line.rstrip() for line in shown if line.startswith("fedavg ") and "last aggregation" not in line]
+    assert "fedavg 1/2 1 of 2 clients, accuracy 0.250, 1.00 KB 0:00:00 -:--:--" in lines
+    assert all(len(line) <= 80 and "\u2026" not in line for line in lines)
+
+
+def test_a_resumed_run_counts_all_its_rounds(tmp_path):
+    row = history_row(1, bytes_up=1000, bytes_down=1000, timing={"seconds": 60.0})
+    (tmp_path / "history.jsonl").write_text(json.dumps(row) + "\n")
+    last = told(False, folder=tmp_path).rstrip().splitlines()[-1]
+    assert "fedavg: 2 rounds in 60 s, 2 clients, accuracy 0.750 after the last aggregation, 4.00 KB" in last
+
+
+def test_a_long_handshake_is_told_without_a_terminal(monkeypatch):
+    monkeypatch.setattr("fedhet.results.terminal.SECONDS", 0.0)
+    out = io.StringIO()
+    line = ProgressLine(Console(file=out, force_terminal=False, width=160))
+    line.answered(3, 1000)
+    assert out.getvalue() == "3 of 1000 clients have answered the handshake\n"
