@@ -170,9 +170,8 @@ def write_report(folder: Path | str) -> Path:
         figures = run_figures(run)
         for name, figure in figures.items():
             save_png(figure, run.folder / "figures" / f"{name}.png")
-        captions = dict(_CAPTIONS)
-        if run.personal == "received" and run.accuracy("trained") is not None:
-            captions["accuracy"] += _BEFORE
+        before = _BEFORE if run.personal == "received" and run.accuracy("trained") is not None else ""
+        captions = _CAPTIONS | {"accuracy": _CAPTIONS["accuracy"] + before}
         content = {"lines": _status(run), "facts": _facts(run), "pictures": _pictures(figures, captions)}
         write_text(path, _render(PAGE, title=run.title, sections=_sections(run), **content))
     return path
@@ -221,13 +220,11 @@ def _settings(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _about(run: RunFiles) -> str:
-    done = last_round(run.rows)
+    done, summary = last_round(run.rows), run.summary or {}
     wanted, seed = (run.settings.get(key, "?") for key in ("rounds", "seed"))
+    if isinstance(wanted, int) and wanted:
+        wanted += bool(run.settings.get("closing-epochs"))  # which are a round
     rounds = f"{done} of {wanted} rounds" if wanted else f"{done} rounds"  # 0: settled by the method
-    if isinstance(wanted, int) and wanted and run.settings.get("closing-epochs"):
-        last = ", the last of them of closing epochs" if done > wanted else ""
-        rounds = f"{done} of {wanted + 1} rounds{last}"
-    summary = run.summary or {}
     engine = f", engine {summary.get('engine', '?')}" if summary else ""
     where = f", on {', '.join(summary['devices'])}" if summary.get("devices") else ""
     return f"{rounds}, seed {seed}{engine}{where}"
