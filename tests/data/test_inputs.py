@@ -118,6 +118,7 @@ def collated(client):
 )
 def test_networks_of_several_inputs_train(tmp_path, data, method):
     settings = {"method": method, "clients": 2, "rounds": 2, "local-epochs": 2, "workers": 1}
+    settings |= {"fedmd.public-epochs": 0} if method == "fedmd" else {}
     run = fedhet.run(
         settings, model=lambda client: Bag(6 + 2 * client.partition_id), data=data, out=tmp_path / "run", progress=False
     )
