@@ -156,13 +156,7 @@ class Client:
             return self.transform(inputs)
         return self.transform(self.augment(inputs, generator))
 
-    def read(
-        self,
-        inputs: Tensor | LazyInputs,
-        *,
-        until: Representation | None = None,
-        rows: int = BATCH,
-    ) -> Tensor:
+    def read(self, inputs: Tensor | LazyInputs, *, until: Representation | None = None, rows: int = BATCH) -> Tensor:
         """Return the network's outputs for raw inputs in evaluation mode (see `fedhet.training.read`)."""
         return read(self.model, inputs, self.transform, until=until, rows=rows)
 

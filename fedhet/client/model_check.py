@@ -160,23 +160,21 @@ def _is_head_of(head: Captured, outputs: Tensor) -> bool:
 def check_public_dataset(client: Client, *, labelled: bool) -> None:
     """Raise an error if the client's network cannot process the public dataset or, if `labelled`, learn its labels."""
     public, example = client.public, client.data.train.inputs[:1]
-    there, here = (
-        {name: list(part.shape[1:]) for name, part in parts_of(inputs).items()} for inputs in (public.inputs, example)
-    )
     expected, shape = example.shape, public.inputs.shape
+    alike = parts_of(example).keys() == parts_of(public.inputs).keys() and len(shape) == len(expected)
     free = len(expected) == 3 or isinstance(example, Inputs)  # sequences, and texts padded to the longest one
-    if there.keys() != here.keys() or len(shape) != len(expected) or (shape[1] != expected[1] and not free):
+    if not alike or (shape[1] != expected[1] and not free):
         raise WireError(
-            f"the server's public dataset has {_listed(there)}, but this client's examples have {_listed(here)}: "
-            "choose a public dataset with the same inputs"
+            f"the server's public dataset has {_shapes(public.inputs)}, but this client's examples have "
+            f"{_shapes(example)}: choose a public dataset with the same inputs"
         )
     labels = public.labels if labelled else None
     if labels is not None and (problem := client.task.problem(client.read(public.inputs[:2]), labels)):
         raise DataError(f"the client cannot learn from the public dataset: {problem}")
 
 
-def _listed(shapes: dict[str, list[int]]) -> str:
-    return ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
+def _shapes(inputs: Tensor) -> str:
+    return ", ".join(f"{name} of shape {list(part.shape[1:])}" for name, part in parts_of(inputs).items())
 
 
 # ---- are task, network and data those with which the run began?

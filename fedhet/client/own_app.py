@@ -32,12 +32,7 @@ COUNT = "num-examples"
 
 
 def wrap(
-    app: ClientApp,
-    model: Any,
-    *,
-    accuracy: str = "eval_acc",
-    loss: str = "eval_loss",
-    train_loss: str = "train_loss",
+    app: ClientApp, model: Any, *, accuracy: str = "eval_acc", loss: str = "eval_loss", train_loss: str = "train_loss"
 ) -> ClientApp:
     """Return a ClientApp that serves fedhet's strategies with the train and evaluate functions of your own ClientApp.
 

@@ -149,8 +149,8 @@ class Policy:
             for name, array in arrays.items():
                 bytes_of[_kind_of(group, name, side)] += array.nbytes
         told = {side.traits.sends.get(name, STRUCTURE) for name in reply.payload.values}
-        measured = reply.measured or reply.further or reply.evaluated or reply.train_loss is not None
-        told |= {METRICS} if measured else set()
+        if reply.measured or reply.further or reply.evaluated or reply.train_loss is not None:
+            told.add(METRICS)
         kinds = [f"{kind} ({size} bytes)" for kind, size in sorted(bytes_of.items())]
         return ", ".join([*kinds, *sorted(told - bytes_of.keys()), "numbers of examples"])
 
