@@ -79,7 +79,7 @@ def resolve(
     common, method_values = _values_of(method, {**defaults, **layers}, problems)
     if method and common.get("rounds") == 0 and not method.settles_rounds:
         problems.append(f"rounds = 0: {method.name} does not determine the number of rounds itself: set at least 1")
-    problems += conflicts(common, numbers=not problems)
+    problems += conflicts(common)
     if problems or method is None:
         raise ConfigError("\n".join(problems))
     config = Config(

@@ -22,11 +22,8 @@ SUPPLIED: dict[OwnPart, str] = {
 """Descriptions of what a user passes."""
 
 
-def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
-    """Return a message for each unknown name (of a data set, partition, model, log or device) and each contradiction.
-
-    Without `numbers`, only names are checked, for a configuration with invalid numbers.
-    """
+def conflicts(common: Mapping[str, Any]) -> list[str]:
+    """Return a message for each unknown name, such as of a data set or model, and for each contradiction."""
     from fedhet import data, models
 
     config = Config(**common)
@@ -36,24 +33,21 @@ def conflicts(common: Mapping[str, Any], *, numbers: bool) -> list[str]:
         ("partition", config.partition, data.partitions()),
     ]
     problems = [nearest(key, name, known) for key, name, known in named if name not in known]
-    problems += _problem(lambda: check_device_name(config.device))
-    if not numbers:
-        return problems + _problem(lambda: models.expand(config.architectures))
-    problems += _problem(lambda: models.deal(config.architectures, config.assign, config.clients, config.seed))
-    problems += _problem(lambda: config.resources)
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_device_name(config.device),
+        lambda: models.expand(config.architectures),
+        lambda: config.resources,
+    )
+    for check in checks:
+        try:
+            check()
+        except FedhetError as error:
+            problems.append(str(error))
     if config.min_clients > config.clients and "clients" in common:
         problems.append(f"min-clients = {config.min_clients}: must be at most clients = {config.clients}")
     if config.unseen_clients >= config.clients and "clients" in common:
         problems.append(f"unseen-clients = {config.unseen_clients}: must be fewer than clients = {config.clients}")
     return problems
-
-
-def _problem(check: Callable[[], object]) -> list[str]:
-    try:
-        check()
-    except FedhetError as error:
-        return [str(error)]
-    return []
 
 
 class Reason(NamedTuple):

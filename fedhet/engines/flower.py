@@ -63,7 +63,7 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
     federation = _federation(config) if simulated else []
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="fedhet-") as temporary, ExitStack() as stack:
         work = Path(temporary)
-        run_config, output = work / "run.toml", work / "run.log"
+        run_config = work / "run.toml"
         run_config.write_text(to_toml(_run_config(config, folder, resume, simulated)), encoding="utf-8")
         words = ["flwr", "run", str(make_app(work / "app")), config.engine, "--stream", "--run-config", str(run_config)]
         # Flower may start a SuperLink of its own that stays, so its folder must stay and hold no code.
@@ -77,13 +77,10 @@ def run_on_flower(config: Config, folder: Path, *, resume: bool, observers: Sequ
         run = RunInfo(config.method_name, registry.traits(config), State())
         watch = _Watch(run, config.rounds + bool(config.closing_epochs), folder, observers)
         try:
-            _follow([*words, *federation], place, environment, config.engine, output, watch)
+            _follow([*words, *federation], place, environment, config.engine, work / "run.log", watch)
         except BaseException as error:  # Ctrl-C and SIGTERM among them
             watch.end(error)
             raise
-        finally:
-            if simulated and folder.is_dir() and output.is_file():
-                shutil.copyfile(output, folder / "flower.log")
         watch.end()
 
 
