@@ -154,7 +154,6 @@ def check(config: Config, *, own_model: bool = False, own_data: bool = False) ->
         return
     try:
         _split(_data_keys(config), config.clients, config.seed)
-        public_dataset_for(config.method_name, traits.public, public_dataset(config))
         if not own_model:
             _check_models(config, traits)
     except FedhetError as error:
@@ -176,7 +175,7 @@ def _check_models(config: Config, traits: Traits) -> None:
         alike = "one architecture in any widths" if traits.networks == "widths" else "equal architectures"
         raise ConfigError(f"{config.method_name} needs {alike}, not {', '.join(dealt)}: set one in architectures")
     batch = dataset.transform(dataset.train.inputs[:2])
-    shared: dict[str, tuple[str, list[int]]] = {}
+    shared: dict[str, tuple[str, list[int]]] = {}  # by key: the first architecture that has it, and its shape
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for name in dealt:
             model = models.build(name, dataset.input_shape, dataset.classes).eval()
@@ -186,9 +185,17 @@ def _check_models(config: Config, traits: Traits) -> None:
             except Exception as error:  # whatever a registered model raises
                 why = f"inputs of shape {dataset.input_shape} and {batch.dtype} raise {type(error).__name__}: {error}"
                 raise ModelError(f"model {name!r}: {error if isinstance(error, ValueError) else why}") from error
-            if not config.options.changes_heads:
-                network = NetworkDescription(model, representation.head, name)
-                _check_shared(config.method_name, traits, network, shared)
+            if config.options.changes_heads or traits.networks == "widths" or not traits.shares.averaged:
+                continue
+            network, tensors = NetworkDescription(model, representation.head, name), model.state_dict()
+            for array, key in traits.shares.names(network, tensors, statistics=True).items():
+                here = list(tensors[array].shape)
+                owner, shape = shared.setdefault(key, (name, here))
+                if here != shape:
+                    raise ConfigError(
+                        f"{config.method_name} averages {key} over clients, but its shape is {here} in {name} and "
+                        f"{shape} in {owner}: choose architectures in which these shapes are equal"
+                    )
 
 
 def must_be_equal(config: Config) -> bool:
@@ -214,23 +221,6 @@ def _arrays(name: str, input_shape: tuple[int, ...], classes: int) -> dict[str, 
         with torch.random.fork_rng(devices=[]):
             tensors = models.build(name, input_shape, classes).state_dict()
     return {key: (tensor.ndim, tensor.nbytes) for key, tensor in tensors.items()}
-
-
-def _check_shared(
-    method: str, traits: Traits, network: NetworkDescription, known: dict[str, tuple[str, list[int]]]
-) -> None:
-    """Compare the shapes of averaged arrays with `known` (architecture and shape by shared key); add new keys."""
-    if traits.networks == "widths" or not traits.shares.averaged:
-        return
-    tensors = network.model.state_dict()
-    for name, key in traits.shares.names(network, tensors, statistics=True).items():
-        here = list(tensors[name].shape)
-        owner, shape = known.setdefault(key, (network.architecture, here))
-        if here != shape:
-            raise ConfigError(
-                f"{method} averages {key} over clients, but its shape is {here} in {network.architecture} and "
-                f"{shape} in {owner}: choose architectures in which these shapes are equal"
-            )
 
 
 def _place(client: ClientInfo) -> tuple[int, int]:
