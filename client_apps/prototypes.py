@@ -23,7 +23,7 @@ from fedhet.messages import Payload, load_into, to_arrays, to_tensor
 from fedhet.methods.included.prototypes import FDOptions, FedGenOptions, FedProtoOptions, LearnerOptions, WidthOptions
 from fedhet.methods.options import Config
 from fedhet.models import place_before
-from fedhet.models.generator import Generator, draw
+from fedhet.models.networks import Generator, draw
 from fedhet.models.representation import head_name
 from fedhet.training import BATCH, Loss, Prediction, Step, Term
 from fedhet.utils.text import log

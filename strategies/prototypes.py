@@ -31,7 +31,7 @@ from fedhet.errors import ModelError
 from fedhet.messages import Arrays, Payload, Reply, WireError, check, check_room, load_into, to_arrays
 from fedhet.methods.included import prototypes as declared
 from fedhet.methods.options import Options
-from fedhet.models.generator import Generator, draw
+from fedhet.models.networks import Generator, draw
 from fedhet.server import ArraysBy, Common, FederatedStrategy, State, in_order
 from fedhet.training import Loss, Optimisation, Phase, Step
 from fedhet.utils.randomness import torch_generator

@@ -270,17 +270,17 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a model without values": (
         lambda: run(lambda client: model(client).to("meta")),
-        "whose 0.weight is on the device meta",
+        "whose 0.weight has no values yet",
     ),
     "lazy statistics": (
         lambda: run(lambda client: nn.Sequential(nn.Linear(4, 2), nn.LazyBatchNorm1d(affine=False))),
-        "whose 1.running_mean has no shape yet",
+        "whose 1.running_mean has no values yet",
     ),
     "state that is no tensor": (
         lambda: run(lambda client: Extra()),
-        "whose _extra_state, from get_extra_state, is not",
+        "whose _extra_state cannot be sent",
     ),
-    "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing is empty, of shape (0,)"),
+    "an empty parameter": (lambda: run(lambda client: empty()), "whose nothing cannot be sent"),
     "a head that is read": (
         lambda: run(lambda client: Head(), method="fedproto"),
         "reads the weight of its head: let it call",

@@ -20,7 +20,7 @@ from fedhet.methods.method import Traits
 from fedhet.methods.options import Config, Options
 from fedhet.methods.sharing import NetworkDescription
 from fedhet.models.copies import Kind, Start, kinds_of
-from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision, scores_of
+from fedhet.models.representation import ROWS_AT_ONCE, Representation, in_precision
 from fedhet.tasks import Task
 from fedhet.training import BATCH, Loss, Optimisation, Phase, Privacy, Trained, learning_rate, read, reestimate
 from fedhet.utils.randomness import derive_seed, torch_generator
@@ -86,7 +86,7 @@ class Client:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the network's arrays, in the order of its state dict."""
-        return self.representation.names
+        return tuple(self.tensors)
 
     @property
     def head(self) -> str:
@@ -162,8 +162,8 @@ class Client:
 
     def scores(self, inputs: Tensor, kind: Literal["logits", "probabilities"]) -> Tensor:
         """Return class scores (n, C) for raw inputs in evaluation mode."""
-        outputs = self.read(inputs, rows=ROWS_AT_ONCE)
-        return scores_of(self.task.outputs.scores(outputs), len(inputs), kind)
+        scores = self.task.outputs.scores(self.read(inputs, rows=ROWS_AT_ONCE)).float()
+        return scores.softmax(1) if kind == "probabilities" else scores
 
     def check_classes(self, *, outputs: bool = False) -> None:
         """Raise `DataError` unless each example has one class and, with `outputs`, each class has one output."""

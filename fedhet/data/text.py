@@ -18,7 +18,7 @@ from fedhet.data.examples import DataSet, Examples, Indices, Owners
 from fedhet.data.files import locate_one, read, rows_of
 from fedhet.data.registry import register_dataset
 from fedhet.errors import DataError
-from fedhet.models.text import VOCABULARY
+from fedhet.models.networks import VOCABULARY
 from fedhet.tasks import Task
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -1,8 +1,7 @@
 """Built-in models, access to models by name, and the assignment of models to clients."""
 
 from fedhet.models import families as families
-from fedhet.models import images as images
-from fedhet.models import text as text
+from fedhet.models import networks as networks
 from fedhet.models.registry import FAMILIES as FAMILIES
 from fedhet.models.registry import build as build
 from fedhet.models.registry import build_auxiliary as build_auxiliary

@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import getclosurevars, unwrap
@@ -29,13 +29,7 @@ _used: WeakSet[nn.Module] = WeakSet()
 class _ComputedTensors(TorchFunctionMode):
     """A mode in which `copy.deepcopy` also copies computed tensors, such as caches and the weights of `weight_norm`."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
             return args[1].setdefault(id(args[0]), args[0].detach().clone())
         return func(*args, **(kwargs or {}))
@@ -133,25 +127,16 @@ def unusable(model: Any) -> str:
     if isinstance(model, torch.jit.ScriptModule):
         return ", whose modules TorchScript hides: return the nn.Module from which it was compiled"
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    if lazy := next((each for each, tensor in tensors if is_lazy(tensor)), None):
-        return (
-            f" whose {lazy} has no shape yet: pass one example through it, model(torch.zeros(1, ...)), before the "
-            "function returns it"
-        )
-    if meta := next((each for each, tensor in tensors if tensor.is_meta), None):
-        return f" whose {meta} is on the device meta, which has no values: create it on the CPU"
+    if absent := next((each for each, tensor in tensors if is_lazy(tensor) or tensor.is_meta), None):
+        return f" whose {absent} has no values yet: create it on the CPU, and run lazy modules on an example first"
     modules = model.named_modules()
     if sparse := next((each for each, module in modules if getattr(module, "sparse", False) is True), None):
         return f" whose {sparse} has sparse gradients, which optimisers and averages do not take: set sparse=False"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return " without a parameter that requires gradients: leave at least the head to train"
     for each, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            return f" whose {each}, from get_extra_state, is not a tensor and cannot be sent: register it as a buffer"
-        if value.is_complex():
-            return f" whose {each} holds complex numbers, which cannot be sent or saved: use real numbers"
-        if not value.numel():
-            return f" whose {each} is empty, of shape {tuple(value.shape)}, and cannot be sent: remove it"
+        if not isinstance(value, Tensor) or value.is_complex() or not value.numel():
+            return f" whose {each} cannot be sent, as it is empty, complex or no tensor (get_extra_state): remove it"
     return ""
 
 

@@ -14,13 +14,12 @@ out. Networks whose names end with "b" are wider and deeper.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.models.images import Activation, Classifier, ResidualBlock, convolution, image_shape
+from fedhet.models.networks import Activation, Classifier, ResidualBlock, convolution, image_shape
 from fedhet.models.registry import FAMILIES, register_model
 
 LARGE = 128
@@ -115,22 +114,15 @@ class SqueezeExcitation(nn.Module):
 class InvertedResidual(nn.Module):
     """Expanding 1 x 1, depthwise and projecting 1 x 1 convolutions, with optional squeeze and excitation.
 
-    There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). The depthwise convolution
-    has `expanded` channels and the given `stride` and `kernel` size.
+    There is a shortcut if input and output have the same shape (Sandler et al., CVPR 2018). `widths` are the channels
+    of input, depthwise convolution and output; `stride` and `kernel` are the depthwise convolution's.
     """
 
     def __init__(
-        self,
-        fan_in: int,
-        expanded: int,
-        fan_out: int,
-        stride: int,
-        *,
-        kernel: int,
-        activation: Activation,
-        gate: Callable[[], nn.Module] | None,
+        self, widths: Sequence[int], stride: int, kernel: int, activation: Activation, gate: Activation | None
     ):
         super().__init__()
+        fan_in, expanded, fan_out = widths
         layers = [] if expanded == fan_in else [convolution(fan_in, expanded, kernel=1, activation=activation)]
         layers.append(convolution(expanded, expanded, stride, kernel=kernel, groups=expanded, activation=activation))
         gates = [] if gate is None else [gate()]
@@ -147,21 +139,14 @@ class StagedNetwork(nn.Module):
     """A network of a stem, four stages, an expanding 1 x 1 convolution, global average pooling, and `head`.
 
     Images must be at least 8 x 8. `widths` and `depths` are the numbers of channels and blocks of stages; the stem has
-    the width of the first stage. The last convolution multiplies the channels by `widened`; it is left out for 1.
+    the width of the first stage. `family` is one of `_FAMILIES`.
     """
 
     def __init__(
-        self,
-        input_shape: tuple[int, ...],
-        classes: int,
-        *,
-        widths: Sequence[int],
-        depths: Sequence[int],
-        block: Block,
-        activation: Activation,
-        widened: int = 1,
+        self, input_shape: tuple[int, ...], classes: int, *, widths: Sequence[int], depths: Sequence[int], family: str
     ):
         super().__init__()
+        block, activation, widened = _FAMILIES[family]
         channels, width = image_shape(input_shape, smallest=8)[0], widened * widths[-1]
         self.stem = convolution(channels, widths[0], activation=activation)
         last = convolution(widths[-1], width, kernel=1, activation=activation) if widened > 1 else nn.Identity()
@@ -183,7 +168,7 @@ def _mbconv(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (4, 3))[stage]
     expanded = expansion * fan_in
     gate = partial(SqueezeExcitation, expanded, fan_in // 4, nn.SiLU, nn.Sigmoid)
-    return InvertedResidual(fan_in, expanded, fan_out, stride, kernel=kernel, activation=nn.SiLU, gate=gate)
+    return InvertedResidual((fan_in, expanded, fan_out), stride, kernel, nn.SiLU, gate)
 
 
 def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
@@ -191,19 +176,19 @@ def _mobile(stage: int, fan_in: int, fan_out: int, stride: int) -> nn.Module:
     expansion, kernel = ((1, 3), (4, 3), (4, 5), (6, 5))[stage]
     expanded, activation = expansion * fan_in, nn.ReLU if stage < 2 else nn.Hardswish
     gate = None if stage == 1 else partial(SqueezeExcitation, expanded, expanded // 4, nn.ReLU, nn.Hardsigmoid)
-    return InvertedResidual(fan_in, expanded, fan_out, stride, kernel=kernel, activation=activation, gate=gate)
+    return InvertedResidual((fan_in, expanded, fan_out), stride, kernel, activation, gate)
 
 
-_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    # ResNet-18 (He et al., CVPR 2016)
-    "resnet": {"block": lambda stage, *shape: ResidualBlock(*shape), "activation": nn.ReLU},
-    "efficientnet": {"block": _mbconv, "activation": nn.SiLU, "widened": 4},  # Tan and Le, ICML 2019
-    "mobilenet": {"block": _mobile, "activation": nn.Hardswish, "widened": 6},  # MobileNetV3 (Howard et al., ICCV 2019)
+_FAMILIES: Mapping[str, tuple[Block, Activation, int]] = {
+    "resnet": (lambda stage, *shape: ResidualBlock(*shape), nn.ReLU, 1),  # ResNet-18 (He et al., CVPR 2016)
+    "efficientnet": (_mbconv, nn.SiLU, 4),  # Tan and Le, ICML 2019
+    "mobilenet": (_mobile, nn.Hardswish, 6),  # MobileNetV3 (Howard et al., ICCV 2019)
 }
+"""Block, activation, and factor by which the last convolution multiplies the channels (1: no such convolution)."""
 
 # The first three are one of each family.
 for _size, _widths, _depths in (("a", (8, 12, 16, 24), (1, 1, 1, 1)), ("b", (8, 16, 24, 40), (1, 1, 2, 1))):
-    for _name, _options in _FAMILIES.items():
+    for _name in _FAMILIES:
         register_model(f"small-{_name}-{_size}", family="fedharm-small")(
-            partial(StagedNetwork, widths=_widths, depths=_depths, **_options)
+            partial(StagedNetwork, widths=_widths, depths=_depths, family=_name)
         )

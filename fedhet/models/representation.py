@@ -1,7 +1,7 @@
 """The representation of a network, which is the input of its head, and other values inside networks."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
@@ -106,6 +106,7 @@ class Representation:
         self.places: Literal["one", "tokens", "pixels"] = "one"
         self.what = what
         self._named = head and head_name(model, head)
+        self._by_output = what not in ("", *POOLED)
         if self._by_output:
             _submodule(model, what, " whose output could be the representation")
 
@@ -113,11 +114,6 @@ class Representation:
     def head(self) -> str:
         """Name of the head; raises a ModelError if no head is named and none is found."""
         return head_name(self.model, self._named)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names of the network's arrays, in the order of its state dict."""
-        return tuple(self.model.state_dict())
 
     @cached_property
     def precision(self) -> torch.dtype | None:
@@ -128,10 +124,6 @@ class Representation:
     def site(self) -> tuple[str, ...]:
         """Identifier of the value that `capture` captures, equal for all networks of one architecture."""
         return "input", self.head, self.places, self.what
-
-    @property
-    def _by_output(self) -> bool:
-        return self.what not in ("", *POOLED)
 
     @property
     def _module(self) -> nn.Module:
@@ -148,16 +140,12 @@ class Representation:
         named = any(type(each).__name__.endswith("ForSequenceClassification") for each in self.model.modules())
         return self.what if self.what in POOLED else "last" if named else ""
 
-    @contextmanager
-    def head_output(self) -> Iterator["Captured | None"]:
-        """Context manager that captures the head's output in forward passes, or yields None if there is no head."""
+    def head_output(self) -> AbstractContextManager["Captured | None"]:
+        """Return a context manager that captures the head's output in forward passes, or None without a head."""
         try:
-            output = Output(self.model, self.head)
+            return Output(self.model, self.head).capture()
         except ModelError:
-            yield None
-            return
-        with output.capture() as captured:
-            yield captured
+            return nullcontext()
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the representation `(n, d)` of n inputs, differentiably; the forward pass ends before the head.
@@ -214,11 +202,9 @@ class Representation:
 
     def _check(self, inputs: Mapping[str, Any] = MappingProxyType({}), *values: Callable[[], Any]) -> Tensor:
         """Check the captured value, the first of `values`, and return it pooled over pixels and tokens (see `pool`)."""
-        title = self._title
-        key = "representation" if self._by_output else "head"
+        title, key = self._title, "representation" if self._by_output else "head"
         if not values:
-            title = title.removeprefix("the input of ").removeprefix("the output of ")
-            raise ModelError(f"the forward pass did not call {title}; set {key} to a module that it calls")
+            raise ModelError(f"the forward pass did not compute {title}; set {key} to a module that it calls")
         value, first = values[0](), next(iter(inputs.values()), None)
         rows = len(first) if isinstance(first, Tensor) and first.ndim else None
         if isinstance(value, Tensor):
@@ -261,18 +247,14 @@ class RandomStream:
         """Context manager in which the global generators of CPU and CUDA `devices` draw from this stream."""
         generators = {device: torch.cuda.default_generators[device.index] for device in devices}
         generators[torch.device("cpu")] = torch.default_generator
-        outside = {device: generator.get_state() for device, generator in generators.items()}
-        for device, generator in generators.items():
-            if device in self._states:
-                generator.set_state(self._states[device])
-            else:
-                generator.manual_seed(self._seed)
-        try:
-            yield
-        finally:
+        with torch.random.fork_rng([device.index for device in devices]):
             for device, generator in generators.items():
-                self._states[device] = generator.get_state()
-                generator.set_state(outside[device])
+                if device in self._states:
+                    generator.set_state(self._states[device])
+                else:
+                    generator.manual_seed(self._seed)
+            yield
+            self._states |= {device: generator.get_state() for device, generator in generators.items()}
 
 
 @contextmanager
@@ -291,19 +273,6 @@ def isolated(model: nn.Module, stream: RandomStream | None = None) -> Iterator[N
     finally:
         for current, originals in buffers:
             current.update(originals)
-
-
-def scores_of(logits: Tensor, count: int, kind: Literal["logits", "probabilities"]) -> Tensor:
-    """Return logits or probabilities `(n, C)` in float32 from a model's logits.
-
-    Raises a ModelError unless there is one vector for each of `count` examples.
-    """
-    if logits.ndim != 2 or len(logits) != count:
-        raise ModelError(
-            f"{kind} need a model with outputs of shape ({count}, classes), got outputs of shape {tuple(logits.shape)}"
-        )
-    logits = logits.float()
-    return logits.softmax(1) if kind == "probabilities" else logits
 
 
 def precision(model: nn.Module) -> torch.dtype | None:

@@ -137,7 +137,7 @@ def changed(change: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (lazy, "the model function returned a Sequential whose 0.weight has no shape yet"),
+        (lazy, "the model function returned a Sequential whose 0.weight has no values yet"),
         (scripted, "whose modules TorchScript hides"),
         (frozen, "the model function returned a Sequential without a parameter that requires gradients"),
         (changed(Tensor.mean), "the client's Changed returned outputs of shape () for 8 examples"),

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhet import models
 from fedhet.algorithms.graphs import LayerGraph, layer_graph
 
 
@@ -70,19 +69,3 @@ def test_shared_layers_are_one_node() -> None:
 )
 def test_layer_types(layer: nn.Module, shape: tuple[int, ...], type: str) -> None:
     assert types(layer_graph(layer, torch.zeros(2, *shape))) == [type]
-
-
-@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet8", "small-mobilenet-a", "flha-small-0"])
-def test_each_array_is_in_one_node(name: str) -> None:
-    shape = (1, 28, 28) if "lenet" in name else (3, 32, 32)
-    model = models.build(name, shape, 10)
-    graph = layer_graph(model, torch.zeros(2, *shape))
-    named = [array for node in graph for array in node.parameters.values()]
-    assert len(named) == len(set(named))
-    assert set(named) == {key for key in model.state_dict() if not key.endswith("num_batches_tracked")}
-    assert all(
-        node.shapes[role] == model.state_dict()[array].shape
-        for node in graph
-        for role, array in node.parameters.items()
-    )
-    assert all(source < to for source, to in graph.edges)

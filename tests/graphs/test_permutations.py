@@ -291,13 +291,6 @@ def test_unused_parameters() -> None:
         groups_of(model, torch.zeros(2, 3))
 
 
-def test_kinds_of_arrays():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    model[0].bias.requires_grad_(False)
-    tracked = dict.fromkeys(("1.running_mean", "1.running_var", "1.num_batches_tracked"), "statistic")
-    assert permutation_groups(architecture_graph(model, torch.rand(2, 3))).kinds == {"0.bias": "frozen", **tracked}
-
-
 @pytest.mark.parametrize("first", [lambda x: torch.empty(0), lambda x: x[:, :0], lambda x: x.new_zeros(len(x), 0)])
 def test_an_empty_tensor_is_joined(first: Callable[[Tensor], Tensor]) -> None:
     class Joined(nn.Module):

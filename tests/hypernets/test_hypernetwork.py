@@ -124,8 +124,8 @@ def test_initialisation_of_the_paper() -> None:
     with torch.no_grad():
         h = made.embeddings(reading)
         unit = hypernetwork([graph], kind="dense").embeddings(reading)
-    torch.testing.assert_close(unit.square().mean(1), torch.ones(len(graph)), rtol=0.02, atol=0.02)
-    assert not torch.allclose(h.square().mean(1), torch.ones(len(graph)), rtol=0.1)
+    torch.testing.assert_close(unit.square().mean(1), torch.ones(len(graph.nodes)), rtol=0.02, atol=0.02)
+    assert not torch.allclose(h.square().mean(1), torch.ones(len(graph.nodes)), rtol=0.1)
 
 
 @pytest.mark.parametrize(

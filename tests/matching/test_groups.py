@@ -16,7 +16,7 @@ from fedhet.algorithms.matching import (
     groups_to_json,
     match_networks,
 )
-from fedhet.models.text import CharLSTM
+from fedhet.models.networks import CharLSTM
 
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 TEXTS = torch.randint(0, 9, (6, 5), generator=torch.Generator().manual_seed(0))

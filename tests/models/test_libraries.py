@@ -1,5 +1,4 @@
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,19 +7,6 @@ from torch import nn
 from fedhet import models
 from fedhet.errors import ModelError
 from fedhet.models import registry
-
-
-class FakeTimm(SimpleNamespace):
-    """The used part of timm."""
-
-    def list_models(self) -> list[str]:
-        return ["resnet18", "resnet34"]
-
-    def create_model(self, name: str, *, pretrained: bool, num_classes: int, in_chans: int) -> nn.Module:
-        assert not pretrained
-        return nn.Sequential(
-            nn.Conv2d(in_chans, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)
-        )
 
 
 def test_grey_images_change_the_first_convolution_only() -> None:
@@ -51,10 +37,10 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         models.expand("keras/resnet50")
 
 
-def test_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", FakeTimm())
-    assert models.build("timm/resnet18", (1, 8, 8), 7)(torch.randn(3, 1, 8, 8)).shape == (3, 7)
-    with pytest.raises(ModelError, match="did you mean 'timm/resnet34'"):
+def test_timm() -> None:
+    pytest.importorskip("timm")
+    assert models.build("timm/resnet18", (1, 32, 32), 7)(torch.randn(3, 1, 32, 32)).shape == (3, 7)
+    with pytest.raises(ModelError, match="did you mean 'timm/resnet"):
         models.expand("timm/resnet35x")
 
 

@@ -95,9 +95,3 @@ def test_architectures_are_assigned() -> None:
     assert all(60 < first.count(name) < 140 for name in ("mlp", "cnn", "lenet"))
     with pytest.raises(ModelError, match="names no model"):
         models.deal(" ", "random", 2, 0)
-
-
-def test_a_family_of_widths() -> None:
-    networks = [models.build(name, MNIST, 10).state_dict() for name in models.expand("mlp-widths")]
-    assert len({sum(tensor.numel() for tensor in network.values()) for network in networks}) == 3
-    assert len({tuple((name, tensor.ndim) for name, tensor in network.items()) for network in networks}) == 1

@@ -68,13 +68,7 @@ IMAGES: dict[str, tuple[Build, int]] = {
         32,
     ),
     "vit": (partial(vision_transformer.VisionTransformer, 32, 8, 2, 2, 16, 32, num_classes=CLASSES), 32),
-    "maxvit": (
-        partial(
-            *(maxvit.MaxVit, (32, 32), 8, 2, [8, 16], [1, 1], 4, 0.0),
-            num_classes=CLASSES,
-        ),
-        32,
-    ),
+    "maxvit": (partial(maxvit.MaxVit, (32, 32), 8, 2, [8, 16], [1, 1], 4, 0.0, num_classes=CLASSES), 32),
     "timm/vit": (
         partial(_timm, "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2),
         32,
@@ -110,7 +104,7 @@ OTHERS: dict[str, tuple[Build, Callable[[], Tensor]]] = {
     "padded transformer": (own.Padded, _tokens),
     "gpt": (own.GPT, _tokens),
     "gru": (partial(own.Recurrent, nn.GRU, words=False, bidirectional=True), lambda: torch.randn(4, 16, 8)),
-    "series": (partial(own.series, 1), lambda: torch.randn(4, 8, 16)),
+    "series": (own.series, lambda: torch.randn(4, 8, 16)),
     "weight norm": (own.WeightNorm, lambda: torch.randn(4, 8, 16)),
     "table": (own.table, lambda: torch.randn(4, 9)),
     "gated table": (own.Gated, lambda: torch.randn(4, 9)),

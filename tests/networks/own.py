@@ -171,18 +171,13 @@ class UNet(nn.Module):
         return self.head(self.last(torch.cat([down, up], 1)).relu())
 
 
-def series(dims: int) -> nn.Module:
-    """Return a convolutional network over a series, (n, 8, 16) or (n, 8, 1, 16)."""
-    layer, pool, norm = (
-        (nn.Conv1d, nn.MaxPool1d, nn.BatchNorm1d) if dims == 1 else (nn.Conv2d, nn.MaxPool2d, nn.BatchNorm2d)
-    )
-    size = lambda width: width if dims == 1 else (1, width)  # noqa: E731
-    pad = 1 if dims == 1 else (0, 1)
-    mean = nn.AdaptiveAvgPool1d(1) if dims == 1 else nn.AdaptiveAvgPool2d(1)
+def series() -> nn.Module:
+    """Return a convolutional network over a series, (n, 8, 16)."""
     return nn.Sequential(
-        *(layer(8, 12, size(3), padding=pad), norm(12), nn.PReLU(12), pool(size(2))),
-        *(layer(12, 16, size(3), padding=pad), norm(16), nn.ReLU(), pool(size(2))),
-        *(layer(16, 16, size(3), padding=pad), norm(16), nn.ReLU(), mean, nn.Flatten(), nn.Linear(16, 5)),
+        *(nn.Conv1d(8, 12, 3, padding=1), nn.BatchNorm1d(12), nn.PReLU(12), nn.MaxPool1d(2)),
+        *(nn.Conv1d(12, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Conv1d(16, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU()),
+        *(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 5)),
     )
 
 

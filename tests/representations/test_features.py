@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhet.errors import ModelError
-from fedhet.models.representation import Output, RandomStream, Representation, head_name, isolated, scores_of
+from fedhet.models.representation import Output, RandomStream, Representation, head_name, isolated
 
 
 class Odd(nn.Module):
@@ -102,13 +102,3 @@ def test_isolated_protects_buffers_and_generators(training: bool) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
-
-
-def test_scores() -> None:
-    logits = torch.randn(600, 4)
-    assert torch.equal(scores_of(logits, 600, "logits"), logits)
-    torch.testing.assert_close(scores_of(logits, 600, "probabilities"), logits.softmax(1))
-    with pytest.raises(
-        ModelError, match=r"logits need a model with outputs of shape \(600, classes\), got .* \(600, 3, 1\)"
-    ):
-        scores_of(torch.zeros(600, 3, 1), 600, "logits")

@@ -11,12 +11,9 @@ from fedhet.algorithms.graphs.layers import layer_graph as layer_graph
 from fedhet.algorithms.graphs.permutations import PermutationGroup as PermutationGroup
 from fedhet.algorithms.graphs.permutations import PermutationGroups as PermutationGroups
 from fedhet.algorithms.graphs.permutations import Slot as Slot
-from fedhet.algorithms.graphs.permutations import permutation_groups as permutation_groups
 from fedhet.algorithms.graphs.resize import Submodel as Submodel
 from fedhet.algorithms.graphs.resize import resizable_groups as resizable_groups
 from fedhet.algorithms.graphs.resize import resize as resize
-from fedhet.algorithms.graphs.rules import channel_means as channel_means
-from fedhet.algorithms.graphs.rules import output_axis as output_axis
 from fedhet.algorithms.graphs.states import columns as columns
 from fedhet.algorithms.graphs.states import cut_out as cut_out
 from fedhet.algorithms.graphs.states import entries_of as entries_of

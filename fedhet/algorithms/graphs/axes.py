@@ -83,25 +83,17 @@ class Variables:
     A variable stands for consecutive hidden units; ``Segment.group`` has its number. Operators add constraints: two
     variables are equal, several units form one unit, a variable consists of others, or its units are never permuted.
 
-    Attributes:
-        choices: number of the part along which hidden units lie (default 0), by the node that divides an axis.
-        meaning: the segments that replace a variable according to the constraints, by variable.
-        refusals: axes without units to permute, each with the error message to raise otherwise.
-        splits: divisions of axes in order: the node, the part with units, and the number of parts that can have them.
-        bound: segments by (parameter, axis); tied parameters have their first name.
-        written: role and layer of each (parameter, axis) along which a layer's outputs lie, in data-flow order.
-        read: axes that layers sum over.
-        batch: number of examples with which the graph was exported.
+    `choices` has the number of the part along which hidden units lie (default 0), by the node that divides an axis.
     """
 
     def __init__(self, graph: ArchitectureGraph, choices: Mapping[str, int]) -> None:
         self.graph, self.choices = graph, choices
-        self.meaning: dict[int, Axis] = {}
-        self.refusals: list[tuple[Axis, str]] = []
-        self.splits: list[tuple[str, Axis, int]] = []
-        self.bound: dict[tuple[str, int], Axis] = {}
-        self.written: dict[tuple[str, int], tuple[str, str]] = {}
-        self.read: list[Axis] = []
+        self.meaning: dict[int | None, Axis] = {}  # the segments that replace a variable according to the constraints
+        self.refusals: list[tuple[Axis, str]] = []  # axes without units to permute, with the message otherwise
+        self.splits: list[tuple[str, Axis, int]] = []  # node that divides an axis, part with units, possible parts
+        self.bound: dict[tuple[str, int], Axis] = {}  # by (parameter, axis); tied parameters have their first name
+        self.written: dict[tuple[str, int], tuple[str, str]] = {}  # role and layer of axes along which outputs lie
+        self.read: list[Axis] = []  # axes that layers sum over
         self.batch = next((node.shape[0] for node in graph if node.operator == "input"), 1)
         self._count = 0
 

@@ -13,8 +13,8 @@ from torch.nn.modules import pooling
 
 from fedhet.algorithms.graphs.axes import fixed
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
+from fedhet.algorithms.graphs.layers import channel_means, features, output_axis
 from fedhet.algorithms.graphs.permutations import PermutationGroup, PermutationGroups, Slot
-from fedhet.algorithms.graphs.rules import channel_means, features, output_axis
 from fedhet.errors import ModelError
 from fedhet.models.copies import in_evaluation_mode
 
@@ -61,21 +61,17 @@ def stages(model: nn.Module, example: Tensor) -> list[str]:
             since.add(size)
         name, known = trunk.get(place, ""), ends.get(size)
         follows = known is not None and not any(modules[known[1]].children())  # as an activation follows its layer
-        if not name or not (size in since or follows) or _pools(node, modules[name]):
+        if not name or not (size in since or follows) or isinstance(modules[name], _POOLING):
+            continue
+        if node.operator in _REORDERING and not any(True for _ in modules[name].parameters()):
             continue
         above = (modules[name[:end]] for end, letter in enumerate(name) if letter == ".")
         nesting = sum(not isinstance(each, nn.Sequential | nn.ModuleList) for each in above)
-        for smaller in [other for other in ends if other < size]:
-            del ends[smaller]
+        ends = {other: end for other, end in ends.items() if other >= size}
         if known is None or nesting <= known[0]:
             ends[size] = nesting, name
         since.clear()
     return [name for _, name in ends.values()]
-
-
-def _pools(node: Node, module: nn.Module) -> bool:
-    reorders = node.operator in _REORDERING and not any(True for _ in module.parameters())
-    return reorders or isinstance(module, _POOLING)
 
 
 def _named(model: nn.Module, chosen: str, count: int) -> tuple[str, ...]:
@@ -130,11 +126,9 @@ def depths(graph: ArchitectureGraph, ends: Sequence[str]) -> dict[str, int]:
     `ends` are the modules that end all blocks but the last. Raises an UnsupportedArchitecture error if they do not run
     in this order.
     """
-    last = [
-        max((place for place, node in enumerate(graph) if f"{node.module}.".startswith(f"{name}.")), default=-1)
-        for name in ends
-    ]
-    if last != sorted(last) or -1 in last:
+    inside = [[place for place, node in enumerate(graph) if f"{node.module}.".startswith(f"{end}.")] for end in ends]
+    last = [places[-1] for places in inside if places]
+    if len(last) < len(ends) or last != sorted(last):
         raise UnsupportedArchitecture(
             f"{graph.model} does not run the modules {', '.join(ends)} in this order: name them in order of execution"
         )

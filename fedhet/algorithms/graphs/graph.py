@@ -29,14 +29,12 @@ class Node:
     """An operator in the graph of a network.
 
     Attributes:
-        name: unique name in the graph.
         operator: ATen's name (``conv2d``, ``add``), with a namespace for other libraries (``torchvision.nms``); or
             ``input``, ``output``, ``constant``, ``getitem`` (one of several results), ``parameter`` (used in
             arithmetic), ``as_strided_scatter`` (a tensor after a write to a view of it).
         module: name of the module whose forward runs the operator; empty for the network itself.
-        inputs: names of the input nodes, in the operator's order.
+        inputs: names of the input nodes, and `arguments` ATen's names of these inputs (``input``, ``query``).
         shape: shape of the (first) result, with the batch axis; () if it is not a tensor.
-        arguments: ATen's name of each input (``input``, ``query``).
         parameters: ``state_dict`` name (the first, if tied) of each parameter, by role (``weight``, ``weight_ih_l0``).
         options: other arguments by ATen's names (``stride``, ``groups``, ``dim``).
     """
@@ -57,15 +55,10 @@ class Node:
 
 @dataclass(frozen=True)
 class ArchitectureGraph:
-    """The operators of a network, as a graph.
+    """The operators of a network of class `model` in order of execution, and the arrays of its state dict.
 
-    Attributes:
-        model: name of the network's class.
-        nodes: operators in order of execution.
-        shapes: shape of each array, by ``state_dict`` name.
-        tied: first name of each parameter that shares its storage, by its other names.
-        unused: parameters that the forward pass in evaluation mode does not use.
-        kinds: kind of each array (see `kinds_of`), by ``state_dict`` name.
+    `shapes` and `kinds` (see `kinds_of`) have all arrays by name, `tied` the first name of parameters that share their
+    storage by their other names, and `unused` the parameters that the forward pass in evaluation mode does not use.
     """
 
     model: str
@@ -91,11 +84,8 @@ class ArchitectureGraph:
         return {node.name: node for node in self.nodes}
 
 
-_ROLE = re.compile(r"weight|bias|^running_")
+_ROLE = re.compile(r"weight|bias|^running_|^[wb]_[ih]h$")
 """ATen's names of arguments that are parameters; recurrent layers take a list of them, "params"."""
-
-_CELL = {"w_ih": "weight_ih", "w_hh": "weight_hh", "b_ih": "bias_ih", "b_hh": "bias_hh"}
-"""ATen's names of arguments of recurrent cells -> names in their modules."""
 
 _cache: "WeakKeyDictionary[nn.Module, dict[Hashable, ArchitectureGraph]]" = WeakKeyDictionary()
 
@@ -178,23 +168,26 @@ class _Reader:
         return ArchitectureGraph(title, tuple(reversed(nodes)), self.shapes, self.tied, tuple(unused), kinds)
 
     def _call(self, node: fx.Node) -> None:
-        schema, writes = _schema(node), _writes(node)
+        schema = _schema(node)
+        alias = schema.arguments[0].alias_info if schema and node.args else None
+        writes = alias is not None and alias.is_write
         if schema and not schema.returns and not writes:
             return  # a check that export adds to the graph
+        name = schema.name.removeprefix("aten::").replace("::", ".") if schema else getattr(node.target, "__name__", "")
         inputs, parameters, options = [], {}, {}
-        for name, value in _arguments(node):
+        for role, value in _arguments(node):
             found: list[fx.Node] = []
             fx.node.map_arg(value, found.append)
             for each in found:
-                if each in self.states and _ROLE.search(name) and name not in parameters:
-                    parameters[name] = self.states[each]
+                if each in self.states and _ROLE.search(role) and role not in parameters:
+                    parameters[role] = self.states[each]
                 else:
-                    inputs.append((name, each))
+                    inputs.append((role, each))
             if not found:
-                options[name] = value
+                options[role] = value
         if writes:
             self.originals[node] = self._original(node.args[0])
-        self._add(node, _operator(node), inputs, parameters, options)
+        self._add(node, name.removesuffix("_") if writes else name, inputs, parameters, options)
         if writes:
             self._write_through(node)
 
@@ -239,19 +232,6 @@ def _schema(node: fx.Node) -> Any:
     return getattr(node.target, "_schema", None)
 
 
-def _operator(node: fx.Node) -> str:
-    schema = _schema(node)
-    if schema is None:
-        return getattr(node.target, "__name__", str(node.target))
-    name = schema.name.removeprefix("aten::").replace("::", ".")
-    return name.removesuffix("_") if _writes(node) else name
-
-
-def _writes(node: fx.Node) -> bool:
-    alias = schema.arguments[0].alias_info if (schema := _schema(node)) and node.args else None
-    return alias is not None and alias.is_write
-
-
 def _viewed(node: fx.Node) -> fx.Node | None:
     """Return the tensor that the result of `node` is a view of, or None."""
     maker: Any = node.args[0] if node.target is operator.getitem else node
@@ -268,7 +248,6 @@ def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
     passed = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
     arguments = {argument.name: passed.get(argument.name, argument.default_value) for argument in schema.arguments}
     weights = arguments.pop("params", ())
-    arguments = {_CELL.get(name, name): value for name, value in arguments.items()}
     return [*arguments.items(), *zip(_recurrent_roles(arguments, len(weights)), weights, strict=True)]
 
 

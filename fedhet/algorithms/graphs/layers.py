@@ -3,12 +3,16 @@
 Its nodes are operators with parameters, and joints: operators that combine several data flows, such as `add` and `cat`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from math import prod
+from operator import mul
 
 from torch import Tensor, nn
 
-from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, architecture_graph
+from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture, architecture_graph
+from fedhet.algorithms.graphs.rules import GATES, RESHAPES, dims_of, order_of
 from fedhet.models.copies import Start
 
 JOINTS = {"add": "add", "cat": "cat", "concat": "cat", "stack": "stack"}
@@ -46,9 +50,6 @@ class LayerGraph:
     def __iter__(self) -> Iterator[LayerNode]:
         return iter(self.nodes)
 
-    def __len__(self) -> int:
-        return len(self.nodes)
-
 
 def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] | None = None) -> LayerGraph:
     """Return the layers of a network and their data flow; arguments and errors are as in ``architecture_graph``.
@@ -80,17 +81,13 @@ def layer_graph(model: nn.Module, example: Tensor, starts: Mapping[str, Start] |
                 parameters[role if role not in parameters else f"{role}_{len(parameters)}"] = name
         sources[node.name] = (place,)
         edges |= {(source, place) for source in before if source != place}
-    nodes = tuple(_layer(graph, first, parameters, starts or {}) for first, parameters in layers)
-    return LayerGraph(nodes, tuple(sorted(edges)))
-
-
-def _layer(
-    graph: ArchitectureGraph, first: Node, parameters: Mapping[str, str], starts: Mapping[str, Start]
-) -> LayerNode:
-    shapes = {role: graph.shapes[name] for role, name in parameters.items()}
-    constants = frozenset(role for role, name in parameters.items() if graph.kinds[name] != "trained")
-    begun = {role: starts[name] for role, name in parameters.items() if name in starts}
-    return LayerNode(first.name, _type(first, shapes), parameters, shapes, constants, begun)
+    nodes = []
+    for first, parameters in layers:
+        shapes = {role: graph.shapes[name] for role, name in parameters.items()}
+        constants = frozenset(role for role, name in parameters.items() if graph.kinds[name] != "trained")
+        begun = {role: starts[name] for role, name in parameters.items() if starts and name in starts}
+        nodes.append(LayerNode(first.name, _type(first, shapes), parameters, shapes, constants, begun))
+    return LayerGraph(tuple(nodes), tuple(sorted(edges)))
 
 
 def _takes(graph: ArchitectureGraph, layer: Node, parameters: Mapping[str, str], norm: Node) -> bool:
@@ -129,3 +126,67 @@ def _convolution(node: Node, weight: tuple[int, ...]) -> str:
 def _sizes(value: object) -> str:
     sizes = list(value) if isinstance(value, (list, tuple)) else [value]
     return "x".join(map(str, sizes if len(set(sizes)) > 1 else sizes[:1]))
+
+
+# ---- the axis of features: a convolution writes along axis 1, a linear or recurrent layer along the last axis
+
+_PRODUCTS = ("matmul", "bmm", "mm", "baddbmm", "addmm")
+_LAYERS = ("linear", "embedding", *GATES)
+
+
+def features(graph: ArchitectureGraph) -> dict[str, int]:
+    """Return the axis of the features of the values in a graph, by the name of the value's node.
+
+    Values without a layer before them, and values whose features lie along several axes, are left out.
+    """
+    found: dict[str, int] = {}
+    for node in graph:
+        axis = None
+        if node.operator.startswith("conv") and node.parameters:
+            axis = 1
+        elif node.operator in _PRODUCTS or (node.operator in _LAYERS and node.parameters):
+            axis = len(node.shape) - 1
+        elif known := next((name for name in node.inputs if name in found), ""):
+            axis = _moved(node, graph[known].shape, found[known])
+        if axis is not None:
+            found[node.name] = axis
+    return {name: axis for name, axis in found.items() if axis}  # without features along the batch axis
+
+
+def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
+    """Return the axis of an operator's result that corresponds to `axis` of its input; None if there is none."""
+    if node.operator in ("expand", "stack"):
+        return None  # equal entries, or an axis in between
+    if node.operator in ("transpose", "permute", "t"):
+        return order_of(node, len(shape)).index(axis)
+    if prod(shape) == prod(node.shape) and (len(node.shape) != len(shape) or node.operator in RESHAPES):
+        start, end, *_ = list(accumulate((1, *shape), mul))[axis:]
+        ends = list(pairwise(accumulate((1, *node.shape), mul)))
+        covering = [
+            new for new, (before, after) in enumerate(ends) if before < after and before <= start and end <= after
+        ]
+        parts = [new for new, (before, after) in enumerate(ends) if start <= before < after <= end]
+        return next(iter(covering), max(parts, key=lambda new: node.shape[new], default=None))
+    if len(node.shape) < len(shape):
+        removed = dims_of(node, len(shape))
+        return None if axis in removed else axis - sum(dim < axis for dim in removed)
+    return axis + len(node.shape) - len(shape)
+
+
+def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()) -> int:
+    """Return the axis of the features of a module's output, given the output's shape if it is known.
+
+    Raises an UnsupportedArchitecture error if the axis is unknown.
+    """
+    inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
+    node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
+    if node is None or (known := features(graph).get(node.name)) is None:
+        raise UnsupportedArchitecture(
+            f"the output of {module!r} has no single axis of features: name a layer (nn.Linear)"
+        )
+    return known
+
+
+def channel_means(values: Tensor, axis: int = 1) -> Tensor:
+    """Return the means (n, d) of values (n, ...) over all positions; `axis` is the axis of the d features."""
+    return values.movedim(axis, 1).flatten(2).mean(2) if values.ndim > 2 else values.clone()

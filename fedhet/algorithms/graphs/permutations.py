@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from fedhet.algorithms.graphs.axes import VALUE, Axis, Segment, Value, Variables, entries, fixed, joined, moving
 from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture
-from fedhet.algorithms.graphs.layer_rules import RULES, Several
+from fedhet.algorithms.graphs.rules import RULES, Several
 from fedhet.models.copies import Kind
 
 
@@ -155,10 +155,8 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     """Return the axes of a node's result, by the rule of its operator."""
     first = inputs[0] if inputs else ()
     if node.operator == "output":
-        for value in first.values if isinstance(first, Several) else (first,):
-            assert not isinstance(value, Several)  # torch.export takes an operator's results apart at once
-            for axis in value:
-                variables.pin(axis)
+        for axis in _axes(inputs[:1]):
+            variables.pin(axis)
         return ()
     still = 0 in node.shape or not variables.moves(*_axes(inputs))
     if still and not node.parameters and node.operator != "expand":  # expand makes axes of equal entries
@@ -168,15 +166,13 @@ def visit(variables: Variables, node: Node, inputs: Sequence[Value | Several]) -
     if node.operator == "getitem":  # results of a pooling and its indices have the same axes
         return first
     _check(variables.graph, node)
-    if any(isinstance(value, Several) for value in inputs):
-        raise UnsupportedArchitecture(
-            f"{node} uses several results of an operator at once: use one of them, such as h_n[-1] or output[:, -1]"
-        )
-    result = RULES[node.operator](variables, node, *inputs)
+    several = any(isinstance(value, Several) for value in inputs)
+    result = Several(tuple(inputs)) if several else RULES[node.operator](variables, node, *inputs)
     main = result.values[0] if isinstance(result, Several) else result
-    if isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
+    if several or isinstance(main, Several) or tuple(map(entries, main)) != node.shape:
         raise UnsupportedArchitecture(
-            f"{node} returns shape {node.shape}, which fedhet's rule does not support: use another operator or method"
+            f"{node} returns shape {node.shape}, which fedhet's rule does not support: use another operator or method "
+            "or, of several results such as the states of an LSTM's layers, a single one (h_n[-1])"
         )
     return result
 
@@ -234,7 +230,7 @@ def _solved(variables: Variables) -> PermutationGroups:
 def _groups(
     names: Sequence[str], axes: Mapping[str, tuple[Axis, ...]], slots: Sequence[Slot], kinds: Mapping[str, Kind]
 ) -> tuple[PermutationGroup, ...]:
-    """Return the groups, with each slot in the `rows` or the `completes` of a group (see `PermutationGroup`)."""
+    """Return the groups, with each slot in the `rows` or the `completes` of a group."""
     widths = {segment.group: segment.width for each in axes.values() for axis in each for segment in axis}
     rows: list[list[Slot]] = [[] for _ in names]
     completes: list[list[Slot]] = [[] for _ in names]
@@ -251,8 +247,8 @@ def _groups(
             completes[last].append(slot)
     described = {slot.parameter for each in rows for slot in each}  # by another of its axes
     completes = [[slot for slot in each if slot.parameter not in described] for each in completes]
-    groups = []
-    for index, name in enumerate(names):
-        ordered = sorted(rows[index], key=lambda slot: len(axes[slot.parameter]) == 1)  # stable: weights first
-        groups.append(PermutationGroup(index, name, widths[index], tuple(ordered), tuple(completes[index])))
-    return tuple(groups)
+    weights_first = [sorted(each, key=lambda slot: len(axes[slot.parameter]) == 1) for each in rows]
+    return tuple(
+        PermutationGroup(index, name, widths[index], tuple(weights_first[index]), tuple(completes[index]))
+        for index, name in enumerate(names)
+    )

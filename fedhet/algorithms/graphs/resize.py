@@ -1,7 +1,7 @@
 """Copies of networks with other widths: the same modules, with parameters of other shapes; parts of a network."""
 
 import math
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,24 +22,17 @@ from fedhet.algorithms.graphs.states import State, cut_out, entries_of, expand
 from fedhet.models.copies import copied, in_evaluation_mode, storage_place
 from fedhet.utils.machine import out_of_memory
 
-_Known = dict[tuple[ArchitectureGraph, bool], PermutationGroups]
-_resizable: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
+_resizable: WeakKeyDictionary[nn.Module, dict[tuple[ArchitectureGraph, bool], PermutationGroups]] = WeakKeyDictionary()
 
 
-def resize(model: nn.Module, state: State, lacking: Collection[str] = ()) -> nn.Module:
-    """Return a copy of a network with the arrays in `state`, whose layers can be wider or narrower.
+def resize(model: nn.Module, state: State) -> nn.Module:
+    """Return a copy of a network with only the arrays in `state`, whose layers can be wider or narrower.
 
     Recurrent layers with different widths become a ``StackedRecurrent``, and ``nn.MultiheadAttention`` of another width
-    a ``HeadAttention``; a user's own modules keep their attributes. Arrays in `lacking` are left out. Raises a KeyError
-    if `state` has other names, and an UnsupportedArchitecture error for a layer whose size attributes are unknown.
+    a ``HeadAttention``; a user's own modules keep their attributes. Raises an UnsupportedArchitecture error for a layer
+    whose size attributes are unknown.
     """
-    expected = {name: value for name, value in model.state_dict().items() if name not in lacking}
-    if state.keys() != expected.keys():
-        raise KeyError(
-            f"the state does not fit {type(model).__name__}: missing arrays {sorted(expected.keys() - state.keys())}, "
-            f"unexpected arrays {sorted(state.keys() - expected.keys())}"
-        )
-    result = copied(model)
+    result, lacking = copied(model), model.state_dict().keys() - state.keys()
     # By storage of the replaced tensor, to keep ties; the tensor is kept so that its storage is not reused.
     new: dict[Hashable, tuple[Tensor, Tensor]] = {}
     for prefix, module in list(result.named_modules()):
@@ -86,9 +79,7 @@ def resizable_groups(model: nn.Module, example: Tensor, *, partly: bool = False)
                 raise
         if partly and not groups:
             permutation_groups(graph)  # raises an error with the reason
-            raise UnsupportedArchitecture(
-                f"{graph.model} has no hidden layer that could be made narrower: use another one"
-            )
+            raise UnsupportedArchitecture(f"{graph.model} has no hidden layer to make narrower: use another network")
         known[graph, partly] = groups
     return known[graph, partly]
 
@@ -115,18 +106,17 @@ def _checked(model: nn.Module, graph: ArchitectureGraph, example: Tensor, **opti
 
 
 def _failing(model: nn.Module, example: Tensor) -> str:
-    """Return a message that names the module whose forward fails on an example, or an empty string."""
-    running, done = list[str](), [""]
+    """Return a message that names the last module that ran if a network fails on an example, or an empty string."""
+    done = [""]
     with ExitStack() as hooks, in_evaluation_mode(model), torch.no_grad():
         for name, module in model.named_modules():
-            hooks.enter_context(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
-            hooks.enter_context(module.register_forward_hook(lambda *_: done.append(running.pop())))
+            hooks.enter_context(module.register_forward_hook(lambda *_, name=name: done.append(name)))
         try:
             model(example)
         except Exception as error:  # whatever a user's forward raises
             if out_of_memory(error):
                 raise
-            return f"the forward of {running[-1]!r} fails with them" if running[-1] else f"it fails after {done[-1]!r}"
+            return f"its forward fails after {done[-1]!r}"
     return ""
 
 
@@ -293,8 +283,7 @@ class Submodel:
         """Return this part of a newly built network, or the network itself if the width is 1."""
         if self.width == 1:
             return model
-        state = self.state(model)
-        return resize(model, state, model.state_dict().keys() - state.keys())
+        return resize(model, self.state(model))
 
     def state(self, model: nn.Module, units: Mapping[int, NDArray[np.int64]] | None = None) -> Mapping[str, Tensor]:
         """Return the state dict of this part of the network `model`; `units` selects other units of each group."""

@@ -1,4 +1,4 @@
-"""Rules of operators, which derive the axes of results from the axes of inputs (for layers, see `layer_rules`)."""
+"""Rules of operators, which derive the axes of parameters and results from the axes of inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,9 @@ from functools import partial, reduce
 from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
-from typing import TypeVar
-
-from torch import Tensor
 
 from fedhet.algorithms.graphs.axes import VALUE, Axis, Value, Variables, entries, fixed, joined, scaled
-from fedhet.algorithms.graphs.graph import ArchitectureGraph, Node, UnsupportedArchitecture
+from fedhet.algorithms.graphs.graph import Node, UnsupportedArchitecture
 
 # fmt: off
 _POOLING = (
@@ -19,14 +16,13 @@ _POOLING = (
     "adaptive_max_pool1d", "adaptive_max_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d",
     "upsample_bilinear2d",
 )
-_RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 _ACTIVATIONS = (
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "sigmoid", "log_sigmoid",
-    "tanh", "hardtanh", "hardswish", "hardsigmoid", "clamp", "abs", "square", "threshold",
+    "tanh", "hardtanh", "hardswish", "hardsigmoid", "clamp", "abs", "square", "threshold", "where",
 )
 _IDENTITIES = (
-    "dropout", "feature_dropout", "alpha_dropout", "contiguous", "clone", "detach", "alias", "to", "lift_fresh_copy",
-    "masked_fill", "where",
+    "dropout", "feature_dropout", "alpha_dropout", "contiguous", "clone", "detach", "alias", "to", "masked_fill",
 )
 # fmt: on
 
@@ -38,15 +34,15 @@ class Several:
     values: tuple["Value | Several", ...]
 
 
-RULES: dict[str, Callable[..., Value | Several]] = {}
+Rule = Callable[..., Value | Several]
 
-R = TypeVar("R", bound=Callable[..., Value | Several])
+RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str) -> Callable[[R], R]:
+def rule(*operators: str) -> Callable[[Rule], Rule]:
     """Return a decorator that registers a function as the rule of these operators."""
 
-    def register(function: R) -> R:
+    def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(operators, function))
         return function
 
@@ -91,20 +87,18 @@ def _broadcast(variables: Variables, node: Node, one: Axis, other: Axis) -> Axis
 @rule(*_POOLING, "mean", "sum", "amax", "softmax", "log_softmax", "flip", "roll", "select", "slice")
 def _along(variables: Variables, node: Node, value: Value) -> Value:
     """Return the axes of the result of an operator that works along axes without hidden units, such as a mean."""
-    if node.operator in _POOLING:
-        dims = list(range(len(value) - int(node.operator[-2]), len(value)))
-    else:
-        dims = dims_of(node, len(value))
+    rank = len(value)
+    dims = range(rank - int(node.operator[-2]), rank) if node.operator in _POOLING else dims_of(node, rank)
     if node.operator == "slice" and node.shape == tuple(map(entries, value)):
         return value
     variables.refuse_moving(node, [value[dim] for dim in dims])
-    if len(node.shape) < len(value):
+    if len(node.shape) < rank:
         return tuple(axis for dim, axis in enumerate(value) if dim not in dims)
     sizes = enumerate(zip(value, node.shape, strict=True))
     return tuple(fixed(size) if dim in dims and entries(axis) != size else axis for dim, (axis, size) in sizes)
 
 
-@rule(*_RESHAPES)
+@rule(*RESHAPES)
 def _reshape(variables: Variables, node: Node, value: Value) -> Value:
     """Return the axes of a reshaped value: an old axis is divided where a new one ends, and the parts are joined."""
     sizes = tuple(map(entries, value))
@@ -231,68 +225,121 @@ def dims_of(node: Node, rank: int) -> list[int]:
     return [dim % rank for dim in dims]
 
 
-# ---- the axis of features: a convolution writes along axis 1, a linear or recurrent layer along the last axis
+# ---- layers
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Recurrent layer -> number of gates, whose rows are stacked in its weights."""
 
-_PRODUCTS = ("matmul", "bmm", "mm", "baddbmm", "addmm")
-_LAYERS = ("linear", "embedding", *GATES)
+
+@rule("linear")
+def _linear(variables: Variables, node: Node, value: Value) -> Value:
+    variables.bind(node, "weight", 1, value[-1], writes=False)
+    return (*value[:-1], _written(variables, node))
 
 
-def features(graph: ArchitectureGraph) -> dict[str, int]:
-    """Return the axis of the features of the values in a graph, by the name of the value's node.
-
-    Values without a layer before them, and values whose features lie along several axes, are left out.
-    """
-    found: dict[str, int] = {}
-    for node in graph:
-        axis = None
-        if node.operator.startswith("conv") and node.parameters:
-            axis = 1
-        elif node.operator in _PRODUCTS or (node.operator in _LAYERS and node.parameters):
-            axis = len(node.shape) - 1
-        elif known := next((name for name in node.inputs if name in found), ""):
-            axis = _moved(node, graph[known].shape, found[known])
-        if axis is not None:
-            found[node.name] = axis
-    return {name: axis for name, axis in found.items() if axis}  # without features along the batch axis
+def _written(variables: Variables, node: Node, layout: Axis | None = None) -> Axis:
+    """Return the axis of a layer's outputs, which is the first axis of its weight and of its bias."""
+    layout = variables.bind(node, "weight", 0, layout, writes=True)
+    if "bias" in node.parameters:
+        variables.bind(node, "bias", 0, layout, writes=True)
+    return layout
 
 
-def _moved(node: Node, shape: tuple[int, ...], axis: int) -> int | None:
-    """Return the axis of an operator's result that corresponds to `axis` of its input; None if there is none."""
-    if node.operator in ("expand", "stack"):
-        return None  # equal entries, or an axis in between
-    if node.operator in ("transpose", "permute", "t"):
-        return order_of(node, len(shape)).index(axis)
-    if prod(shape) == prod(node.shape) and (len(node.shape) != len(shape) or node.operator in _RESHAPES):
-        start, end, *_ = list(accumulate((1, *shape), mul))[axis:]
-        ends = list(pairwise(accumulate((1, *node.shape), mul)))
-        covering = [
-            new for new, (before, after) in enumerate(ends) if before < after and before <= start and end <= after
-        ]
-        parts = [new for new, (before, after) in enumerate(ends) if start <= before < after <= end]
-        return next(iter(covering), max(parts, key=lambda new: node.shape[new], default=None))
-    if len(node.shape) < len(shape):
-        removed = dims_of(node, len(shape))
-        return None if axis in removed else axis - sum(dim < axis for dim in removed)
-    return axis + len(node.shape) - len(shape)
+@rule("conv1d", "conv2d")
+def _convolution(variables: Variables, node: Node, value: Value) -> Value:
+    """Return the axes of a convolution's result. A unit is a filter or, with several groups, a group of filters."""
+    weight = variables.graph.shapes[node.parameters["weight"]]
+    groups, channels = node.options["groups"], entries(value[1])
+    variables.refuse_moving(node, value[2:])
+    if groups == 1:
+        variables.bind(node, "weight", 1, value[1], writes=False)
+        written = _written(variables, node)
+    else:  # a group's filters belong to its channels, which stay together; depthwise, to each channel
+        count = channels // groups
+        together = variables.together(value[1], count, node)
+        written = _written(variables, node, scaled(together, weight[0] // groups, of=count))
+    return (value[0], written, *map(fixed, node.shape[2:]))
 
 
-def output_axis(graph: ArchitectureGraph, module: str, shape: Sequence[int] = ()) -> int:
-    """Return the axis of the features of a module's output, given the output's shape if it is known.
-
-    Raises an UnsupportedArchitecture error if the axis is unknown.
-    """
-    inside = [node for node in graph if node.shape and f"{node.module}.".startswith(f"{module}.")]
-    node = next((node for node in reversed(inside) if node.shape[1:] == tuple(shape or node.shape)[1:]), None)
-    if node is None or (known := features(graph).get(node.name)) is None:
-        raise UnsupportedArchitecture(
-            f"the output of {module!r} has no single axis of features: name a layer (nn.Linear)"
-        )
-    return known
+@rule("batch_norm", "prelu")
+def _channelwise(variables: Variables, node: Node, value: Value) -> Value:
+    """Return the input's axes; BatchNorm's or PReLU's parameters belong to the hidden units of their channels."""
+    for role, name in node.parameters.items():
+        one_for_all = variables.graph.shapes[name] != (entries(value[1]),)  # PReLU with one slope
+        variables.bind(node, role, 0, fixed(1) if one_for_all else value[1], writes=True)
+    return value
 
 
-def channel_means(values: Tensor, axis: int = 1) -> Tensor:
-    """Return the means (n, d) of values (n, ...) over all positions; `axis` is the axis of the d features."""
-    return values.movedim(axis, 1).flatten(2).mean(2) if values.ndim > 2 else values.clone()
+@rule("layer_norm", "rms_norm", "group_norm")
+def _norm(variables: Variables, node: Node, value: Value) -> Value:
+    """Return the axes of the result, with each of several groups of channels in a GroupNorm as one hidden unit."""
+    groups = node.options.get("num_groups", 0)
+    axes = value[1:2] if groups else value[len(value) - len(node.options["normalized_shape"]) :]
+    if not node.parameters:
+        variables.refuse(axes, f"{node} has no weights that would show its width: build it with weights")
+    if groups > 1:
+        axes = (variables.together(axes[0], entries(axes[0]) // groups, node),)
+    for role in node.parameters:
+        for number, axis in enumerate(axes):
+            variables.bind(node, role, number, axis, writes=True)
+    return (value[0], *axes, *value[2:]) if groups else value
+
+
+@rule("embedding")
+def _embedding(variables: Variables, node: Node, value: Value) -> Value:
+    variables.bind(node, "weight", 0, fixed(variables.graph.shapes[node.parameters["weight"]][0]), writes=False)
+    return (*value, variables.bind(node, "weight", 1, None, writes=True))
+
+
+@rule("scaled_dot_product_attention")
+def _attention(variables: Variables, node: Node, query: Value, key: Value, value: Value, *mask: Value) -> Value:
+    """Return the axes of the result of attention. A hidden unit is an attention head."""
+    variables.refuse_moving(node, [query[-2], key[-2], value[-2]])
+    scores = _product(variables, node, query, (*key[:-2], key[-1], key[-2]))
+    for each in mask:
+        scores = broadcast_all(variables, node, scores, each)
+    return _product(variables, node, scores, value)
+
+
+@rule("matmul", "bmm", "mm", "baddbmm")
+def _matrices(variables: Variables, node: Node, *values: Value) -> Value:
+    """Return the axes of a matrix product, whose two factors have the same units along the axis that is summed over."""
+    *others, one, other = values
+    return broadcast_all(variables, node, _product(variables, node, one, other), *others)
+
+
+def _product(variables: Variables, node: Node, one: Value, other: Value) -> Value:
+    if len(one) < 2 or len(other) < 2:
+        raise UnsupportedArchitecture(f"{node} multiplies a vector, not a matrix: add an axis (x.unsqueeze(-1))")
+    if prod(map(entries, one[:-2])) > variables.batch:
+        variables.refuse_moving(node, [*one[-2:], *other[-2:]])
+    variables.read.append(variables.unify(one[-1], other[-2], node))
+    return (*broadcast_all(variables, node, one[:-2], other[:-2]), one[-2], other[-1])
+
+
+@rule(*GATES)
+def _recurrent(variables: Variables, node: Node, value: Value, *states: Value) -> Several:
+    """Return the axes of the outputs and states of an LSTM, GRU or RNN. Each gate has a row for each unit."""
+    if "batch_first" not in node.options:
+        raise UnsupportedArchitecture(f"{node} runs over packed sequences, which are not supported: pad them")
+    if "weight_hr_l0" in node.parameters:
+        raise UnsupportedArchitecture(f"{node} has projections, which are not supported: build it with proj_size=0")
+    if not all(variables.graph[name].operator.removeprefix("new_").startswith("zeros") for name in node.inputs[1:]):
+        raise UnsupportedArchitecture(f"{node} starts from a computed state, which is not supported: leave it out")
+    axis, hidden = value[-1], []
+    for layer in range(node.options["num_layers"]):
+        directions = []
+        for suffix in ("", "_reverse") if node.options["bidirectional"] else ("",):
+            name = f"l{layer}{suffix}"
+            variables.bind(node, f"weight_ih_{name}", 1, axis, writes=False)
+            units = variables.bind(node, f"weight_hh_{name}", 1, None, writes=False)
+            for role in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                if f"{role}_{name}" in node.parameters:
+                    variables.bind(node, f"{role}_{name}", 0, units * GATES[node.operator], writes=True)
+            directions.append(units)
+        hidden += directions
+        axis = joined(*directions)
+    batch = value[0] if node.options["batch_first"] else value[1]
+    finals = tuple((batch, units) for units in hidden)
+    final = Several(finals) if len(finals) > 1 else (fixed(1), *finals[0])
+    return Several(((*value[:-1], axis), *(final,) * (1 + (node.operator == "lstm"))))

@@ -38,16 +38,14 @@ def widths_of(shapes: Mapping[str, tuple[int, ...]], groups: PermutationGroups) 
         known[index] = max(units, known.get(index, 0))
     for name, shape in shapes.items():
         axes = groups.axes.get(name, ())
-        misfit = ValueError(
-            f"{name} of shape {shape} does not fit the network's other arrays: give a state of the same"
-        )
+        misfit = ValueError(f"{name} of shape {shape} does not fit the other arrays of the network")
         if name not in groups.axes or len(axes) != len(shape):
             raise misfit
         for axis, size in zip(axes, shape, strict=True):
-            index, *others = {segment.group for segment in axis}
-            if index is not None and not others:
+            group, *others = {segment.group for segment in axis}
+            if group is not None and not others:
                 units, rest = divmod(size, sum(segment.block for segment in axis))
-                if rest or known.setdefault(index, units) != units:
+                if rest or known.setdefault(group, units) != units:
                     raise misfit
     return tuple(known.get(group.index, group.width) for group in groups)
 

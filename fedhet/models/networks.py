@@ -1,7 +1,7 @@
-"""Networks for images of (channels, height, width): plain CNNs, an MLP, VGG-9 and a small ResNet.
+"""Networks for images of (channels, height, width) and for texts, and the generator of FedGen.
 
-All end in `head`, an `nn.Linear`, whose input is the representation (n, d). Networks for images raise a `ModelError`
-for other inputs or images that are too small.
+Texts are given as characters (characters,), words (words,) or word vectors (words, width). Networks end in `head`, an
+`nn.Linear`, whose input is the representation (n, d). They raise a `ModelError` for inputs of other shapes.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,13 @@ from functools import partial
 from itertools import pairwise
 from math import prod
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import ModelError
 from fedhet.models.registry import register_model
+from fedhet.utils.inputs import parts_of
 
 Activation = Callable[[], nn.Module]
 
@@ -174,3 +176,109 @@ class ResNet8(Classifier):
         layers: list[nn.Module] = [*convolution(channels, 16)]
         layers += [ResidualBlock(16, 16), ResidualBlock(16, 32, stride=2), ResidualBlock(32, 64, stride=2)]
         super().__init__([*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1)], 64, classes)
+
+
+# ---- texts
+
+VOCABULARY = 10_000
+"""Number of indices of words."""
+
+
+class CharLSTM(nn.Module):
+    """FedMA's LSTM (table 5), which predicts the next character; 293,584 parameters for a vocabulary of 80."""
+
+    def __init__(self, vocabulary: int, embedding: int = 8, units: int = 256):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, units, batch_first=True)
+        self.head = nn.Linear(units, vocabulary)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Return logits (n, vocabulary) of the next character for int64 texts (n, characters)."""
+        states, _ = self.lstm(self.embedding(texts))
+        return self.head(states[:, -1])
+
+
+@register_model("char-lstm")
+def char_lstm(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return FedMA's character LSTM for a vocabulary of `classes` characters."""
+    if len(input_shape) != 1:
+        raise ModelError(f"the model needs texts (characters,), such as shakespeare, got inputs of shape {input_shape}")
+    return CharLSTM(classes)
+
+
+class WordLSTM(nn.Module):
+    """An LSTM with two fully connected layers (FedHeNN, section 4.1), with the widths of LEAF's code.
+
+    Words of texts (words,) are embedded; word vectors (words, width) are passed to the LSTM directly.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, *, layers: int, units: int = 100, hidden: int = 30):
+        super().__init__()
+        if len(input_shape) not in (1, 2):
+            raise ModelError(f"the model needs texts (words,) or (words, width), got inputs of shape {input_shape}")
+        words = len(input_shape) == 1
+        self.embedding = nn.Embedding(VOCABULARY, units) if words else nn.Identity()
+        self.lstm = nn.LSTM(units if words else input_shape[1], units, num_layers=layers, batch_first=True)
+        self.hidden = nn.Sequential(nn.Linear(units, hidden), nn.ReLU())
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Return logits (n, classes) for int64 texts (n, words) or word vectors (n, words, width)."""
+        states, _ = self.lstm(self.embedding(texts))
+        return self.head(self.hidden(states[:, -1]))
+
+
+for _layers in (1, 2):
+    register_model(f"word-lstm-{_layers}", family="word-lstm-family")(partial(WordLSTM, layers=_layers))
+
+
+@register_model("token-bag")
+class TokenBag(nn.Module):
+    """A linear classifier of the mean embedding of a text's tokens, whose ids are taken modulo `embeddings`.
+
+    If inputs have an `attention_mask`, the mean is over the tokens where it is 1.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, *, embeddings: int = 4096, width: int = 32):
+        super().__init__()
+        if len(input_shape) != 1:
+            raise ModelError(f"the model needs texts (tokens,), got inputs of shape {input_shape}")
+        self.embedding = nn.Embedding(embeddings, width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Return logits (n, classes) for int64 texts (n, tokens), or for `Inputs` whose first tensor has the texts."""
+        tokens = next(iter(parts_of(texts).values()))
+        mask = parts_of(texts).get("inputs.attention_mask", torch.ones_like(tokens))[:, :, None]
+        vectors = self.embedding(tokens % self.embedding.num_embeddings)
+        return self.head((vectors * mask).sum(1) / mask.sum(1).clamp_min(1))
+
+
+# ---- the generator of FedGen, which generates representations from a class and noise (Zhu et al., ICML 2021)
+
+NOISE, HIDDEN = 32, 256
+"""Length of the noise and number of hidden units, as in the authors' code for MNIST."""
+
+
+class Generator(nn.Module):
+    """A network that generates representations of `width` features, with one hidden layer and BatchNorm."""
+
+    def __init__(self, classes: int, width: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.hidden, self.norm = nn.Linear(NOISE + classes, HIDDEN), nn.BatchNorm1d(HIDDEN)
+        self.output = nn.Linear(HIDDEN, width)
+
+    def forward(self, drawn: Tensor) -> Tensor:
+        """Return representations (n, width) for inputs (n, NOISE + 1) of noise and, in the last column, classes."""
+        classes = F.one_hot(drawn[:, -1].long(), self.classes).to(drawn.dtype)
+        outputs: Tensor = self.output(F.relu(self.norm(self.hidden(torch.cat([drawn[:, :-1], classes], 1)))))
+        return outputs
+
+
+def draw(counts: Tensor, rows: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Draw inputs (rows, NOISE + 1) of a `Generator`: uniform noise, and a class drawn in proportion to `counts`."""
+    classes = torch.multinomial(counts.double(), rows, replacement=True, generator=generator)
+    noise = torch.rand(rows, NOISE, generator=generator, dtype=torch.float64)
+    return torch.cat([noise, classes[:, None].double()], 1).to(dtype)
