@@ -52,7 +52,7 @@ class UserFunctions:
     data: Any = None
     task: str | Task | None = None
     client_settings: Any = None
-    _known: dict[tuple[int, int], tuple[bool, bool, int | None, bool]] = field(default_factory=dict, compare=False)
+    _known: dict[tuple[int, int], tuple[bool, int | None, bool]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.model_of, self.data_of, as_task(self.task), self.settings_of
@@ -71,7 +71,7 @@ class UserFunctions:
     def settings_of(self) -> Callable[[ClientInfo], dict[str, Any]] | None:
         """A function that returns a simulated client's own settings, or None if the user passes none."""
         function = self.client_settings
-        return None if function is None else of_client("client_settings", function, _as_settings)
+        return None if function is None else Function("client_settings", function, _as_settings)
 
     @cached_property
     def data_of(self) -> DataFunction | None:
@@ -149,19 +149,29 @@ def _first(config: Config) -> ClientInfo:
     return ClientInfo("0", 0, config.clients, config)
 
 
-@dataclass(frozen=True)
 class Function:
-    """A function that a user passed as the argument `model` or `data`, to be called with a client.
+    """A function, or a network, that a user passed as the argument `model` or `data`, as a function of a client.
 
     `accept` receives the client's name and the returned value, and converts it or raises an error. During the call,
     random generators to which the user's function `given` refers are seeded, and also the global ones (for `model`, by
-    the caller), so that a client's split is the same in every process and run.
+    the caller), so that a client's split is the same in every process and run. Raises a `ConfigError` if `given` cannot
+    be called with a client.
     """
 
-    argument: str
-    given: Any
-    call: Callable[[ClientInfo], Any]
-    accept: Callable[[str, Any], Any]
+    def __init__(self, argument: str, given: Any, accept: Callable[[str, Any], Any]) -> None:
+        self.argument, self.given, self._accept = argument, given, accept
+        networks = argument == "model"
+        if not callable(given) or (isinstance(given, type) and not networks):
+            kind = given.__name__ if isinstance(given, type) else f"a {type(given).__name__}"
+            raise ConfigError(
+                f"{argument} must be {'a network, a class of networks or ' * networks}a function of a client, not "
+                f"{kind}: def {argument}(client): return {_RETURNED[argument]}"
+            )
+        if networks and isinstance(given, nn.Module):
+            in_use(given)  # by the user; clients get copies
+            self.call: Callable[[ClientInfo], Any] = lambda client: given
+        else:
+            self.call = _taking_client(given, argument)
 
     def __call__(self, client: ClientInfo) -> Any:
         """Return the function's converted value for a client; raise a `UserCodeError` if it raised an exception."""
@@ -171,7 +181,7 @@ class Function:
             with seeds, reseeded(held_by(self.given)):
                 value = self.call(client)
                 doing = f"client {client.name}: reading what the {self.argument} function returned"
-                return self.accept(client.name, value)
+                return self._accept(client.name, value)
         except (ModelError, DataError, UserCodeError) as error:
             raise type(error)(f"{error}{origin(self)}") from error
         except FedhetError:
@@ -181,24 +191,13 @@ class Function:
 
 
 def model_function(model: Any) -> ModelFunction | None:
-    """Return a function that returns a client's model, from the user's `model`; None if `model` is None.
-
-    `model` is a function of a client or without arguments, a class of networks, or a network with which all clients
-    start. Raises a `ConfigError` for other objects.
-    """
-    if isinstance(model, nn.Module):
-        in_use(model)  # by the user; clients get copies
-        return Function("model", model, lambda client: model, _as_network)
-    return None if model is None else of_client("model", model, _as_network)
+    """Return the user's `model` (see `fedhet.make_client_app`) as a function of a client, or None if it is None."""
+    return None if model is None else Function("model", model, _as_network)
 
 
 def data_function(data: Any) -> DataFunction | None:
-    """Return a function that returns a client's data, from the user's `data`; None if `data` is None.
-
-    Instead of a client, the function can take `partition_id`, `num_partitions` and `batch_size`, as in Flower's
-    examples.
-    """
-    return None if data is None else of_client("data", data, as_client_data)
+    """Return the user's `data` (see `fedhet.make_client_app`) as a function of a client, or None if it is None."""
+    return None if data is None else Function("data", data, as_client_data)
 
 
 def _as_settings(client: str, value: Any) -> dict[str, Any]:
@@ -209,18 +208,6 @@ def _as_settings(client: str, value: Any) -> dict[str, Any]:
             f"{', '.join(CLIENT_KEYS)}"
         )
     return settings
-
-
-def of_client(argument: str, function: Any, accept: Callable[[str, Any], Any]) -> Function:
-    """Return a user's function, passed as `argument`, as a function of a client; `accept` converts its value."""
-    if not callable(function) or (isinstance(function, type) and argument != "model"):
-        kind = function.__name__ if isinstance(function, type) else f"a {type(function).__name__}"
-        networks = "a network, a class of networks or " * (argument == "model")
-        raise ConfigError(
-            f"{argument} must be {networks}a function of a client, not {kind}: def {argument}(client): return "
-            f"{_RETURNED[argument]}"
-        )
-    return Function(argument, function, _taking_client(function, argument), accept)
 
 
 def origin(function: Callable[..., Any] | None) -> str:

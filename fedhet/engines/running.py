@@ -271,7 +271,7 @@ def _batches(config: Config, device: torch.device) -> tuple[Sequence[str], int]:
         raise ConfigError(f"client-batching must be auto, off, or a number of at least 2, not {chosen!r}")
     if chosen == "off" or not registry.client_side(config.method_name).can_be_batched:
         return (), 1
-    names = client_setup.architectures(config, config.clients)
+    names: Sequence[str] = client_setup.architectures(config, config.clients)
     if chosen != "auto":
         return names, int(chosen)
     if device.type == "cpu":

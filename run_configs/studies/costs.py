@@ -31,7 +31,7 @@ from fedhet.flower import ClientApp, Context, Message, MessageType, read_request
 from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of
 from fedhet.results.observers import Observer, RoundReport, RunInfo
-from fedhet.utils.files import read_csv, write_csv, write_text
+from fedhet.utils.files import csv_lines, read_csv, write_text
 
 comparisons = module_of(str(Path(__file__).resolve().parent / "comparisons.py"))
 
@@ -158,7 +158,7 @@ def main() -> None:
     rows: list[Mapping[str, Any]] = list(read_csv(file))
     for method in given.methods:
         rows = [row for row in rows if row["method"] != method] + list(rows_of(method))
-    write_csv(file, [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
+    write_text(file, csv_lines([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]))
     write_text(page, comparisons.replaced(page.read_text(encoding="utf-8"), "costs", table(rows)))
 
 
