@@ -188,8 +188,6 @@ def publish(
     runs = {each.run.name: each.files for result in results for each in result.outcomes}
     if not runs:
         return
-    figures = {"comparison": done.plot(), "gains": tables.gains_figure(results)}
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in drawn.items():
-        save_png(figure, out / f"{name}.png")
-    write_together(out / "comparison.html", title, runs, done.tables(), drawn, notes, more, verdict)
+    figure = done.plot()
+    save_png(figure, out / "comparison.png")
+    write_together(out / "comparison.html", title, runs, done.tables(), {"comparison": figure}, notes, more, verdict)

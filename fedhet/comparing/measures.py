@@ -6,7 +6,7 @@ All numbers are from the last round. Spread is the sample standard deviation ove
 import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,8 +26,6 @@ GAINS = ("worse_off", "worst_tenth")
 EXAMPLES, WORK = ("labelled", "unlabelled"), ("private_steps", "steps", "forwards")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 MEASURES = (*ACCURACIES, *GAINS, *EXAMPLES, *WORK, *COSTS)
-WORST = 0.1
-"""The worst tenth, as a share of the clients."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A completed run of a comparison, with the values of the `MEASURES` by name (None if unknown).
-
-    `gains` are each client's accuracy minus its accuracy under the method `local` with the same seed; empty if unknown.
-    """
+    """A completed run of a comparison, with the values of the `MEASURES` by name (None if unknown)."""
 
     run: PlannedRun
     files: RunFiles
     values: Mapping[str, float | None]
-    gains: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def models(self) -> str:
@@ -197,8 +191,8 @@ def outcome(run: PlannedRun, files: RunFiles, alone: Mapping[str, float]) -> Run
     values["common_accuracy"] = files.common_accuracy
     for names, table in ((EXAMPLES, summary.get("examples")), (WORK, summary.get("work")), (COSTS, summary)):
         values |= {name: (table or {}).get(name) for name in names}
-    gains = {client: value - alone[client] for client, value in accuracies(files).items() if client in alone}
+    gains = sorted(value - alone[client] for client, value in accuracies(files).items() if client in alone)
     if gains:
-        values["worse_off"] = sum(gain < 0 for gain in gains.values()) / len(gains)
-        values["worst_tenth"] = statistics.fmean(sorted(gains.values())[: math.ceil(WORST * len(gains))])
-    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values, gains)
+        values["worse_off"] = sum(gain < 0 for gain in gains) / len(gains)
+        values["worst_tenth"] = statistics.fmean(gains[: math.ceil(len(gains) / 10)])
+    return RunOutcome(run, files, dict.fromkeys(MEASURES) | values)

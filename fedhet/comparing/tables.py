@@ -1,4 +1,4 @@
-"""The tables of a comparison for a terminal, Markdown and csv, the notes below them, and its figures."""
+"""The tables of a comparison for a terminal, Markdown and csv, the notes below them, and its figure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from rich.text import Text
 from fedhet.comparing import measures
 from fedhet.comparing.measures import VariantResult
 from fedhet.comparing.settings import EQUAL_MODEL
-from fedhet.results.figures import INK, draw_line, label_axes, look, new_figure
+from fedhet.results.figures import draw_line, label_axes, look, new_figure
 from fedhet.results.terminal import format_bytes, format_seconds, format_value
 from fedhet.utils.statistics import grouped
 
@@ -193,9 +193,6 @@ def _absent(results: Sequence[VariantResult]) -> Iterator[str]:
             )
 
 
-# ---- figures
-
-
 def comparison_figure(results: Sequence[VariantResult]) -> Figure:
     """Draw the personal accuracy of each variant by round: the mean over seeds, and the spread as a band."""
     figure, axes = new_figure(3.2)
@@ -210,21 +207,3 @@ def comparison_figure(results: Sequence[VariantResult]) -> Figure:
         axes.fill_between(rounds, means - spreads, means + spreads, color=line["color"], alpha=0.15, linewidth=0)
     label_axes(axes, "round (band: spread over seeds)", f"personal {results[0].outcomes[0].files.metric}")
     return figure
-
-
-def gains_figure(results: Sequence[VariantResult]) -> Figure | None:
-    """Draw each method's sorted gains of clients over training without exchange, or return None without gains."""
-    figure, axes = new_figure(2.9)
-    for position, result in enumerate(results):
-        gains = sorted(gain for each in result.outcomes for gain in each.gains.values())
-        if not gains:
-            continue
-        places = [100 * (place + 0.5) / len(gains) for place in range(len(gains))]
-        label = f"{result.variant}, {result.mean('worse_off'):.0%} worse off"
-        axes.plot(places, gains, **look(position), label=label, drawstyle="steps-mid", linewidth=1.4)
-    axes.axhline(0, color=INK, linewidth=0.9)
-    axes.set_xlim(0, 100)
-    metric = next((each.files.metric for result in results for each in result.outcomes), "accuracy")
-    drawn = bool(axes.get_legend_handles_labels()[0])
-    label_axes(axes, "clients, in order of their gain (%)", f"{metric} minus that of local", whole=False)
-    return figure if drawn else None

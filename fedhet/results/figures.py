@@ -179,14 +179,13 @@ def draw_line(axes: Axes, points: Sequence[tuple[float, float]], **options: Any)
         axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else None, markersize=3, **options)
 
 
-def label_axes(axes: Axes, x: str, y: str, *, whole: bool = True) -> bool:
+def label_axes(axes: Axes, x: str, y: str) -> bool:
     """Set the labels of axes and put a legend above them; return whether anything is drawn in the axes.
 
-    With `whole`, ticks of the x axis are at integers only. The figure's height grows by the height of the legend.
+    Ticks of the x axis are at integers. The figure's height grows by the height of the legend.
     """
     axes.set(xlabel=x, ylabel=y)
-    if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     if handles := {fill(label, 50): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
         columns = max(1, 54 // (7 + max(map(len, handles))))
         place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "borderaxespad": 0.2}

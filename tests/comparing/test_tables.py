@@ -26,7 +26,6 @@ from fedhet.comparing.runs import Execution
 from fedhet.comparing.tables import (
     TerminalTable,
     _in_markdown,
-    gains_figure,
     markdown,
     notes_below,
     number_rows,
@@ -200,10 +199,3 @@ def test_gains_in_tables(variants):
     assert {row[heading.index("worse_off")] for row in rows if row[0] == "fedavg" and row[1] in (0, "mean")} == {0.25}
     assert "Worse off: fraction of clients" in "\n".join(notes_below([local, fedavg], local))
     assert len(separate_tables([LOCAL], LOCAL)) == 2, "without gains"
-
-
-def test_gains_in_the_figure(variants):
-    line, _ = gains_figure(variants).axes[0].get_lines()
-    assert line.get_label() == "fedavg, 25% worse off"
-    assert line.get_ydata() == pytest.approx([-0.2] * 3 + [0.3] * 3 + [0.4] * 6)
-    assert gains_figure([result("fedavg", {0: 0.5})]) is None
