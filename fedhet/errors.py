@@ -6,7 +6,6 @@ import reprlib
 import sysconfig
 import traceback
 from collections.abc import Iterable
-from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -15,14 +14,7 @@ _OURS = [_ROOT / each for each in ("fedhet", "client_apps", "strategies")]
 _LIBRARIES = [Path(sysconfig.get_path(each)) for each in ("stdlib", "purelib", "platlib")]
 
 
-class _Repr(reprlib.Repr):
-    def repr_date(self, value: date | time, level: int) -> str:
-        return value.isoformat()  # TOML has dates and times
-
-    repr_datetime = repr_time = repr_date
-
-
-_repr = _Repr()
+_repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 200
 shown = _repr.repr
 """Return a text for any value, even if its `repr` is long or raises an exception."""

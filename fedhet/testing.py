@@ -9,7 +9,7 @@ class TestMine(MethodContract):
     settings = {"mine.weight": 0.5}  # keys that it needs in addition to `COMMON`
 ```
 
-Runs take place in this process, on the data set `digits`. `Tampering` injects faults into clients.
+Runs take place in this process, on the data set `digits`.
 """
 
 import json
@@ -48,6 +48,7 @@ COMMON: dict[str, Value] = {
     "closing-epochs": 0,
     "fraction-train": 1.0,
     "workers": 1,
+    "report": False,
     "client-batching": "off",  # as in a run with an app of its own, such as `Tampering`
 }
 """Settings of all runs, each of which takes a fraction of a second."""
@@ -260,10 +261,6 @@ class MethodContract:
         """Runs that several tests use."""
         return RunCache(case, tmp_path_factory)
 
-    @pytest.fixture(autouse=True)
-    def _no_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fedhet.results.recorder.write_report", lambda folder: None)
-
     @pytest.mark.slow
     def test_it_learns(self, case: Case, tmp_path: Path) -> None:
         """Check that the method reaches an accuracy of 0.8 on IID digits in a few rounds."""
@@ -319,11 +316,10 @@ class MethodContract:
 
 def resume(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resume a run as in a new process, where a method given by reference is not registered yet."""
-    named: dict[str, Value] = {}
-    if ":" in case.reference:
+    by_reference = ":" in case.reference
+    if by_reference:
         monkeypatch.setattr(registry, "_registered", {})
-        named = {"method": case.reference}
-    fedhet.run(named, resume=folder)
+    fedhet.run({"method": case.reference} if by_reference else {}, resume=folder)
 
 
 def assert_same_but_for_the_fault(done: Run, expected: Run) -> None:

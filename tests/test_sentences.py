@@ -303,7 +303,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: fedhet.load_model(run(method="fedavg"), 7, model=model),
         "has no client 7: give a name from its clients.csv",
     ),
-    "a date": (lambda: fedhet.run({"rounds": date(2020, 1, 2)}), "rounds = 2020-01-02: must be a whole number"),
+    "a date": (lambda: fedhet.run({"rounds": date(2020, 1, 2)}), "rounds = datetime.date(2020, 1, 2): must be a whole"),
     "a class of a strategy": (
         lambda: fedhet.run({"method": fedhet.FedAvg}),
         "method: must be text, not the class FedAvg: give a name",

@@ -13,7 +13,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedhet.cli import arguments
-from fedhet.cli.names import NAMES
 from fedhet.config import configuration
 from fedhet.config.toml import parse_settings, toml_value
 from fedhet.errors import ConfigError, DataError, FedhetError, ModelError, in_words
@@ -193,14 +192,19 @@ def clean(
 @app.command("list")
 def list_names() -> None:
     """List methods, models, data sets, partitions and presets."""
+    from fedhet import data, models
+
     sections = {
-        "methods": ", ".join(registry.methods()),
-        **NAMES,
-        "library models": "torchvision/NAME, timm/NAME (pip install timm)",
-        "presets": ", ".join(configuration.presets()),
+        "methods": registry.methods(),
+        "models": models.names(),
+        "families of models": sorted(models.FAMILIES),
+        "library models": ["torchvision/NAME", "timm/NAME (pip install timm)"],
+        "data sets": data.names(),
+        "partitions": data.partitions(),
+        "presets": configuration.presets(),
     }
     for heading, names in sections.items():
-        typer.echo(_filled(f"{heading + ':':20}{names.strip()}", 20))
+        typer.echo(_filled(f"{heading + ':':20}{', '.join(names)}", 20))
 
 
 @app.command()
