@@ -62,16 +62,14 @@ PARTIAL = {"clients": 4, "rounds": 4, "fraction-train": 0.75, "closing-epochs": 
 MIXED = {"equal": "mlp-30", "widths": "mlp-30,mlp-20", "any": "mlp-20,cnn-1-1", "alike": "cnn-2-2,cnn-3-2"}
 """Architectures that differ as far as a method's networks may; in `alike` heads and some layers have equal shapes."""
 
-Hit = Callable[[Message, str], bool]
 
-
-def at(rounds: Sequence[int], client: str, kind: str = "train") -> Hit:
+def at(rounds: Sequence[int], client: str, kind: str = "train") -> Callable[[Message, str], bool]:
     """Return a function that is true for messages of type `kind` to `client` in one of the `rounds`."""
     hits = [(client, kind, str(number)) for number in rounds]
     return lambda message, to: (to, message.metadata.message_type, message.metadata.group_id) in hits
 
 
-def raising(hit: Hit, error: BaseException) -> Callable[[Message, str], None]:
+def raising(hit: Callable[[Message, str], bool], error: BaseException) -> Callable[[Message, str], None]:
     """Return a fault for `Tampering(before=...)` that raises `error` if `hit` is true for a message."""
 
     def fault(message: Message, client: str) -> None:

@@ -108,7 +108,6 @@ class TestBadInput:
             (["--set", "batch-size=1", "--set", "batch_size=1"], "batch-size is set twice"),
             (["--set", "seed=1", "--seed", "1"], "--seed 1 and --set seed set the same key: give only one of them"),
             (["--set", "out=one", "--out", "other"], "--out other and --set out set the same key"),
-            (["--engine", ""], "--engine has an empty value"),
             (["fedavg", "--set", "preset=fedprox/digits"], "fedavg is a preset, and --set preset names another"),
             (["--set", "resume=true"], "--set resume is not possible: use --resume DIR"),
             (["--out", ""], "this is not the name of a file or folder"),

@@ -245,8 +245,6 @@ def _settings_of(settings: Sequence[str] | None, **options: str | int | Path | N
             continue
         if key in chosen:
             raise ConfigError(f"--{key} {value} and --set {key} set the same key: give only one of them")
-        if value == "":
-            raise ConfigError(f"--{key} has an empty value: give a value, or leave the option out")
         chosen[key] = str(value) if isinstance(value, Path) else value
     return chosen
 

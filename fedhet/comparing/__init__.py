@@ -58,10 +58,6 @@ class Comparison:
         if self.failed:
             raise FedhetError(self.failure)
 
-    def tables(self) -> list[list[list[str]]]:
-        """Return tables of accuracies, costs, and, if known, the clients' gains over training without exchange."""
-        return tables.separate_tables(self.results, self.baseline)
-
     def plot(self) -> Figure:
         """Draw the accuracies of the variants by round."""
         return tables.comparison_figure(self.results)
@@ -179,9 +175,10 @@ def publish(
 
     `more` has further sections of the page.
     """
-    for lines in done.tables():
-        execute.show(tables.TerminalTable(lines))
     out, results = done.folder, done.results
+    separate = tables.separate_tables(results, done.baseline)
+    for lines in separate:
+        execute.show(tables.TerminalTable(lines))
     notes = [*notes, " ".join(done.failure.split())] if done.failed else notes
     write_text(out / "comparison.csv", csv_lines(tables.number_rows(results, done.baseline)))
     write_text(out / "comparison.md", tables.markdown(results, done.baseline, notes, verdict))
@@ -190,4 +187,4 @@ def publish(
         return
     figure = done.plot()
     save_png(figure, out / "comparison.png")
-    write_together(out / "comparison.html", title, runs, done.tables(), {"comparison": figure}, notes, more, verdict)
+    write_together(out / "comparison.html", title, runs, separate, {"comparison": figure}, notes, more, verdict)

@@ -105,18 +105,15 @@ def separate_tables(results: Sequence[VariantResult], baseline: VariantResult) -
         seeds = str(completed) if completed == wanted else f"{completed} of {wanted}"
         scores = [_mean(name, "{:.3f} ± " + format_value(result.spread(name)), result) for name in shown]
         minus = str(found.get(result.variant) or "-")
-        p = [_p_value(p_values.get(result.variant))] * bool(p_values)
-        accuracies.append([result.label, result.models, seeds, *scores, minus, *p])
+        p = p_values.get(result.variant)
+        p_value = "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+        accuracies.append([result.label, result.models, seeds, *scores, minus, *[p_value] * bool(p_values)])
         changes.append([result.label, *(_mean(name, text, result) for name, text in gains.items())])
         up, down = result.mean("bytes_up"), result.mean("bytes_down")
         sent = "-" if up is None or down is None else format_bytes(up + down)
         counts = [_mean(name, "{:,.0f}", result) for name in _COUNTS]
         costs.append([result.label, *counts, sent, format_seconds(result.mean("seconds"))])
     return [accuracies, *([changes] if gains else []), costs]
-
-
-def _p_value(p: float | None) -> str:
-    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 def _mean(measure: str, text: str, result: VariantResult) -> str:

@@ -120,18 +120,3 @@ def test_data_may_move(comparison, stand_ins, tmp_path):
     shutil.copytree(stand_ins, moved := tmp_path / "moved")
     assert "1 of 2 runs were completed" in comparison.go(methods=("local",), settings=settings | {"data": str(moved)})
     assert configuration.read(comparison.folder / "local-seed1" / "config.toml")["data"] == str(moved)
-
-
-@pytest.mark.parametrize(
-    ("methods", "settings", "message"),
-    [
-        (("fedhen",), {}, "did you mean 'fedhenn'"),
-        ((), {}, "at least one method"),
-        (("fedavg",), {"local-epoch": 2}, "local-epoch"),
-        (("fedavg",), {"rounds": -1}, "rounds = -1"),
-    ],
-)
-def test_invalid_settings_are_refused_first(comparison, methods, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        comparison.go(methods=methods, settings=settings)
-    assert not comparison.folder.exists()

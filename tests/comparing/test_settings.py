@@ -64,17 +64,10 @@ class TestVariants:
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
-            (
-                ["fedavg", "fedavg=fedprox"],
-                "several variants have the name fedavg: give one another name, NAME=METHOD",
-            ),
+            (["fedavg", "fedavg=fedprox"], "several variants have the name fedavg: give one another name, NAME=METHOD"),
             (["a=fedavg,alpha=.1,rounds=3"], "a: set alpha once for all variants"),
             (["a=fedavg,fedprox.mu=1"], r"a: fedprox\.mu is not a key of fedavg"),
             (["a=fedavgg"], "fedavgg"),
-            (
-                ["fedavg,rounds=2", "fedavg,rounds=3"],
-                "have the name fedavg: give one another name, NAME=METHOD",
-            ),
             (["a=b=fedavg"], "a=b=fedavg is not a variant: write METHOD, or NAME=METHOD,KEY=VALUE"),
         ],
     )
