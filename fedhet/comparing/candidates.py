@@ -17,8 +17,7 @@ from fedhet.server.handshake import NOBODY
 
 CONTROLS = ("local", "label-spreading", "logistic-regression", "nearest-neighbour")
 """Methods in which clients exchange nothing; the first is the one that all others are compared with."""
-FIRST = ("fedavg", "fedproto", "fedhenn", "fml")
-"""Methods that are asked and tried first, if there is no time for all."""
+FIRST = ("fedavg", "fedproto", "fedhenn", "fml")  # asked and tried first, if there is no time for all
 SEED = 1000  # of handshakes and trials
 
 

@@ -196,7 +196,7 @@ class _Search:
     def try_out(self, max_bytes: float) -> None:
         """Run each method on validation examples, as long as time is left for a comparison of the first two."""
         runs = dict[str, PlannedRun]()
-        for name in [*self.choices]:
+        for name in self.choices:
             try:
                 runs[name] = self.plan(name, SEED)
             except ConfigError as error:  # it cannot train fewer epochs
@@ -262,9 +262,9 @@ class _Search:
         beats = bool(lows) and all(low is not None and low > 0 for low in lows)
         method = federated.variant if federated and beats else alone.variant
         verdict = _verdict(alone, federated, beats=beats)
-        if absent := [name for name in CONTROLS if name in self.refused]:
-            names = ", ".join(f"{name} ({format_value(self.accuracies.get(name))})" for name in absent)
-            verdict += f" Training without exchange, too, but not compared (validation): {names}."
+        absent = [f"{name} ({format_value(self.accuracies.get(name))})" for name in CONTROLS if name in self.refused]
+        if absent:
+            verdict += f" Training without exchange, too, but not compared (validation): {', '.join(absent)}."
         if self.shorter:
             words = _training(runs[0].settings.rounds, runs[0].settings.local_epochs)
             verdict += f" The budget was enough for {words} only: a larger one can give another verdict."
