@@ -150,7 +150,13 @@ def notes_below(
         notes.append("After training: after the last local training, before the last aggregation.")
     if "common_accuracy" in _shown(results):
         notes.append("Common: on the common test set, of the global model or, without one, of the clients' models.")
-    notes += _differences(results, baseline, metrics[0])
+    if found := measures.differences(results, baseline):
+        few = {each.seeds for each in found.values() if each.low is None}
+        covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
+        paired = "paired over the seeds that both completed"
+        notes.append(f"Minus {baseline.variant}: difference of personal {metrics[0]}, {paired}, {covers}.")
+    if number := sum(each.p is not None for each in found.values()):
+        notes.append(f"p: of no difference, corrected for the number of differences in the table ({number}, Holm).")
     if any(result.mean("worse_off") is not None for result in results):
         notes.append(
             "Worse off: fraction of clients with a lower accuracy than the same client under local with the same seed. "
@@ -165,17 +171,6 @@ def notes_below(
         how = "Tuned by validation accuracy with other seeds, then trained on whole training parts."
         notes.append(f"{how} Chosen for {'; '.join(tuned)}.")
     return notes
-
-
-def _differences(results: Sequence[VariantResult], baseline: VariantResult, metric: str) -> Iterator[str]:
-    found = measures.differences(results, baseline)
-    few = {each.seeds for each in found.values() if each.low is None}
-    covers = f"{max(few)} here: too few seeds for an interval" if few else "with its 95% interval (Student's t)"
-    if found:
-        paired = "paired over the seeds that both completed"
-        yield f"Minus {baseline.variant}: difference of personal {metric}, {paired}, {covers}."
-    if number := sum(each.p is not None for each in found.values()):
-        yield f"p: of no difference, corrected for the number of differences in the table ({number}, Holm)."
 
 
 def _absent(results: Sequence[VariantResult]) -> Iterator[str]:

@@ -19,10 +19,6 @@ from fedhet.results.history import RunFiles, read_run, showing
 from fedhet.utils.files import csv_lines, write_text
 from fedhet.utils.randomness import numpy_generator
 
-SEEDS = (1000, 1001, 1002)
-SHARE = 0.2
-"""The share of training examples in validation parts, if the settings give none."""
-
 WHOLE: dict[str, Value] = {"validation": 0.0, "validation-on": "own"}
 """Settings of reported runs, which train on whole training parts."""
 
@@ -44,7 +40,7 @@ class Tuning:
     """
 
     grid: Mapping[str, Sequence[Value]]
-    seeds: Sequence[int] = SEEDS
+    seeds: Sequence[int] = (1000, 1001, 1002)
     runs: int | None = None
 
 
@@ -171,7 +167,7 @@ def held_out(shared: SharedSettings) -> dict[str, Value]:
     """Return settings that hold out validation examples whose labels are distributed as in the reported test set."""
     common = shared.for_all["test-on"] == "global" and shared.functions.data is None
     return {
-        "validation": float(shared.for_all["validation"]) or SHARE,
+        "validation": float(shared.for_all["validation"]) or 0.2,  # of the training examples
         "validation-on": "common" if common else shared.for_all["validation-on"],
         "report": False,
     }
