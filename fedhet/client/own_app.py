@@ -17,7 +17,7 @@ from fedhet.errors import ConfigError, FedhetError, ModelError
 from fedhet.flower import ClientApp, Context, Message, MessageType, ask_app, is_request
 from fedhet.flower.insides import failure, mods_of
 from fedhet.flower.privacy import check_mods, noise_multiplier
-from fedhet.messages import check, load_into, spec_of, to_arrays
+from fedhet.messages import WireError, check, load_into, spec_of, to_arrays
 from fedhet.methods import registry
 from fedhet.methods.keys import kebab
 from fedhet.methods.options import Config
@@ -142,7 +142,10 @@ class _Loop:
             raise ModelError(
                 f"the app's train function returned no {weight!r} above 0 (weighted_by_key): add it to its MetricRecord"
             )
-        check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
+        try:
+            check(arrays, spec_of(client.tensors), "the arrays that the app's train function returned")
+        except WireError as error:  # which a node with a policy would tell the server
+            raise ModelError(str(error)) from error
         load_into(client.tensors, arrays)
         if self.train_loss in metrics:
             client.trained = Trained(loss=metrics[self.train_loss], epochs=1)
