@@ -113,17 +113,15 @@ def _server() -> Any:
 
 
 def _run(function: Callable[..., None], connection: Connection, *arguments: Any) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent: Any = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:  # even if it is killed
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     multiprocessing.current_process().daemon = False  # a user's DataLoader may start processes
     function(connection, *arguments)
-
-
-def _end_with_parent() -> None:
-    """Wait until the parent process has ended, even if it is killed, and exit."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 @contextlib.contextmanager

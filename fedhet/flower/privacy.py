@@ -116,7 +116,6 @@ class PrivacyLedger:
         traits: Traits,
         noise_multiplier: NoiseMultiplier,
         *,
-        unknown: str = "",
         whom: str = "",
         earlier: "PrivacyLedger | None" = None,
     ) -> None:
@@ -124,7 +123,7 @@ class PrivacyLedger:
         self._multipliers: list[float] = [*earlier._multipliers] if earlier else []
         shared = "the model" if traits.whole else "the shared part of the model"
         self._note = f"for all examples of a client{whom}; covers {shared}, not metrics or numbers of examples"
-        self.unknown: str = (earlier.unknown if earlier else "") or unknown
+        self.unknown: str = earlier.unknown if earlier else ""
         others = [key for key, kind in traits.sends.items() if key != "model" and kind not in (METRICS, STRUCTURE)]
         if others and not self.unknown:
             self.unknown = f"clients also send {', '.join(others)}, which gets no noise"
@@ -183,28 +182,26 @@ def wrapper_ledger(
     z / (n s), with the greatest share s; with equal shares it is z (McMahan et al. 2018, arXiv 1710.06963). `mean` says
     whether the server aggregates by the mean, without clipping.
     """
-    name = type(wrapper).__name__
-    if not isinstance(wrapper, DifferentialPrivacyFixedClippingBase):
-        unknown = "the noise of adaptive clipping depends on a norm that clients' updates determine; use fixed clipping"
-        return PrivacyLedger(name, traits, lambda *_: unknown, unknown=unknown)
-    z, norm, sampled = wrapper.noise_multiplier, wrapper.clipping_norm, wrapper.num_sampled_clients
 
     def noise_multiplier(replies: Mapping[str, Reply], before: Arrays, after: Arrays) -> float | str:
-        models = {client: reply.arrays["model"] for client, reply in replies.items()}
-        shares = np.array([reply.weight for reply in replies.values()]) / sum(r.weight for r in replies.values())
+        if not isinstance(wrapper, DifferentialPrivacyFixedClippingBase):
+            return "the noise of adaptive clipping depends on a norm that updates determine: use fixed clipping"
+        if not wrapper.noise_multiplier:
+            return "noise_multiplier is 0"
+        norm, models = wrapper.clipping_norm, {client: reply.arrays["model"] for client, reply in replies.items()}
         for client, model in models.items():
             if (moved := _distance(model, before)) > (1 + ROUNDING) * norm:
                 return (
                     f"the update of client {client} has norm {moved:.3g}, above clipping_norm = {norm:g}: make the "
                     "ClientApp with mods=[fixedclipping_mod]"
                 )
-        mean = {key: np.tensordot(shares, [model[key] for model in models.values()], 1) for key in before}
-        if _distance(mean, after) > ROUNDING * norm:
+        shares = np.array([reply.weight for reply in replies.values()]) / sum(r.weight for r in replies.values())
+        average = {key: np.tensordot(shares, [model[key] for model in models.values()], 1) for key in before}
+        if not mean or _distance(average, after) > ROUNDING * norm:
             return NO_MEAN
-        return float(z / (sampled * shares.max()))
+        return float(wrapper.noise_multiplier / (wrapper.num_sampled_clients * shares.max()))
 
-    unknown = "noise_multiplier is 0" if not z else "" if mean else NO_MEAN
-    return PrivacyLedger(name, traits, noise_multiplier, unknown=unknown, earlier=earlier)
+    return PrivacyLedger(type(wrapper).__name__, traits, noise_multiplier, earlier=earlier)
 
 
 def mod_ledger(

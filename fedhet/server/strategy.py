@@ -193,7 +193,10 @@ class FederatedStrategy(FlowerLoop[P, S]):
     def handshake(self, grid: Grid) -> None:
         """Wait for clients and admit those that can take part; raise a FedhetError if there are too few."""
         exact = "clients" in self.config.chosen
-        least = max(self.config.min_clients, self.run.flower_options.least)
+        flower = self.run.flower_options
+        least = max(
+            self.config.min_clients, flower.min_train_nodes, flower.min_evaluate_nodes, flower.min_available_nodes
+        )
         wanted = self.config.clients if exact else least
         await_nodes(grid, wanted, exact=exact, patience=self.config.wait_for_clients)
         fresh = not self.state.clients
@@ -227,7 +230,8 @@ class FederatedStrategy(FlowerLoop[P, S]):
         elif any(run.noise.values()):
             run.privacy = mod_ledger(run.noise, run.traits, 0 if earlier else self.state.round, earlier)
         elif earlier:
-            run.privacy = PrivacyLedger(earlier.name, run.traits, lambda *_: 0.0, unknown="a later run adds no noise")
+            why = "a later run adds no noise"
+            run.privacy = PrivacyLedger(earlier.name, run.traits, lambda *_: why, earlier=earlier)
 
     def evaluate_last(self) -> MetricRecord:
         """Evaluate all clients after the last round, admit unseen clients, and return metrics."""
