@@ -26,7 +26,8 @@ import fedhet
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration, validation
 from fedhet.engines.running import run_locally
-from fedhet.flower import ClientApp, Context, Message, decode_arrays, encode_arrays
+from fedhet.flower import ClientApp, Context, Message
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.methods import registry
 from fedhet.methods.method import Method, Traits
 from fedhet.methods.options import Config, Value

@@ -22,7 +22,7 @@ from torchvision import datasets, transforms
 import fedhet
 from fedhet.config import configuration
 from fedhet.engines.running import run_locally
-from fedhet.flower import read_request
+from fedhet.flower.messages import read_request
 from fedhet.results.history import read_history
 from fedhet.server.app import serve
 

@@ -18,9 +18,10 @@ from fedhet.config.user_functions import UserFunctions
 from fedhet.data import PublicDataset
 from fedhet.data.files import nothing_downloaded
 from fedhet.errors import FedhetError, UserCodeError
-from fedhet.flower import ClientApp, Context, Message, MessageType, decode, write_refusal, write_reply
+from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.grid import ANSWER_ALL
 from fedhet.flower.insides import failure
+from fedhet.flower.messages import decode, write_refusal, write_reply
 from fedhet.flower.privacy import check_mods, check_one_model, clips, in_flowers_format, noise_multiplier
 from fedhet.messages import LostState, Payload, Reply, Report, WireError, spec_of
 from fedhet.messages.protocol import FIRST, HANDSHAKE, JOIN, public_dataset_in

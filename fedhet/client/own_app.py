@@ -14,8 +14,9 @@ from fedhet.config.client_setup import ClientInfo
 from fedhet.config.flower_names import OURS
 from fedhet.data import ClientData, Examples
 from fedhet.errors import ConfigError, FedhetError, ModelError
-from fedhet.flower import ClientApp, Context, Message, MessageType, ask_app, is_request
+from fedhet.flower import ClientApp, Context, Message, MessageType
 from fedhet.flower.insides import failure, mods_of
+from fedhet.flower.messages import ask_app, is_request
 from fedhet.flower.privacy import check_mods, noise_multiplier
 from fedhet.messages import WireError, check, load_into, spec_of, to_arrays
 from fedhet.methods import registry

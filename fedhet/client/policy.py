@@ -17,7 +17,8 @@ from fedhet.client.client import AnySide
 from fedhet.config import configuration
 from fedhet.config.client_setup import ClientInfo
 from fedhet.errors import ConfigError, Refused, in_words, nearest
-from fedhet.flower import ConfigRecord, Context, Message, read_request
+from fedhet.flower import ConfigRecord, Context, Message
+from fedhet.flower.messages import read_request
 from fedhet.messages import LostState, Payload, Reply, Request, WireError
 from fedhet.messages.protocol import MOST_PARTITIONS, WHOLE, Measured
 from fedhet.methods import registry

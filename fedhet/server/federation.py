@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import Encoder, Grid, Message, MessageType, RecordDict, read_reply, sent_along, write_request
+from fedhet.flower import Grid, Message, MessageType, RecordDict
 from fedhet.flower.grid import LocalGrid
 from fedhet.flower.insides import simulated
+from fedhet.flower.messages import Encoder, read_reply, sent_along, write_request
 from fedhet.messages import LostState, Payload, Reply, Request, Spec, WireError, check, check_finite
 from fedhet.server.run import Run, named
 from fedhet.utils.files import plain_name

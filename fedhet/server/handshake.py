@@ -7,8 +7,8 @@ from typing import Any
 from fedhet.config.flower_names import FlowerOptions
 from fedhet.config.validation import effective, is_complete
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import name_in, read_reply
 from fedhet.flower.insides import simulated
+from fedhet.flower.messages import name_in, read_reply
 from fedhet.messages import Payload, Reply, Spec, check, check_finite, check_room
 from fedhet.messages.payload import bytes_of, difference
 from fedhet.messages.protocol import FIRST, HANDSHAKE, with_public_dataset

@@ -15,8 +15,9 @@ from fedhet.config.flower_names import FlowerOptions, settings_of
 from fedhet.data import PublicDataset
 from fedhet.data.own import as_public_dataset
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result, decode_arrays, encode_arrays
+from fedhet.flower import ArrayRecord, ConfigRecord, Grid, MetricRecord, Result
 from fedhet.flower.insides import simulated
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.flower.privacy import PrivacyLedger, mod_ledger, wrapper_ledger
 from fedhet.messages import Reply
 from fedhet.messages.protocol import JOIN

@@ -27,7 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedhet.client.app import make_client_app
 from fedhet.comparing.settings import shared_settings, variants_of
 from fedhet.engines.running import run_locally
-from fedhet.flower import ClientApp, Context, Message, MessageType, read_request
+from fedhet.flower import ClientApp, Context, Message, MessageType
+from fedhet.flower.messages import read_request
 from fedhet.methods.options import Config
 from fedhet.methods.registry import module_of
 from fedhet.results.observers import Observer, RoundReport, RunInfo

@@ -18,8 +18,8 @@ from fedhet.client.policy import KINDS, Policy
 from fedhet.config import configuration
 from fedhet.data.files import cache_folder
 from fedhet.errors import ConfigError, DataError, FedhetError
-from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.messages import Encoder, read_reply, write_request
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import FIRST
 from fedhet.methods import registry

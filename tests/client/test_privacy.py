@@ -16,7 +16,7 @@ from fedhet.config import configuration
 from fedhet.data import Examples
 from fedhet.engines.running import run_locally
 from fedhet.errors import ConfigError, ModelError, Refused
-from fedhet.flower import decode_arrays
+from fedhet.flower.messages import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.results.history import read_clients, read_history
 from fedhet.tasks import Task

@@ -9,8 +9,8 @@ from flwr.app import ConfigRecord, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedhet.flower import Encoder, read_reply, write_request
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.messages import Encoder, read_reply, write_request
 from fedhet.messages import Payload, Request
 from fedhet.testing import PARTIAL, Case, Tampering, run
 from tests.contract.privacy import Node, from_elsewhere, same_data

@@ -10,16 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fedhet.errors import FedhetError
-from fedhet.flower import (
-    STYPE,
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    MetricRecord,
-    RecordDict,
-    decode_arrays,
-    encode_arrays,
-)
+from fedhet.flower import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from fedhet.flower.messages import STYPE, decode_arrays, encode_arrays
 
 Change = Callable[[RecordDict], None]
 Kind = tuple[Callable[[Any, int, RecordDict], None], Iterable[Any]]

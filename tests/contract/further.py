@@ -10,14 +10,11 @@ import pytest
 from fedhet.config import configuration
 from fedhet.engines import running as local
 from fedhet.engines.workers import WorkerGrid
-from fedhet.flower import (
+from fedhet.flower import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from fedhet.flower.grid import FIRST_NODE
+from fedhet.flower.messages import (
     STYPE,
-    Array,
-    ArrayRecord,
-    ConfigRecord,
     Encoder,
-    Message,
-    RecordDict,
     decode,
     decode_arrays,
     read_reply,
@@ -25,7 +22,6 @@ from fedhet.flower import (
     write_reply,
     write_request,
 )
-from fedhet.flower.grid import FIRST_NODE
 from fedhet.messages import to_tensor
 from fedhet.testing import (
     Case,

@@ -11,8 +11,9 @@ from fedhet.client.app import make_client_app
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 from fedhet.engines.workers import WorkerGrid
-from fedhet.flower import ArrayRecord, Strategy, decode_arrays
+from fedhet.flower import ArrayRecord, Strategy
 from fedhet.flower.grid import LocalGrid
+from fedhet.flower.messages import decode_arrays
 from fedhet.methods import registry
 from fedhet.models.representation import head_name
 from fedhet.server import Hooks

@@ -20,19 +20,10 @@ from fedhet.client.policy import KINDS
 from fedhet.config import client_setup
 from fedhet.config.client_setup import ClientInfo
 from fedhet.data import ClientData, Examples
-from fedhet.flower import (
-    ArrayRecord,
-    ClientApp,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-    decode_arrays,
-    encode_arrays,
-    write_refusal,
-)
+from fedhet.flower import ArrayRecord, ClientApp, Context, Message, MetricRecord, RecordDict
 from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
+from fedhet.flower.messages import decode_arrays, encode_arrays, write_refusal
 from fedhet.messages.protocol import JOIN
 from fedhet.methods.method import METRICS, STRUCTURE
 from fedhet.testing import Case

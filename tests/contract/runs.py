@@ -10,8 +10,9 @@ import numpy as np
 
 from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
-from fedhet.flower import Array, ClientApp, Message, RecordDict, decode_arrays, encode_arrays
+from fedhet.flower import Array, ClientApp, Message, RecordDict
 from fedhet.flower.grid import LocalGrid
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.methods import registry
 from fedhet.methods.options import Value
 from fedhet.results.observers import Observer, RoundReport, RunInfo

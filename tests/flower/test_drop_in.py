@@ -16,8 +16,8 @@ from torch import nn
 
 import fedhet
 from fedhet.errors import ConfigError, FedhetError
-from fedhet.flower import decode_arrays
 from fedhet.flower.grid import LocalGrid
+from fedhet.flower.messages import decode_arrays
 
 pytestmark = pytest.mark.usefixtures("home", "no_report")
 COUNTS = 10, 20, 30

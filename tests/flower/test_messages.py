@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from fedhet.errors import FedhetError
-from fedhet.flower import name_in, read_reply, read_request, write_refusal, write_reply, write_request
 from fedhet.flower.insides import identify
+from fedhet.flower.messages import name_in, read_reply, read_request, write_refusal, write_reply, write_request
 from fedhet.messages import LostState, Payload, Reply, Report, Request, WireError
 from fedhet.messages.payload import Fields
 from fedhet.messages.protocol import Measured

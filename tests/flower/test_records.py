@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from fedhet.flower import STYPE, Encoder, decode, decode_arrays, encode_arrays
+from fedhet.flower.messages import STYPE, Encoder, decode, decode_arrays, encode_arrays
 from fedhet.messages import Payload, WireError, to_tensor
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")

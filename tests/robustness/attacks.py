@@ -14,7 +14,7 @@ import numpy as np
 
 from fedhet.config import configuration
 from fedhet.engines.running import run_locally
-from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.methods.registry import traits
 from fedhet.testing import Tampering
 

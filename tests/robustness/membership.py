@@ -21,7 +21,7 @@ from fedhet import models
 from fedhet.algorithms.alignment.targets import unpack
 from fedhet.client.app import make_client_app
 from fedhet.engines.running import LocalGrid
-from fedhet.flower import decode_arrays
+from fedhet.flower.messages import decode_arrays
 from fedhet.messages import load_into
 from fedhet.testing import Tampering
 

@@ -28,9 +28,9 @@ from fedhet.algorithms.alignment.targets import unpack
 from fedhet.client.app import make_client_app
 from fedhet.config import configuration
 from fedhet.data import PublicDataset
-from fedhet.flower import Encoder, decode_arrays, write_request
 from fedhet.flower.grid import FIRST_NODE
 from fedhet.flower.insides import RUN_ID, be_server, identify
+from fedhet.flower.messages import Encoder, decode_arrays, write_request
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.messages.protocol import HANDSHAKE, with_public_dataset
 

@@ -18,7 +18,7 @@ from torch import nn
 from fedhet.algorithms.alignment.targets import unpack, unpack_all
 from fedhet.client.secret import groups_of
 from fedhet.data import PublicDataset
-from fedhet.flower import decode_arrays
+from fedhet.flower.messages import decode_arrays
 from fedhet.messages import Payload, Request, to_arrays
 from fedhet.messages.protocol import HANDSHAKE, with_public_dataset
 from fedhet.training.training import batches, grouped_batches

@@ -14,8 +14,8 @@ from fedhet.client.app import make_client_app
 from fedhet.config import client_setup, configuration
 from fedhet.engines.running import run_locally
 from fedhet.errors import FedhetError
-from fedhet.flower import decode_arrays, encode_arrays
 from fedhet.flower.grid import FIRST_NODE, LocalGrid
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.testing import Case, Run, Tampering, run
 from tests.small import SMALL
 

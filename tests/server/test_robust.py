@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedhet
-from fedhet.flower import decode_arrays, encode_arrays
+from fedhet.flower.messages import decode_arrays, encode_arrays
 from fedhet.server.aggregation import average_shared, cut_to_bound
 from fedhet.testing import Case, Tampering, run
 from fedhet.utils.files import read_tensors

@@ -10,8 +10,8 @@ import torch
 from fedhet import make_client_app, training
 from fedhet.config import client_setup, configuration
 from fedhet.config.client_setup import ClientInfo
-from fedhet.flower import decode
 from fedhet.flower.grid import LocalGrid
+from fedhet.flower.messages import decode
 from fedhet.methods import registry
 from fedhet.results.history import read_clients
 from fedhet.results.observers import Observer
