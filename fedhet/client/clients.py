@@ -20,7 +20,7 @@ from fedhet.client.state import ClientStore, start
 from fedhet.client.work import Job, Loop
 from fedhet.config import client_setup, user_functions
 from fedhet.config.client_setup import ClientInfo, ModelFunction
-from fedhet.data import ClientData, resident, with_drawn_test_part, with_validation
+from fedhet.data import ClientData, resident, with_drawn_test_set, with_validation
 from fedhet.errors import ConfigError, DataError, ModelError, Refused
 from fedhet.messages import Payload, Request
 from fedhet.messages.protocol import HANDSHAKE
@@ -162,7 +162,7 @@ class Clients:
             data = self._data(info) if self._data else client_setup.data_of(info)
             if self._data:
                 if config.test_split == "drawn":
-                    data = with_drawn_test_part(data, seed, info.name, config.test_share)
+                    data = with_drawn_test_set(data, seed, config.test_share, client=info.name)
                 data = with_validation(data, config.validation, seed, info.name)
             self._data_kept[key] = data.to(device)
         return self._data_kept[key]

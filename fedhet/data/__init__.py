@@ -19,6 +19,5 @@ from fedhet.data.registry import register_dataset as register_dataset
 from fedhet.data.split import Split as Split
 from fedhet.data.split import hold_out as hold_out
 from fedhet.data.split import split as split
-from fedhet.data.split import with_drawn_test_part as with_drawn_test_part
 from fedhet.data.split import with_drawn_test_set as with_drawn_test_set
 from fedhet.data.split import with_validation as with_validation

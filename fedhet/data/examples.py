@@ -119,9 +119,8 @@ def relabelled(part: P, change: Callable[[Tensor], Tensor]) -> P:
     labels = part.labels if part.labels is None else change(part.labels)
     if labels is part.labels:
         return part
-    if isinstance(part.inputs, LazyInputs):
-        return replace(part, inputs=replace(part.inputs, relabel=change), labels=labels)
-    return replace(part, labels=labels)
+    inputs = replace(part.inputs, relabel=change) if isinstance(part.inputs, LazyInputs) else part.inputs
+    return replace(part, inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True, eq=False)

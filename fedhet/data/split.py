@@ -1,7 +1,7 @@
 """Split a data set by a seed into test set, public dataset, validation examples and clients' parts."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -42,47 +42,33 @@ def _owner_by_owner(owners: Indices, rng: np.random.Generator) -> Indices:
     return np.argsort(rng.permutation(owners.max() + 1)[owners], kind="stable")
 
 
-def with_drawn_test_set(dataset: DataSet, seed: int, share: float = 0.0) -> DataSet:
-    """Return the data set with a test set that is drawn by the seed from all its examples.
-
-    The test set keeps its size or, if `share` is not 0, has this fraction of the examples. It is stratified by class,
-    or consists of all examples of some owners. Raises a `DataError` if natural clients have fixed test examples.
-    """
-    if dataset.groups is not None and dataset.together is None:
-        raise DataError(f"{dataset.name} has natural clients with fixed test examples: leave test-split = drawn out")
-    both = _both(dataset.train, dataset.test)
-    groups, together = (owned and np.concatenate(owned) for owned in (dataset.groups, dataset.together))
-    size = _size(both.labels, share) or len(dataset.test)
-    train, test = _drawn(both.labels, size, numpy_generator(seed, "test set"), together)
-
-    def owners(of_both: Indices | None) -> Owners | None:
-        return None if of_both is None else Owners(of_both[train], of_both[test])
-
-    parts = both.subset(train), both.subset(test)
-    return replace(dataset, train=parts[0], test=parts[1], groups=owners(groups), together=owners(together))
+D = TypeVar("D", DataSet, ClientData)
 
 
-def with_drawn_test_part(data: ClientData, seed: int, client: str, share: float = 0.0) -> ClientData:
-    """Return a client's data with a test part drawn by the seed; sizes are as in `with_drawn_test_set`.
+def with_drawn_test_set(data: D, seed: int, share: float = 0.0, *, client: str = "") -> D:
+    """Return a data set, or a client's own data, with a test part that is drawn by the seed from all its examples.
 
-    Raises a `DataError` for parts that are not in memory or differ in shape or dtype.
+    The test part keeps its size or, if `share` is not 0, has this fraction of the examples. It is stratified by class,
+    or consists of all examples of some owners. Raises a `DataError` if natural clients have fixed test examples, or if
+    the parts are not in memory or differ in shape or dtype.
     """
     if not len(data.test):
         return data
-    both = _both(data.train, data.test)
-    size = _size(both.labels, share) or len(data.test)
-    train, test = _drawn(both.labels, size, numpy_generator(seed, "test part", client), None)
-    return replace(data, train=both.subset(train), test=both.subset(test))
-
-
-def _both(train: Examples, test: Examples) -> Examples:
-    inputs = [part.inputs for part in (train, test) if not isinstance(part.inputs, LazyInputs)]
+    owned = {name: owners for name in ("groups", "together") if (owners := getattr(data, name, None)) is not None}
+    if isinstance(data, DataSet) and [*owned] == ["groups"]:
+        raise DataError(f"{data.name} has natural clients with fixed test examples: leave test-split = drawn out")
+    inputs = [part.inputs for part in (data.train, data.test) if not isinstance(part.inputs, LazyInputs)]
     if len(inputs) < 2 or len({(each.dtype, each.shape[1:]) for each in inputs}) > 1:
         raise DataError(
             "test-split = drawn needs inputs in memory, of one shape and dtype: give tensors or arrays, or draw the "
             "test part in the data function, with the seed client.split_seed"
         )
-    return Examples(torch.cat(inputs), torch.cat([train.labels, test.labels]))
+    both = Examples(torch.cat(inputs), torch.cat([data.train.labels, data.test.labels]))
+    rng = numpy_generator(seed, "test part", client) if client else numpy_generator(seed, "test set")
+    of_both = {name: np.concatenate(owners) for name, owners in owned.items()}
+    train, test = _drawn(both.labels, _size(both.labels, share) or len(data.test), rng, of_both.get("together"))
+    drawn: dict[str, Any] = {name: Owners(owners[train], owners[test]) for name, owners in of_both.items()}
+    return replace(data, train=both.subset(train), test=both.subset(test), **drawn)
 
 
 def _size(labels: Tensor, share: float) -> int:

@@ -79,7 +79,7 @@ class RunResult:
         run = read_run(self.folder)
         with showing(self.folder):
             figure = accuracy_figure(run)
-            svg = "" if figure is None else to_svg(figure, self.folder.name, on_page=False)
+            svg = "" if figure is None else to_svg(figure, self.folder.name)
         return f"<p><b>{escape(headline(run))}</b><br><code>{escape(str(self.folder))}</code></p>{svg}"
 
 

@@ -124,7 +124,7 @@ class PlainFigure(Figure):
         super().draw(renderer)
 
     def _repr_svg_(self) -> str:
-        return to_svg(self, "figure", on_page=False)
+        return to_svg(self, "figure")
 
 
 def new_figure(height: float) -> tuple[Figure, Axes]:
@@ -149,8 +149,8 @@ def save_png(figure: Figure, path: Path) -> None:
     write_whole(path, lambda temporary: figure.savefig(temporary, **white))
 
 
-def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
-    """Return a finished figure as a transparent SVG element, with text and lines in the page's colours if `on_page`.
+def to_svg(figure: Figure, name: str) -> str:
+    """Return a finished figure as a transparent SVG element, with text and lines in the page's colours, if it has some.
 
     Every id in the SVG begins with `name`, so that ids are unique within a page.
     """
@@ -161,11 +161,9 @@ def to_svg(figure: Figure, name: str, *, on_page: bool = True) -> str:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    if on_page:  # as wide as the page has room
-        svg = re.sub(r' (width|height)="[^"]*"', "", svg, count=2)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
-    return svg.replace(INK, "var(--ink)").replace(GRID, "var(--line)") if on_page else svg
+    return svg.replace(INK, f"var(--ink, {INK})").replace(GRID, f"var(--line, {GRID})")
 
 
 def look(position: int) -> dict[str, Any]:
@@ -188,9 +186,9 @@ def label_axes(axes: Axes, x: str, y: str) -> bool:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     if handles := {fill(label, 50): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}:
         columns = max(1, 54 // (7 + max(map(len, handles))))
-        place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "borderaxespad": 0.2}
-        style = {"fontsize": 8, "frameon": False, "labelcolor": INK, "handlelength": 2.4, "columnspacing": 1.2}
-        axes.legend(handles.values(), handles.keys(), borderpad=0.0, labelspacing=0.3, **place, **style)
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": columns, "frameon": False}
+        room = {"borderaxespad": 0.2, "borderpad": 0.0, "handlelength": 2.4, "columnspacing": 1.2, "labelspacing": 0.3}
+        axes.legend(handles.values(), handles.keys(), fontsize=8, labelcolor=INK, **place, **room)
         if (figure := axes.get_figure(root=True)) is not None:
             figure.set_figheight(figure.get_figheight() + 0.16 * math.ceil(len(handles) / columns))
     return axes.has_data()

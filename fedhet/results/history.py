@@ -161,10 +161,11 @@ def summarised(rows: Sequence[Row], run: RunInfo, config: Config) -> dict[str, A
         summary["validation_accuracy"] = _last(rows, scored, "validation")
     if config.test_on != "local":
         summary["common"] = next((row["common"] for row in reversed(rows) if row.get("common")), None)
-    if unseen := next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {}):
+    unseen: Row = next((row["unseen_clients"] for row in reversed(rows) if row.get("unseen_clients")), {})
+    if starts := unseen.get(on):
         summary["unseen_clients"] = {
             f"{start}_accuracy": [((each or {}).get("accuracy") or {}).get("weighted") for each in by_epoch]
-            for start, by_epoch in unseen.get(on, {}).items()
+            for start, by_epoch in starts.items()
         }
     return summary
 

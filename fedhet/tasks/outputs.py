@@ -122,7 +122,7 @@ class TokenClassification(Outputs):
     """Classification of each token: logits (n, tokens, classes), labels (n, tokens); the label -100 is ignored."""
 
     name = "token-classification"
-    places = "tokens"
+    places: ClassVar[Literal["one", "tokens", "pixels"]] = "tokens"
 
     def loss(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         scores, labels = self.scores(outputs).flatten(0, -2), labels.flatten().long()

@@ -87,7 +87,7 @@ def test_test_share():
     parts = [client_setup.data_of(ClientInfo(str(number), number, 4, config)) for number in range(4)]
     assert [(len(part.train), len(part.test)) for part in parts] == [(30, 10)] * 4
     mine = ClientData(*(Examples(torch.arange(size).view(-1, 1), torch.zeros(size).long()) for size in (6, 6)))
-    drawn = data.with_drawn_test_part(mine, 0, "0", 0.25)
+    drawn = data.with_drawn_test_set(mine, 0, 0.25, client="0")
     assert (len(drawn.train), len(drawn.test)) == (9, 3)
 
 
@@ -118,9 +118,9 @@ def test_test_parts_of_own_data_are_drawn():
 def test_parts_of_unlike_shapes_are_not_pooled():
     small, large = (Examples(torch.zeros(4, size), torch.zeros(4).long()) for size in (2, 3))
     with pytest.raises(DataError, match=r"in memory, of one shape and dtype.*client\.split_seed"):
-        data.with_drawn_test_part(ClientData(small, large), 0, "0")
+        data.with_drawn_test_set(ClientData(small, large), 0, client="0")
     lazy = data_function(lambda client: ([(torch.zeros(2), 0)] * 4, (torch.zeros(4, 2), [0] * 4)))
     with pytest.raises(DataError, match="in memory"):
-        data.with_drawn_test_part(lazy(ClientInfo("0", 0, 1, settings())), 0, "0")
+        data.with_drawn_test_set(lazy(ClientInfo("0", 0, 1, settings())), 0, client="0")
     without = ClientData(small, large.subset(torch.arange(0)))
-    assert data.with_drawn_test_part(without, 0, "0") is without
+    assert data.with_drawn_test_set(without, 0, client="0") is without

@@ -108,7 +108,7 @@ def test_reports_are_self_contained(make_run):
     assert "prefers-color-scheme: dark" in text
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ElementTree.fromstring(svg)
-        assert "var(--ink)" in svg
+        assert "var(--ink, #23272f)" in svg
         assert "#000000" not in svg
 
 
