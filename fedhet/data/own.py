@@ -12,6 +12,7 @@ from inspect import Parameter, signature
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
@@ -130,6 +131,13 @@ def _examples(value: Any) -> Examples:
             if len(part) != len(labels):
                 raise DataError(f"there are {len(part)} inputs but {len(labels)} labels: give one label for each input")
         return Examples(inputs, labels)
+    if isinstance(value, tuple | list) and value:
+        inputs, labels = pair_of(value[0])
+        if np.ndim(labels) and np.ndim(labels) < np.ndim(inputs) and len(labels) == len(inputs) > 1:
+            raise DataError(
+                f"the pairs in the list, with {len(labels)} inputs and labels each, may be batches or examples: give "
+                "one pair (inputs, labels), joined by torch.cat for batches or by torch.stack for examples"
+            )
     return _rows(value, None)
 
 
@@ -164,6 +172,11 @@ def _rows(
             f"Dataset with a length, or a mapping with the columns {INPUTS[0]} and {LABELS[0]}"
         )
     rows = torch.arange(len(value)) if loader is None else _sampled(loader)
+    subset = value
+    while isinstance(subset, Subset):
+        if torch.as_tensor(subset.indices[:1]).dtype == torch.bool:
+            raise DataError("the indices of a Subset are a mask of booleans: give row numbers (mask.nonzero()[:, 0])")
+        subset = subset.dataset
     if collate is None and (pair := _in_memory(value)) is not None:
         return pair if len(rows) == len(pair) else pair.subset(rows)
     if not len(rows):

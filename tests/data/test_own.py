@@ -189,6 +189,12 @@ def test_random_transforms_stay_random():
             (np.ma.masked_invalid([[1.0], [np.nan], [2.0]]), LABELS),
             "inputs of type MaskedArray are sparse, nested, mas",
         ),
+        (
+            Subset(TensorDataset(INPUTS, LABELS), LABELS == 0),
+            r"the indices of a Subset are a mask of booleans: give row numbers \(mask.nonzero",
+        ),
+        (Subset(Subset(TensorDataset(INPUTS, LABELS), (LABELS == 0).tolist()), [0]), "the indices of a Subset are"),
+        ([(INPUTS, LABELS)] * 3, "the pairs in the list, with 3 inputs and labels each, may be batches or examples"),
         ((INPUTS.to("meta"), LABELS), "inputs of type Tensor are .*: give all values"),
         (iter([]), "rows of a list_iterator cannot be read by number"),
     ],
