@@ -78,11 +78,6 @@ def no_handler(reason: str) -> bool:
     return "function registered with name" in reason
 
 
-def legacy(reason: str) -> bool:
-    """Return whether a ClientApp failed because it uses a `client_fn`, which cannot handle messages of this API."""
-    return "Invalid message type: query" in reason
-
-
 def mods_of(app: ClientApp) -> list[Any]:
     """Return the mods around a ClientApp's train function; raises a ConfigError for an app from a `client_fn`."""
     if app._call is not None:

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fedhet.errors import FedhetError
-from fedhet.flower.insides import LEGACY, NORM_BIT, array_of, filled, legacy, no_handler
+from fedhet.flower.insides import LEGACY, NORM_BIT, array_of, filled, no_handler
 from fedhet.messages import DTYPES, Arrays, Fields, LostState, Payload, Reply, Report, Request, WireError, by_position
 from fedhet.utils.files import plain_name
 
@@ -92,8 +92,10 @@ def read_reply(message: Message) -> Reply:
     """Return the reply in a message; raise a FedhetError if it is an error, a refusal, or not fedhet's."""
     if message.has_error():
         reason = message.error.reason or f"error code {message.error.code}"
-        if legacy(reason) or no_handler(reason):
-            raise WireError(LEGACY if legacy(reason) else NOT_OURS)
+        if "Invalid message type: query" in reason:
+            raise WireError(LEGACY)
+        if no_handler(reason):
+            raise WireError(NOT_OURS)
         raise FedhetError(f"failed: {reason}")
     records = message.content
     report, metrics = records.get("report"), records.get("metrics")

@@ -34,7 +34,7 @@ from fedhet.utils.files import (
     write_arrays,
     write_text,
 )
-from fedhet.utils.machine import host
+from fedhet.utils.machine import cores
 from fedhet.utils.statistics import ClientRow
 from fedhet.utils.text import __version__, log
 
@@ -103,7 +103,8 @@ class RunDirectory(Observer):
         versions = {f"versions.{package}": version(package) for package in PACKAGES}
         versions |= {"versions.fedhet": __version__, "versions.python": platform.python_version()}
         noted = {f"own.{name}": words for name, words in self._supplied.items()}
-        noted |= {"ran.host": host(), "ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
+        noted["ran.host"] = f"{platform.system()} {platform.machine()}, {cores()} cores"
+        noted |= {"ran.command": shlex.join(sys.argv) if sys.argv[0] else "Python"}
         write_text(self.folder / "config.toml", to_toml({**flat, **noted, **versions}))
 
     def reconfigure(self, config: Config) -> None:

@@ -134,11 +134,6 @@ def runs_at_once(device: "torch.device") -> int:
     return max(1, min(cores(), torch.cuda.get_device_properties(device).total_memory // _RUN_ON_GPU))
 
 
-def host() -> str:
-    """Return operating system, architecture and number of cores."""
-    return f"{platform.system()} {platform.machine()}, {cores()} cores"
-
-
 def describe(device: "torch.device") -> str:
     """Return a text with a device and its hardware, such as `cuda:0 (NVIDIA H100)`."""
     import torch
