@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from multiprocessing.connection import Connection
 from threading import Condition, Thread
@@ -56,7 +57,7 @@ class WorkerGrid(LocalGrid):
     ) -> None:
         super().__init__(client_app, clients, architectures=architectures, batch_size=batch_size)
         self._number, self._timeout, self._room, self._datasets = workers, timeout, room, datasets
-        self._folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
+        self._folder = ExitStack()  # is removed at the end
         self._threads: list[Thread] = []  # one for each worker
         self._children: list[Child] = []
         self._took_over = self._closed = False
@@ -79,7 +80,7 @@ class WorkerGrid(LocalGrid):
             child.process.kill()
         for thread in self._threads:
             thread.join()
-        self._folder.cleanup()
+        self._folder.close()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield replies to messages as they arrive; the grid's own timeout applies to each message, not `timeout`."""
@@ -129,7 +130,8 @@ class WorkerGrid(LocalGrid):
             return
         loaded = {key: dataset for key, dataset in data.LOADED.items() if key[0] in self._datasets}
         content = self._client_app, registry.registered(), loaded, torch.get_default_dtype()
-        recipe = f"{self._folder.name}/recipe"  # a file, so that workers share its tensors in memory
+        folder = tempfile.TemporaryDirectory(prefix="fedhet-", ignore_cleanup_errors=True)
+        recipe = f"{self._folder.enter_context(folder)}/recipe"  # a file, so that workers share its tensors in memory
         try:
             torch.save(content, recipe, pickle_module=children, pickle_protocol=5)
         except Exception as error:  # whatever a user's functions hold
