@@ -190,8 +190,7 @@ class _Search:
                 f"rounds (--budget {least}m is enough for {_training(*parts[-1])})"
             )
         self.shorter = {} if enough == parts[0] else {"rounds": enough[0], "local-epochs": enough[1]}
-        if self.shorter:
-            self.execute.tell(f"the budget is enough for {_training(*enough)} instead of {_training(*parts[0])}")
+        self.execute.tell(f"the budget is enough for {_training(*enough)} (configured: {_training(*parts[0])})")
 
     def try_out(self, max_bytes: float) -> None:
         """Run each method on validation examples, as long as time is left for a comparison of the first two."""

@@ -144,8 +144,6 @@ _CAPTIONS = {
     "clients": "The clients' accuracies at their last evaluation, by architecture.",
     "losses": "Loss by round: in training, with what the method adds to it, and on test data.",
     "comparison": "Personal accuracy by round.",
-    "gains": "Each client's accuracy minus that of the same client under local, from the lowest to the highest, all "
-    "seeds together.",
     "overlay": "Accuracy by round: of each run the one by which its method is scored.",
 }
 _BEFORE = " After local training: clients' models before a round's aggregation; the other line is after it."
